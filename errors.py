@@ -1,0 +1,40 @@
+"""What can go wrong, in two families.
+
+DraftwoodError
+├── UserError            the input is wrong: one line, exit code 2, no traceback
+│   ├── TreeError            a draft tree or a tree file
+│   ├── CheckpointError      a teacher or drafter checkpoint
+│   ├── BundleError          a bundle: damaged, of another version, or not a bundle
+│   └── RequestError         a prompt, flag or setting
+└── InvariantError       our own promise is broken: keeps its traceback
+
+A message says what, where, expected, got, and the way out.
+"""
+
+
+class DraftwoodError(Exception):
+    """Base of everything Draftwood raises on purpose."""
+
+
+class UserError(DraftwoodError):
+    """The input cannot be used as it is; the message is one line that says how to mend it."""
+
+
+class TreeError(UserError):
+    """A draft tree that breaks an invariant, or a tree file that cannot be read."""
+
+
+class CheckpointError(UserError):
+    """A teacher or drafter checkpoint that does not fit what the compiler supports."""
+
+
+class BundleError(UserError):
+    """A bundle that is damaged, incomplete, of another schema version, or not a bundle."""
+
+
+class RequestError(UserError):
+    """A prompt, flag or setting outside what the bundle can do."""
+
+
+class InvariantError(DraftwoodError):
+    """A promise of Draftwood's own code does not hold: a bug, not a user error."""

@@ -1,0 +1,1 @@
+"""The command line, training, benchmarks and pictures: thin callers of what lies below."""

@@ -1,0 +1,58 @@
+"""Optimiser and learning-rate schedule shared by the trainers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def stable_decay(step: int, steps: int, warmup: int, decay_share: float = 0.3) -> float:
+    """Learning-rate factor: linear warm-up, a plateau, then a linear decay to 2 % over the last share.
+
+    The plateau does not depend on ``steps``, so a run can be lengthened or cut short from any checkpoint.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    start = steps * (1 - decay_share)
+    return 1.0 if step < start else max(0.02, (steps - step) / max(1.0, steps - start))
+
+
+class HybridOptimizer:
+    """Muon for hidden matrices, AdamW for embeddings, norms and biases.
+
+    Muon converges in fewer tokens than AdamW on small decoders (K. Jordan et al., 2024); with its update
+    scaled to AdamW's root mean square one learning rate serves both.
+    """
+
+    def __init__(self, model: nn.Module, learning_rate: float, weight_decay: float = 0.1) -> None:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+        chosen = {id(p) for p in matrices}
+        rest = [p for _, p in named if id(p) not in chosen]
+        self.learning_rate = learning_rate
+        self.parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            self.parts.append(
+                torch.optim.Muon(
+                    matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+                )
+            )
+        if rest:
+            self.parts.append(torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
+        self.parameters = [p for _, p in named]
+
+    def step(self, factor: float, clip: float = 1.0) -> None:
+        """Clips the gradient norm, applies one update at ``factor`` times the learning rate, clears gradients."""
+        nn.utils.clip_grad_norm_(self.parameters, clip)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = self.learning_rate * factor
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict]:
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, states: list[dict]) -> None:
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
