@@ -1,0 +1,41 @@
+"""The operator contracts of a decoder and tree step; importing the package registers them.
+
+Every operator is registered before torchair can be imported, because torchair silently skips the converters
+of operators that it does not find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_SCORE, eager_attention
+from draftwood.kernels.contract import Contract, register
+from draftwood.kernels.mlp import SWIGLU
+from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
+from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_ROWS
+from draftwood.kernels.scatter import SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
+
+NPU_CONTRACTS = (
+    RMS_NORM, ADD_RMS_NORM, ROTARY_MUL, SWIGLU, FUSED_INFER_ATTENTION_SCORE,
+    SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_,
+)
+CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
+
+register(NPU_CONTRACTS + CPU_CONTRACTS)
+
+
+def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Operator -> function that builds its ONNX form.
+
+    ``cpu`` adds the forms that only onnxruntime runs; without it every form is standard opset 18.
+    """
+    forms: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for contract in NPU_CONTRACTS + CPU_CONTRACTS:
+        form = (contract.onnx_cpu if cpu else None) or contract.onnx
+        if form is not None:
+            forms[contract.operator] = form
+    return forms
+
+
+__all__ = ["CPU_CONTRACTS", "NPU_CONTRACTS", "Contract", "eager_attention", "onnx_forms", "register"]

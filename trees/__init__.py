@@ -1,0 +1,71 @@
+"""Draft trees: topologies, their buffers and invariants, acceptance, statistics, and tree files.
+
+Glossary, one word a thing:
+
+teacher         the model whose output is reproduced exactly
+drafter         what proposes tokens
+topology        the shape of a draft tree: rows in parent-before-child order
+root            row 0, the pending token: sampled by the teacher, not yet in its cache; its own parent
+row             a line of the verify step: the root or a draft node, T of them (padding counted in buffers)
+node            a draft node, M = T - 1 of them; the root is not counted
+depth           steps from the root (depth 0); D is that of the deepest node
+rank            the place of a token among its parent's candidates, 0 the best
+rank path       a node named by the ranks that lead to it: (0, 2)
+width           candidates a drafter must offer per node: the largest rank + 1
+tree mask       which rows a row sees: its ancestors and itself (True = visible)
+path            in the buffers, the rows from the root to a row, the last one repeated
+ancestor table  for each depth and row, the row at that depth on the way down
+valid           False for padded rows; it decides, not a sentinel
+draw            the teacher's one token at a row; greedy decoding draws the argmax
+bonus           the draw at the last accepted row, the next root
+accept length   tokens gained per verify step, the bonus token counted
+"""
+
+from draftwood.trees.acceptance import Accepted, accept, best_row, walk
+from draftwood.trees.adjacency import format_nxdi, from_networkx, parse_nxdi, to_networkx
+from draftwood.trees.draw import draw_text
+from draftwood.trees.formats import (
+    format_draftwood,
+    format_medusa,
+    format_tuples,
+    parse_draftwood,
+    parse_medusa,
+    parse_tree,
+    parse_tuples,
+    read_tree,
+    write_tree,
+)
+from draftwood.trees.invariants import Violation, require, violations
+from draftwood.trees.spec import parse_specs
+from draftwood.trees.statistics import RankPaths
+from draftwood.trees.tensorize import TreeBuffers, tensorize
+from draftwood.trees.topology import Topology
+
+__all__ = [
+    "Accepted",
+    "RankPaths",
+    "Topology",
+    "TreeBuffers",
+    "Violation",
+    "accept",
+    "best_row",
+    "draw_text",
+    "format_draftwood",
+    "format_medusa",
+    "format_nxdi",
+    "format_tuples",
+    "from_networkx",
+    "parse_draftwood",
+    "parse_medusa",
+    "parse_nxdi",
+    "parse_specs",
+    "parse_tree",
+    "parse_tuples",
+    "read_tree",
+    "require",
+    "tensorize",
+    "to_networkx",
+    "violations",
+    "walk",
+    "write_tree",
+]

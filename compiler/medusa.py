@@ -1,0 +1,45 @@
+"""Medusa heads as a draft step (Cai et al., 2024): one hidden state in, the best tokens of every level out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# H hidden, V vocabulary, I heads (levels), K candidates a level
+
+
+class Head(nn.Module):
+    """Residual blocks x + silu(Wx + b), then an output matrix; ``out`` is absent where heads are tied."""
+
+    def __init__(self, hidden: int, vocabulary: int, blocks: int, tied: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(blocks))
+        if not tied:
+            self.out = nn.Linear(hidden, vocabulary, bias=False)
+
+    def features(self, hidden_1H: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden_1H = hidden_1H + F.silu(block(hidden_1H))
+        return hidden_1H
+
+
+class MedusaHeads(nn.Module):
+    """Head i proposes the token i + 2 places after the one whose hidden state is given (0-based i).
+
+    Tied heads have no output matrix of their own: they are given the teacher's, [V, H].
+    """
+
+    def __init__(self, hidden: int, vocabulary: int, heads: int, blocks: int, tied: bool) -> None:
+        super().__init__()
+        self.tied = tied
+        self.heads = nn.ModuleList(Head(hidden, vocabulary, blocks, tied) for _ in range(heads))
+
+    def forward(self, hidden_1H: Tensor, lm_head_VH: Tensor | None, candidates: int) -> tuple[Tensor, Tensor]:
+        """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first."""
+        if lm_head_VH is not None:
+            logits_IV = F.linear(torch.cat([head.features(hidden_1H) for head in self.heads]), lm_head_VH)
+        else:
+            logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in self.heads])
+        top_IK, tokens_IK = logits_IV.topk(candidates, -1)
+        return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)

@@ -1,0 +1,186 @@
+"""Medusa heads as people publish them, checked against a teacher.
+
+Layout (FasterDecoding/Medusa): ``{i}.{j}.linear.{weight,bias}`` are the residual blocks of head i and
+``{i}.{n}.weight`` its output matrix [vocabulary, hidden], n being the number of blocks. The original repeats
+one module, so its blocks share weights; each is stored, and read, on its own. An extension of ours: when no
+head has an output matrix the heads are *tied* and use the teacher's.
+"""
+
+from __future__ import annotations
+
+import pickle  # for the name of torch's refusal only
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.checkpoint import DTYPES, Entry, check_kinds, read_header, read_tensor, sha256_of
+from draftwood.compiler.config import TeacherConfig
+from draftwood.errors import CheckpointError
+
+_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_PREFIX = "medusa_head."
+_KEY = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(linear\.weight|linear\.bias|weight)")
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+
+# Read by key as the file spells it.
+Reader = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaCheckpoint:
+    """Medusa heads that fit their teacher; head i proposes the token i + 2 places on (0-based)."""
+
+    file: Path
+    # Heads, counted from the tensors: published config.json files state other numbers.
+    heads: int
+    # Residual blocks a head, possibly none.
+    blocks: int
+    # Whether the teacher's output matrix serves every head.
+    tied: bool
+    dtype: torch.dtype
+    keys: Mapping[str, str]
+    read: Reader
+
+    @classmethod
+    def open(cls, path: Path, teacher: TeacherConfig) -> MedusaCheckpoint:
+        """Opens a folder with medusa_lm_head.safetensors or .pt, or such a file.
+
+        Raises:
+            CheckpointError: the file is missing, damaged or holds more than tensors; or a key, a shape, a
+                dtype or the numbering of heads and blocks is not what the teacher and the layout ask for.
+        """
+        file = _find(path)
+        entries, read = _open_pickle(file) if file.suffix == ".pt" else _open_safetensors(file)
+        plain = {key.removeprefix(_PREFIX): key for key in entries}
+        if len(plain) != len(entries):
+            raise CheckpointError(
+                f"{file}: has keys with and without {_PREFIX!r} for one tensor; expected one of the two"
+            )
+        heads = _group(file, plain)
+        blocks, tied = _check_heads(file, heads)
+        keys = _names(len(heads), blocks, tied)
+        _check_shapes(teacher, keys, {key: entries[stored] for key, stored in plain.items()})
+        dtype = DTYPES[check_kinds(entries)]
+        return cls(
+            file, len(heads), blocks, tied, dtype, {our: plain[key] for our, key in keys.items()}, read
+        )
+
+    def names(self) -> list[str]:
+        """Our weight names: ``heads.{i}.blocks.{j}.weight``, ``.bias`` and ``heads.{i}.out.weight``."""
+        return list(self.keys)
+
+    def weight(self, name: str) -> Tensor:
+        """A weight under our name, as stored: blocks [H, H] and [H], output matrices [V, H]."""
+        return self.read(self.keys[name])
+
+    def digest(self) -> str:
+        """SHA-256, in hex, over the file."""
+        return sha256_of([self.file])
+
+
+def _find(path: Path) -> Path:
+    if path.is_file() and path.suffix in (".safetensors", ".pt"):
+        return path
+    for name in _FILES:
+        if (path / name).is_file():
+            return path / name
+    raise CheckpointError(f"{path}: no Medusa heads; expected {' or '.join(_FILES)}, or a folder with one")
+
+
+def _open_safetensors(file: Path) -> tuple[dict[str, Entry], Reader]:
+    return read_header(file), lambda key: read_tensor(file, key)
+
+
+def _open_pickle(file: Path) -> tuple[dict[str, Entry], Reader]:
+    """A .pt file through torch's restricted reader, mapped and not copied; nothing in it can run."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{file}: holds objects other than tensors, which could run code; expected a dict of tensors;"
+            " do not load it, ask for a safetensors file"
+        ) from None
+    except (RuntimeError, OSError, EOFError, ValueError) as error:
+        reason = str(error).splitlines()[0][:160]
+        raise CheckpointError(
+            f"{file}: not a whole torch zip file ({reason}); save it as safetensors"
+        ) from None
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise CheckpointError(
+            f"{file}: holds no plain dict of tensors; expected the state dict of the heads alone"
+        )
+    kinds = {key: _KINDS.get(tensor.dtype, str(tensor.dtype)) for key, tensor in state.items()}
+    entries = {str(key): Entry(file, tuple(tensor.shape), kinds[key]) for key, tensor in state.items()}
+    return entries, {str(key): tensor for key, tensor in state.items()}.__getitem__
+
+
+def _group(file: Path, plain: Mapping[str, str]) -> dict[int, dict[int, set[str]]]:
+    """Head -> layer -> what it holds, from the keys without their prefix."""
+    heads: dict[int, dict[int, set[str]]] = {}
+    for key, stored in plain.items():
+        if (match := _KEY.fullmatch(key)) is None:
+            raise CheckpointError(
+                f"{file}: unexpected key {stored}; expected {{i}}.{{j}}.linear.weight,"
+                f" {{i}}.{{j}}.linear.bias or {{i}}.{{n}}.weight, with or without {_PREFIX!r};"
+                " save the heads alone"
+            )
+        heads.setdefault(int(match[1]), {}).setdefault(int(match[2]), set()).add(match[3])
+    if not heads:
+        raise CheckpointError(f"{file}: holds no tensors; expected at least head 0")
+    return heads
+
+
+def _check_heads(file: Path, heads: Mapping[int, Mapping[int, set[str]]]) -> tuple[int, bool]:
+    """Residual blocks a head, and whether the heads are tied: every head must look like head 0."""
+    for head in range(len(heads)):
+        if head not in heads:
+            raise CheckpointError(
+                f"{file}: head {head} is missing; expected heads 0 to {max(heads)} without a gap"
+            )
+    tied = not any("weight" in parts for parts in heads[0].values())
+    blocks = len(heads[0]) if tied else len(heads[0]) - 1
+    wanted = {j: {"linear.weight", "linear.bias"} for j in range(blocks)} | (
+        {} if tied else {blocks: {"weight"}}
+    )
+    for head, layers in heads.items():
+        for layer in sorted(wanted.keys() | layers.keys()):
+            got, want = layers.get(layer, set()), wanted.get(layer, set())
+            if got != want:
+                raise CheckpointError(
+                    f"{file}: {head}.{layer} holds {_listed(got)}; expected {_listed(want)}, for every head"
+                    f" must have {blocks} blocks and {'no' if tied else 'an'} output matrix, like head 0"
+                )
+    return blocks, tied
+
+
+def _listed(parts: set[str]) -> str:
+    return " and ".join(sorted(parts)) or "nothing"
+
+
+def _names(heads: int, blocks: int, tied: bool) -> dict[str, str]:
+    """Our name -> the file's key without its prefix."""
+    names = {}
+    for i in range(heads):
+        for j in range(blocks):
+            for kind in ("weight", "bias"):
+                names[f"heads.{i}.blocks.{j}.{kind}"] = f"{i}.{j}.linear.{kind}"
+        if not tied:
+            names[f"heads.{i}.out.weight"] = f"{i}.{blocks}.weight"
+    return names
+
+
+def _check_shapes(teacher: TeacherConfig, keys: Mapping[str, str], entries: Mapping[str, Entry]) -> None:
+    hidden = teacher.hidden
+    for name, key in keys.items():
+        square = (hidden,) if name.endswith(".bias") else (hidden, hidden)
+        shape = (teacher.vocabulary, hidden) if name.endswith(".out.weight") else square
+        if entries[key].shape != shape:
+            raise CheckpointError(
+                f"{entries[key].file}: {key} has shape {list(entries[key].shape)}; expected {list(shape)}"
+                f" for a teacher of hidden size {hidden} and vocabulary {teacher.vocabulary};"
+                " use the heads that were trained on this teacher"
+            )

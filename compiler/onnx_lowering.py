@@ -1,0 +1,93 @@
+"""Lowers a traced step to ONNX at opset 18, with its weights outside and nothing that varies between builds."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch.export import Dim, ExportedProgram
+
+from draftwood.compiler.steps import Step
+from draftwood.compiler.weights import WeightSpan
+from draftwood.kernels import onnx_forms
+
+OPSET = 18  # the newest that Ascend's ATC documents
+
+
+def trace(step: Step) -> ExportedProgram:
+    """torch.export of one step: the single source of every lowering."""
+    shapes = [
+        {i: Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)} or None
+        for spec in step.signature.inputs
+    ]
+    # A step's caches are its variadic arguments, which torch.export nests as one tuple.
+    plain = len(shapes) - len(step.signature.aliases)
+    nested = (*shapes[:plain], tuple(shapes[plain:])) if plain < len(shapes) else tuple(shapes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(
+            step.module.eval(), step.examples(), dynamic_shapes=nested if step.dynamic else None, strict=False
+        )
+
+
+def lower_to_onnx(
+    step: Step, program: ExportedProgram, weights: Mapping[str, WeightSpan], weights_file: str, path: Path
+) -> None:
+    """Writes ``path``; every tensor of ``weights`` is referred to in ``weights_file`` beside it, not stored."""
+    signature = step.signature
+    model = _translate(step, program)
+    for value in list(model.graph.initializers.values()):
+        name = step.weight_name(value.name or "")
+        if name is not None:
+            span = weights[name]
+            value.const_value = ir.ExternalTensor(
+                weights_file, span.offset, span.length, ir.DataType.FLOAT, shape=ir.Shape(span.shape),
+                name=value.name or "", base_dir=path.parent,
+            )
+    for values, specs in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
+        for value, spec in zip(values, specs, strict=True):
+            value.shape = ir.Shape(list(spec.shape))
+    _anonymise(model, keep_shapes=not step.dynamic)
+    model.graph.name = signature.name
+    ir.save(model, path)
+    onnx.checker.check_model(str(path))
+
+
+def _translate(step: Step, program: ExportedProgram) -> ir.Model:
+    logger = logging.getLogger("torch.onnx")
+    level, cpu = logger.level, step.signature.kind == "step"
+    logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, custom_translation_table=onnx_forms(cpu), verbose=False,
+                input_names=[t.name for t in step.signature.inputs],
+                output_names=[t.name for t in step.signature.outputs],
+            )
+    finally:
+        logger.setLevel(level)
+    assert exported is not None
+    return exported.model
+
+
+def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
+    """Drops source paths and stack traces, and the sizes of inner values where they are run-time symbols."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.graph.doc_string = None
+    ends = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if not keep_shapes and value not in ends:
+                value.shape = None
+    for value in ends:
+        value.metadata_props.clear()

@@ -1,0 +1,209 @@
+"""The steps of a bundle: their declared signatures and the modules that are traced.
+
+A signature lists names, dtypes and shapes in call order, and which output is written into which input.
+The caches come last, key then value of every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.config import TeacherConfig
+from draftwood.compiler.decoder import Decoder, Form, StepOutput
+from draftwood.compiler.medusa import MedusaHeads
+from draftwood.manifest import GraphKind, GraphSignature, TensorSignature
+
+# T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots, S seen slots
+
+_DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A module with its signature; ``dynamic`` maps every run-time size of the signature to an example."""
+
+    module: nn.Module
+    signature: GraphSignature
+    dynamic: dict[str, int] = field(default_factory=dict)
+
+    def examples(self) -> tuple[Tensor, ...]:
+        """Zero inputs of the declared shapes, run-time sizes at their example values."""
+        return tuple(
+            torch.zeros(
+                [self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=_DTYPES[spec.dtype]
+            )
+            for spec in self.signature.inputs
+        )
+
+
+    def weight_name(self, parameter: str) -> str | None:
+        """The bundle's name of a parameter or buffer of the module; None for a constant of the trace."""
+        name = parameter.removeprefix("decoder.").removeprefix("drafter.")
+        if parameter == "lm_head":
+            return "embed.weight" if getattr(self.module, "tied_to_embedding", False) else "lm_head.weight"
+        return name if name != parameter else None
+
+
+def cache_names(layers: int) -> list[str]:
+    return [f"{side}_cache.{i}" for i in range(layers) for side in ("key", "value")]
+
+
+def _tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:
+    return TensorSignature(name=name, dtype=dtype, shape=shape)  # type: ignore[arg-type]
+
+
+class _TeacherStep(nn.Module):
+    def __init__(self, decoder: Decoder, form: Form, branch_rows: int) -> None:
+        super().__init__()
+        self.decoder, self.form, self.branch_rows = decoder, form, branch_rows
+
+    def outputs(self, out: StepOutput, branch: bool) -> tuple[Tensor, ...]:
+        tail = (self._padded(out.branch_L2TKD),) if branch else ()
+        return (out.logits_RV, out.choice_R, out.hidden_RH, *tail, *out.caches)
+
+    def _padded(self, branch_L2TKD: Tensor) -> Tensor:
+        missing = self.branch_rows - branch_L2TKD.shape[2]
+        if missing <= 0:
+            return branch_L2TKD
+        layers, two, _, heads, dim = branch_L2TKD.shape
+        return torch.cat((branch_L2TKD, branch_L2TKD.new_zeros(layers, two, missing, heads, dim)), 2)
+
+
+class VerifyStep(_TeacherStep):
+    """Tree rows in, logits of every row out; the decode step is the same with one row."""
+
+    def forward(self, tokens, depths, visible, committed, accepted, path, branch, *caches):  # type: ignore[no-untyped-def]
+        out = self.decoder.step(
+            tokens, depths, visible, committed, accepted, path, branch, list(caches), form=self.form
+        )
+        return self.outputs(out, branch=True)
+
+
+class PrefillStep(_TeacherStep):
+    """A chunk of text in causal order; its rows are committed by length, so it returns no branch."""
+
+    def forward(self, tokens, last, committed, accepted, path, branch, *caches):  # type: ignore[no-untyped-def]
+        rows = tokens.shape[0]
+        order = torch.arange(rows)
+        causal = order[None] <= order[:, None]
+        out = self.decoder.step(
+            tokens, order, causal, committed, accepted, path, branch, list(caches), rows_R=last, form=self.form
+        )
+        return self.outputs(out, branch=False)
+
+
+class CpuStep(_TeacherStep):
+    """Prefill, decode and verify of any size in one graph with run-time shapes, for onnxruntime."""
+
+    def forward(self, tokens, positions, rows, bias, last, total, path, branch, *caches):  # type: ignore[no-untyped-def]
+        out = self.decoder.step_cpu(tokens, positions, rows, bias, last, total, path, branch, list(caches))
+        return (out.logits_RV, out.choice_R, out.hidden_RH, out.branch_L2TKD, *out.caches)
+
+
+class MedusaStep(nn.Module):
+    """One hidden state in, candidates of every level out."""
+
+    def __init__(self, heads: MedusaHeads, decoder: Decoder, candidates: int) -> None:
+        super().__init__()
+        self.drafter, self.candidates, self.tied_to_embedding = heads, candidates, decoder.config.tied
+        if heads.tied:
+            self.lm_head = decoder.head_weight
+
+    def forward(self, hidden):  # type: ignore[no-untyped-def]
+        return self.drafter(hidden, self.lm_head if self.drafter.tied else None, self.candidates)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSizes:
+    """What all static steps of a bundle share: the branch's rows and the path's slots."""
+
+    branch_rows: int
+    path_rows: int
+
+
+def _cached(
+    config: TeacherConfig, name: str, kind: GraphKind, inputs: list[TensorSignature], outputs: list[TensorSignature],
+    cache_shape: tuple[int | str, ...], rows: int, slots: int,
+) -> GraphSignature:
+    caches = [_tensor(n, "float32", *cache_shape) for n in cache_names(config.layers)]
+    written = [_tensor(f"{c.name}.out", "float32", *cache_shape) for c in caches]
+    return GraphSignature(
+        name=name, kind=kind, file=f"onnx/{name}.onnx", rows=rows, slots=slots, inputs=(*inputs, *caches),
+        outputs=(*outputs, *written), aliases={w.name: c.name for w, c in zip(written, caches, strict=True)},
+    )
+
+
+def _commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignature]:
+    branch = (config.layers, 2, sizes.branch_rows, config.kv_heads, config.head_dim)
+    return [
+        _tensor("committed", "int64", 1), _tensor("accepted", "int64", 1),
+        _tensor("path", "int64", sizes.path_rows), _tensor("branch", "float32", *branch),
+    ]
+
+
+def _teacher_outputs(config: TeacherConfig, rows: int | str) -> list[TensorSignature]:
+    return [
+        _tensor("logits", "float32", rows, config.vocabulary), _tensor("choice", "int64", rows),
+        _tensor("hidden", "float32", rows, config.hidden),
+    ]
+
+
+def verify_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form: Form = "fused") -> Step:
+    """Verification of a tree of ``rows`` rows at KV length ``slots``; the decode step for one row."""
+    config = decoder.config
+    name = f"verify-t{rows}-kv{slots}" if rows > 1 else f"decode-kv{slots}"
+    inputs = [_tensor("tokens", "int64", rows), _tensor("depths", "int64", rows), _tensor("visible", "bool", rows, rows)]
+    branch = _tensor(
+        "branch.out", "float32", config.layers, 2, max(rows, sizes.branch_rows), config.kv_heads, config.head_dim
+    )
+    signature = _cached(
+        config, name, "verify" if rows > 1 else "decode", inputs + _commit_inputs(config, sizes),
+        [*_teacher_outputs(config, rows), branch], (config.kv_heads * slots, config.head_dim), rows, slots,
+    )
+    return Step(VerifyStep(decoder, form, sizes.branch_rows), signature)
+
+
+def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form: Form = "fused") -> Step:
+    """A prefill chunk of ``rows`` tokens; ``last`` [1] is the row whose logits are returned."""
+    config = decoder.config
+    inputs = [_tensor("tokens", "int64", rows), _tensor("last", "int64", 1)]
+    signature = _cached(
+        config, f"prefill-t{rows}-kv{slots}", "prefill", inputs + _commit_inputs(config, sizes),
+        _teacher_outputs(config, 1), (config.kv_heads * slots, config.head_dim), rows, slots,
+    )
+    return Step(PrefillStep(decoder, form, sizes.branch_rows), signature)
+
+
+def cpu_step(decoder: Decoder) -> Step:
+    """The one graph with run-time sizes that onnxruntime serves every gear with."""
+    config = decoder.config
+    shape = (config.layers, 2, "B", config.kv_heads, config.head_dim)
+    inputs = [
+        _tensor("tokens", "int64", "T"), _tensor("positions", "int64", "T"), _tensor("rows", "int64", "R"),
+        _tensor("bias", "float32", 1, 1, "W", "S"), _tensor("last", "int32", 1), _tensor("total", "int32"),
+        _tensor("path", "int64", "P"), _tensor("branch", "float32", *shape),
+    ]
+    outputs = [*_teacher_outputs(config, "R"), _tensor("branch.out", "float32", *shape[:2], "T", *shape[3:])]
+    signature = _cached(
+        config, "step", "step", inputs, outputs, (1, config.kv_heads, "C", config.head_dim), 0, 0
+    )
+    # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
+    dynamic = {"T": 5, "R": 4, "P": 3, "B": 6, "W": 8, "S": 40, "C": 128}
+    return Step(CpuStep(decoder, "cpu", 0), signature, dynamic)
+
+
+def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int) -> Step:
+    """The draft step of Medusa heads."""
+    levels, hidden = len(heads.heads), decoder.config.hidden
+    signature = GraphSignature(
+        name="draft", kind="draft", file="onnx/draft.onnx", rows=1, slots=0,
+        inputs=(_tensor("hidden", "float32", 1, hidden),),
+        outputs=(
+            _tensor("candidates", "int64", levels, candidates), _tensor("scores", "float32", levels, candidates),
+        ),
+        aliases={},
+    )
+    return Step(MedusaStep(heads, decoder, candidates), signature)

@@ -1,0 +1,65 @@
+"""One weights file for all graphs of a bundle: a safetensors file written as a stream.
+
+ONNX initialisers point into it by byte offset, so the file is also readable by any safetensors library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_PAGE = 4096  # the tensors begin on a page, so that a memory map of them does too
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Where one tensor lies in the file: byte ``offset`` from its start and byte ``length``."""
+
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEntry:
+    """A tensor to be written: ``read`` is called once, when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def write_weights(path: Path, entries: Iterable[WeightEntry], dtype: torch.dtype = torch.float32) -> dict[str, WeightSpan]:
+    """Writes the entries in order, holding one at a time; returns where each lies."""
+    entries = list(entries)
+    header: dict[str, object] = {}
+    spans: dict[str, WeightSpan] = {}
+    at = 0
+    for entry in entries:
+        length = dtype.itemsize * int(torch.Size(entry.shape).numel())
+        header[entry.name] = {"dtype": _NAMES[dtype], "shape": list(entry.shape), "data_offsets": [at, at + length]}
+        spans[entry.name] = WeightSpan(entry.shape, at, length)
+        at += length
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _PAGE)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for entry in entries:
+            value = entry.read().to(dtype).contiguous()
+            assert tuple(value.shape) == entry.shape, (entry.name, value.shape, entry.shape)
+            file.write(memoryview(value.view(-1).view(torch.uint8).numpy()))
+    start = 8 + len(text)
+    return {name: WeightSpan(span.shape, span.offset + start, span.length) for name, span in spans.items()}
+
+
+def map_weights(path: Path) -> dict[str, Tensor]:
+    """All tensors of a weights file as views of a memory map: nothing is read until used."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -1,0 +1,146 @@
+"""Attention of tree rows over a cache: the fused NPU operator, its eager form, and onnxruntime's operator.
+
+Mask polarity follows torch_npu: True means *masked out*. One boolean mask [1, 1, T, C] serves all heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from onnxscript.onnx_opset import opset18 as op
+from torch import Tensor
+
+from draftwood.kernels.contract import Contract
+from draftwood.kernels.onnxruntime_ops import ort
+
+# T query rows, C cache slots, S visible slots, N query heads, K key/value heads, G = N / K, D head dimension
+
+
+_FUSED_SCHEMA = (
+    "npu_fused_infer_attention_score(Tensor query, Tensor key, Tensor value, *, Tensor? pse_shift=None, "
+    "Tensor? atten_mask=None, SymInt[]? actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, "
+    "Tensor? dequant_scale1=None, Tensor? quant_scale1=None, Tensor? dequant_scale2=None, "
+    "Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? antiquant_scale=None, "
+    "Tensor? antiquant_offset=None, Tensor? key_antiquant_scale=None, Tensor? key_antiquant_offset=None, "
+    "Tensor? value_antiquant_scale=None, Tensor? value_antiquant_offset=None, Tensor? block_table=None, "
+    "Tensor? query_padding_size=None, Tensor? kv_padding_size=None, Tensor? key_shared_prefix=None, "
+    "Tensor? value_shared_prefix=None, SymInt[]? actual_shared_prefix_len=None, Tensor? query_rope=None, "
+    "Tensor? key_rope=None, Tensor? key_rope_antiquant_scale=None, int num_heads=1, float scale=1.0, "
+    "int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout=\"BSH\", "
+    "int num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0, "
+    "int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0, "
+    "bool softmax_lse_flag=False) -> (Tensor, Tensor)"
+)
+# What the reference honours; any other argument away from its default is refused, never ignored.
+_HONOURED = {"num_heads", "num_key_value_heads", "scale", "input_layout", "sparse_mode", "inner_precise", "atten_mask"}
+_DEFAULTS = {"pre_tokens": 2147483647, "next_tokens": 2147483647}
+
+
+def _refuse_unsupported(layout: str, sparse_mode: int, rest: dict[str, object]) -> None:
+    odd = [k for k, v in rest.items() if k not in _HONOURED and v is not None and v != _DEFAULTS.get(k, 0)]
+    if odd or layout != "BNSD" or sparse_mode not in (0, 1):
+        raise NotImplementedError(
+            f"fused attention reference: layout BNSD and sparse_mode 0 or 1 without {', '.join(odd) or 'extras'}"
+            f" expected, got layout {layout}, sparse_mode {sparse_mode}"
+        )
+
+
+def eager_attention(query: Tensor, key: Tensor, value: Tensor, masked: Tensor | None, scale: float) -> Tensor:
+    """Plain grouped-query attention. A fully masked row gives zeros, as the fused kernel does.
+
+    Args: query [1, N, T, D]; key and value [1, K, C, D]; masked bool [1, 1, >=T, >=C], True = masked out.
+    Returns: [1, N, T, D] in the query's dtype; scores and softmax are fp32.
+    """
+    kv_heads, rows, slots = key.shape[1], query.shape[2], key.shape[2]
+    query_KGTD = query[0].unflatten(0, (kv_heads, -1)).float()
+    scores_KGTC = query_KGTD @ key[0].unsqueeze(1).transpose(-1, -2).float() * scale
+    if masked is not None:
+        masked_TC = masked.reshape(masked.shape[-2:])[:rows, :slots]
+        scores_KGTC = scores_KGTC.masked_fill(masked_TC, float("-inf"))
+    weights_KGTC = torch.softmax(scores_KGTC, -1)
+    if masked is not None:
+        weights_KGTC = weights_KGTC.masked_fill(masked_TC, 0.0)
+    out_KGTD = weights_KGTC @ value[0].unsqueeze(1).float()
+    return out_KGTD.flatten(0, 1).unsqueeze(0).to(query.dtype)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, *, atten_mask: Tensor | None = None, num_heads: int = 1,
+    scale: float = 1.0, input_layout: str = "BSH", num_key_value_heads: int = 0, sparse_mode: int = 0,
+    **rest: object,
+) -> tuple[Tensor, Tensor]:
+    _refuse_unsupported(input_layout, sparse_mode, rest)
+    return eager_attention(query, key, value, atten_mask, scale), query.new_empty(0, dtype=torch.float32)
+
+
+def _fused_fake(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(0, dtype=torch.float32)
+
+
+def _fused_onnx(  # type: ignore[no-untyped-def]
+    query, key, value, *, atten_mask=None, num_heads: int = 1, scale: float = 1.0, input_layout: str = "BSH",
+    num_key_value_heads: int = 0, sparse_mode: int = 0, **rest,
+):
+    _refuse_unsupported(input_layout, sparse_mode, rest)
+    kv_heads = num_key_value_heads or num_heads
+    rows, dim = query.shape[2], query.shape[3]
+    grouped = op.Reshape(query, op.Constant(value_ints=[kv_heads, (num_heads // kv_heads) * rows, dim]))
+    keys, values = (op.Squeeze(t, op.Constant(value_ints=[0])) for t in (key, value))
+    scores = op.MatMul(grouped, op.Transpose(keys, perm=[0, 2, 1]))
+    scores = op.Mul(scores, op.Constant(value_float=scale))
+    split = op.Constant(value_ints=[kv_heads, num_heads // kv_heads, rows, -1])
+    scores = op.Reshape(scores, split)
+    if atten_mask is not None:
+        # Finite, so that a row without a visible slot (padding) cannot make a NaN.
+        scores = op.Where(atten_mask, op.Constant(value_float=-3.0e38), scores)
+    weights = op.Reshape(op.Softmax(scores, axis=-1), op.Constant(value_ints=[kv_heads, -1, key.shape[2]]))
+    out = op.MatMul(weights, values)
+    return op.Reshape(out, op.Constant(value_ints=[1, num_heads, rows, dim])), op.Constant(value_floats=[0.0])
+
+
+FUSED_INFER_ATTENTION_SCORE = Contract(_FUSED_SCHEMA, reference=_fused, fake=_fused_fake, onnx=_fused_onnx)
+
+
+def _append_attention(
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, bias: Tensor, last: Tensor,
+    total: Tensor, heads: int, kv_heads: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, slots = query.shape[1], bias.shape[-1]
+    caches = []
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        written = cache.clone()
+        written[:, :, slots - rows : slots] = new.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
+        caches.append(written)
+    causal_TS = torch.arange(slots) > torch.arange(slots - rows, slots)[:, None]
+    masked = (causal_TS | (bias[0, 0] < -1e30)).view(1, 1, rows, slots)
+    split = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+    out = eager_attention(split, caches[0][:, :, :slots], caches[1][:, :, :slots], masked, scale)
+    return out.transpose(1, 2).flatten(-2), caches[0], caches[1]
+
+
+def _append_attention_fake(
+    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key_cache), torch.empty_like(value_cache)
+
+
+def _append_attention_onnx(  # type: ignore[no-untyped-def]
+    query, key, value, key_cache, value_cache, bias, last, total, heads: int, kv_heads: int, scale: float
+):
+    return ort.GroupQueryAttention(
+        query, key, value, key_cache, value_cache, last, total, None, None, None, bias,
+        num_heads=heads, kv_num_heads=kv_heads, scale=scale, do_rotary=0,
+    )
+
+
+APPEND_ATTENTION = Contract(
+    "append_attention(Tensor query, Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor bias, "
+    "Tensor last, Tensor total, int heads, int kv_heads, float scale) -> (Tensor, Tensor, Tensor)",
+    reference=_append_attention, fake=_append_attention_fake, onnx_cpu=_append_attention_onnx,
+    namespace="draftwood",
+)
+"""Appends T rows to the caches [1, K, C, D] at slots S - T .. S - 1 and attends causally through them.
+
+query [1, T, N*D], key and value [1, T, K*D], bias [1, 1, T, S] added to the scores, last int32 [1] = S - 1,
+total int32 [] = S. Returns the rows [1, T, N*D] and both caches. onnxruntime's GroupQueryAttention does it as
+one operator, in place when cache input and output are one buffer; it reads S slots, not C.
+"""

@@ -1,0 +1,59 @@
+"""What an operator contract is, and how contracts become operators of this process.
+
+A contract holds the schema exactly as torch_npu registers it and the forms that stand in for the NPU kernel:
+an eager reference, a fake for tracing, and an ONNX form. Where torch_npu is loaded (an NPU host with CANN)
+its own operator is used; elsewhere ours is registered under the same name, so one traced program serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_libraries: list[torch.library.Library] = []  # a Library unregisters its operators when collected
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One operator: ``schema`` (with its name), its forms, and its namespace.
+
+    ``reference`` computes on any device in eager PyTorch; ``fake`` gives shapes and dtypes only;
+    ``onnx`` builds standard operators (opset 18), ``onnx_cpu`` onnxruntime's own where it has a faster one.
+    An operator that mutates its input is registered for tracing in place and has no ONNX form.
+    """
+
+    schema: str
+    reference: Callable[..., Any]
+    fake: Callable[..., Any]
+    onnx: Callable[..., Any] | None = None
+    onnx_cpu: Callable[..., Any] | None = None
+    namespace: str = "npu"
+
+    @property
+    def name(self) -> str:
+        return self.schema.partition("(")[0]
+
+    @property
+    def operator(self) -> torch._ops.OpOverload:
+        return getattr(getattr(torch.ops, self.namespace), self.name).default
+
+
+def is_registered(contract: Contract) -> bool:
+    """True if the operator exists already: torch_npu's own, or ours from an earlier call."""
+    return hasattr(getattr(torch.ops, contract.namespace), contract.name)
+
+
+def register(contracts: tuple[Contract, ...]) -> None:
+    """Registers every contract that the process does not have yet. Idempotent."""
+    for contract in contracts:
+        if is_registered(contract):
+            continue
+        library = torch.library.Library(contract.namespace, "FRAGMENT")
+        library.define(contract.schema)
+        library.impl(contract.name, contract.reference, "CompositeExplicitAutograd")
+        qualified = f"{contract.namespace}::{contract.name}"
+        torch.library.register_fake(qualified, contract.fake, lib=library)
+        _libraries.append(library)

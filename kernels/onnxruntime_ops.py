@@ -1,0 +1,58 @@
+"""Schemas of the onnxruntime operators (domain com.microsoft) that the CPU forms use.
+
+The onnx package does not know them; registered, they can be built by name and checked like any other.
+Source: onnxruntime docs, ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import onnx.defs
+from onnx.defs import OpSchema
+from onnxscript.values import Opset
+
+DOMAIN, VERSION = "com.microsoft", 1
+_Option = OpSchema.FormalParameterOption
+_Attribute = OpSchema.Attribute
+_Kind = OpSchema.AttrType
+_TYPES = [("T", ["tensor(float)", "tensor(float16)"], ""), ("I", ["tensor(int64)"], ""), ("M", ["tensor(int32)"], "")]
+
+
+def _inputs(*names: str) -> list[OpSchema.FormalParameter]:
+    # "name:type", with "?" at the end where the input may be left out.
+    parameters = []
+    for text in names:
+        name, _, kind = text.rstrip("?").partition(":")
+        option = _Option.Optional if text.endswith("?") else _Option.Single
+        parameters.append(OpSchema.FormalParameter(name, kind, param_option=option))
+    return parameters
+
+
+def _schema(name: str, inputs: list[OpSchema.FormalParameter], outputs: list[OpSchema.FormalParameter],
+            attributes: dict[str, _Kind]) -> OpSchema:
+    used = {p.type_str for p in (*inputs, *outputs)}
+    return OpSchema(
+        name, DOMAIN, VERSION, inputs=inputs, outputs=outputs, type_constraints=[t for t in _TYPES if t[0] in used],
+        attributes=[_Attribute(key, kind, required=False) for key, kind in attributes.items()],
+    )
+
+
+_SCHEMAS = (
+    _schema(
+        "RotaryEmbedding", _inputs("input:T", "position_ids:I", "cos_cache:T", "sin_cache:T"), _inputs("output:T"),
+        {"interleaved": _Kind.INT, "num_heads": _Kind.INT, "rotary_embedding_dim": _Kind.INT},
+    ),
+    _schema(
+        "GroupQueryAttention",
+        _inputs("query:T", "key:T?", "value:T?", "past_key:T?", "past_value:T?", "seqlens_k:M",
+                "total_sequence_length:M", "cos_cache:T?", "sin_cache:T?", "position_ids:I?", "attention_bias:T?"),
+        _inputs("output:T", "present_key:T", "present_value:T"),
+        {"num_heads": _Kind.INT, "kv_num_heads": _Kind.INT, "scale": _Kind.FLOAT, "do_rotary": _Kind.INT},
+    ),
+)
+
+for _one in _SCHEMAS:
+    if not onnx.defs.has(_one.name, DOMAIN):
+        onnx.defs.register_schema(_one)
+
+ort = Opset(DOMAIN, VERSION)
+"""Builds onnxruntime's operators in a translation, as ``opset18`` builds the standard ones."""

@@ -1,0 +1,76 @@
+"""Writes into a cache: functional operators for tracing and their in-place twins.
+
+torchair puts a functional scatter back in place only if the twin is registered as well.
+Indices are not checked on the device: every caller proves its own (the spare slot exists for that).
+"""
+
+from __future__ import annotations
+
+from onnxscript.onnx_opset import opset18 as op
+from torch import Tensor
+
+from draftwood.kernels.contract import Contract
+
+# R rows of the cache, W rows written, D row width
+
+
+def _scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    return input.index_put_(tuple(indices.long().unbind(-1)), updates)
+
+
+def _scatter_nd_update(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    return _scatter_nd_update_(input.clone(), indices, updates)
+
+
+def _same_as_input(input: Tensor, *_: object) -> Tensor:
+    return input.new_empty(input.shape)
+
+
+def _input_itself(input: Tensor, *_: object) -> Tensor:
+    return input
+
+
+def _scatter_nd_update_onnx(input, indices, updates):  # type: ignore[no-untyped-def]
+    return op.ScatterND(input, indices, updates)
+
+
+def _scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    if indices.ndim != 1:
+        raise NotImplementedError("only one start index per batch row has a reference")
+    length = updates.shape[axis]
+    for row, start in enumerate(indices.tolist()):
+        input[row].narrow(axis if axis < 0 else axis - 1, start, length).copy_(updates[row])
+    return input
+
+
+def _scatter_update(input: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    return _scatter_update_(input.clone(), indices, updates, axis)
+
+
+def _scatter_update_onnx(input, indices, updates, axis: int):  # type: ignore[no-untyped-def]
+    # One batch row: the updates' rows go to start, start + 1, ... along the axis.
+    length = op.Gather(op.Shape(updates), op.Constant(value_ints=[axis]), axis=0)
+    steps = op.Range(op.Constant(value_int=0), op.Squeeze(length), op.Constant(value_int=1))
+    index = op.Add(op.Cast(indices, to=7), steps)
+    rank = len(updates.shape)
+    shape = [-1 if i == axis % rank else 1 for i in range(rank)]
+    index = op.Expand(op.Reshape(index, op.Constant(value_ints=shape)), op.Shape(updates))
+    return op.ScatterElements(input, index, updates, axis=axis)
+
+
+SCATTER_ND_UPDATE = Contract(
+    "npu_scatter_nd_update(Tensor input, Tensor indices, Tensor updates) -> Tensor",
+    reference=_scatter_nd_update, fake=_same_as_input, onnx=_scatter_nd_update_onnx,
+)
+SCATTER_ND_UPDATE_ = Contract(
+    "npu_scatter_nd_update_(Tensor(a!) input, Tensor indices, Tensor updates) -> Tensor(a!)",
+    reference=_scatter_nd_update_, fake=_input_itself,
+)
+SCATTER_UPDATE = Contract(
+    "scatter_update(Tensor input, Tensor indices, Tensor updates, int axis) -> Tensor",
+    reference=_scatter_update, fake=_same_as_input, onnx=_scatter_update_onnx,
+)
+SCATTER_UPDATE_ = Contract(
+    "scatter_update_(Tensor(a!) input, Tensor indices, Tensor updates, int axis) -> Tensor(a!)",
+    reference=_scatter_update_, fake=_input_itself,
+)

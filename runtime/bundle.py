@@ -1,0 +1,92 @@
+"""Opens a bundle: everything is verified before anything is used."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from draftwood.errors import BundleError, RequestError, TreeError
+from draftwood.manifest import MANIFEST_FILE, SCHEMA_VERSION, Gear, GraphSignature, Manifest
+from draftwood.runtime.text import Text
+from draftwood.trees import Topology, TreeBuffers
+from draftwood.trees.frozen import thaw
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle. ``trees`` maps a tree's name to its topology and buffers."""
+
+    folder: Path
+    manifest: Manifest
+    trees: dict[str, tuple[Topology, TreeBuffers]]
+
+    @classmethod
+    def open(cls, folder: Path) -> Bundle:
+        """Reads the manifest, checks the SHA-256 of every file and the invariants of every tree.
+
+        Raises:
+            BundleError: not a bundle, of another schema version, or a file is missing or altered.
+        """
+        manifest = read_manifest(folder)
+        for name, digest in manifest.files.items():
+            _verify(folder, name, digest)
+        try:
+            trees = {tree.name: thaw((folder / tree.file).read_text(), str(folder / tree.file)) for tree in manifest.trees}
+        except TreeError as error:
+            raise BundleError(str(error)) from error
+        return cls(folder, manifest, trees)
+
+    @cached_property
+    def text(self) -> Text | None:
+        """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
+        return Text.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
+
+    def graph(self, name: str) -> GraphSignature:
+        return next(graph for graph in self.manifest.graphs if graph.name == name)
+
+    def gear(self, name: str) -> Gear:
+        """A gear by its name; RequestError lists what the bundle holds."""
+        for gear in self.manifest.gears:
+            if gear.name == name:
+                return gear
+        names = ", ".join(gear.name for gear in self.manifest.gears)
+        raise RequestError(f"gear {name!r}: not in {self.folder}; it holds {names}")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone; BundleError where it is missing, malformed or of another version."""
+    path = folder / MANIFEST_FILE
+    try:
+        data = path.read_bytes()
+    except OSError:
+        raise BundleError(f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build") from None
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version != SCHEMA_VERSION:
+            raise BundleError(
+                f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
+
+
+def _verify(folder: Path, name: str, digest: str) -> None:
+    path = folder / name
+    try:
+        with path.open("rb") as file:
+            got = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        raise BundleError(f"{path}: missing; the manifest lists it; copy the whole bundle again") from None
+    if got != digest:
+        raise BundleError(
+            f"{path}: altered or truncated (SHA-256 {got[:12]}..., expected {digest[:12]}...); copy the bundle again"
+        )

@@ -1,0 +1,119 @@
+"""The key/value cache with explicit branch and commit.
+
+A verify step leaves its T rows behind the committed length: the *branch*. ``commit`` keeps the accepted
+path and drops the rest. Rows that already lie in place are committed by length alone; the others are
+remembered as *moved* rows, and the next step, whatever it is, writes them in its one write. ``rollback``
+is a smaller length. Nothing is ever copied or compacted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import InvariantError
+from draftwood.manifest import Dims
+
+# L layers, K key/value heads, C slots, D head dimension, B branch rows
+
+Array = NDArray[np.float32]
+
+
+class Cache:
+    """Buffers and the bookkeeping of what is committed.
+
+    ``sides`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
+    ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
+    that belong to slots length - len(moved) .. length - 1.
+    """
+
+    def __init__(self, dims: Dims, slots: int) -> None:
+        self.dims = dims
+        self.sides = [np.zeros((dims.kv_heads, slots, dims.head_dim), np.float32) for _ in range(2 * dims.layers)]
+        # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
+        self._branches = [np.zeros(self._branch_shape(dims.branch_rows), np.float32).ravel() for _ in range(2)]
+        self.length = 0
+        self.moved: tuple[int, ...] = ()
+        self.open_rows = 0
+        self._branch_rows = 1
+
+    def _branch_shape(self, rows: int) -> tuple[int, ...]:
+        return (self.dims.layers, 2, rows, self.dims.kv_heads, self.dims.head_dim)
+
+    @property
+    def slots(self) -> int:
+        """C, the spare slot counted."""
+        return self.sides[0].shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all buffers."""
+        return sum(side.nbytes for side in self.sides) + sum(branch.nbytes for branch in self._branches)
+
+    def room(self, rows: int) -> bool:
+        """True if a step of ``rows`` rows fits behind the committed length, before the spare slot."""
+        return self.length + rows <= self.slots - 1
+
+    @property
+    def branch(self) -> Array:
+        """The last tree's rows [L, 2, rows, K, D], to be read by the next step."""
+        return self._view(self._branches[0], self._branch_rows)
+
+    def next_branch(self, rows: int) -> Array:
+        """Where a step of ``rows`` rows writes its own branch; ``branched`` makes it the current one."""
+        return self._view(self._branches[1], rows)
+
+    def _view(self, flat: Array, rows: int) -> Array:
+        shape = self._branch_shape(rows)
+        return flat[: int(np.prod(shape))].reshape(shape)
+
+    def branched(self, rows: int, buffer_rows: int) -> None:
+        """A verify step has run: moved rows are in place, ``rows`` rows lie open behind the length."""
+        self._branches.reverse()
+        self._branch_rows = buffer_rows
+        self.moved = ()
+        self.open_rows = rows
+
+    def extended(self, rows: int) -> None:
+        """A prefill step has run: its ``rows`` valid rows are contiguous and committed by length."""
+        self.moved = ()
+        self.open_rows = 0
+        self.length += rows
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keeps the accepted path, row numbers from the root on, of the open branch."""
+        if list(rows) != sorted(set(rows)) or not rows or rows[0] != 0 or rows[-1] >= self.open_rows:
+            raise InvariantError(f"commit {tuple(rows)}: expected rising rows from 0 below {self.open_rows}")
+        in_place = next((i for i, row in enumerate(rows) if i != row), len(rows))
+        self.moved = tuple(rows[in_place:])
+        self.length += len(rows)
+        self.open_rows = 0
+
+    def rollback(self, length: int) -> None:
+        """Drops committed tokens from the end, down to ``length``."""
+        if not 0 <= length <= self.length:
+            raise InvariantError(f"rollback to {length}: expected 0 to {self.length}")
+        settled = self.length - len(self.moved)
+        self.moved = self.moved[: max(0, length - settled)]
+        self.length = length
+        self.open_rows = 0
+
+    def grow(self, slots: int) -> None:
+        """Moves to a larger KV length; the one copy of committed slots in a cache's life at this length."""
+        if slots < self.slots:
+            raise InvariantError(f"grow to {slots}: the cache has {self.slots} slots already")
+        grown = [np.zeros((side.shape[0], slots, side.shape[2]), np.float32) for side in self.sides]
+        for new, old in zip(grown, self.sides, strict=True):
+            new[:, : self.length] = old[:, : self.length]
+        self.sides = grown  # a new list, by which an engine sees that it must bind again
+
+    def check(self) -> None:
+        """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
+        if self.length + self.open_rows > self.slots - 1:
+            raise InvariantError(f"cache: {self.length} + {self.open_rows} rows reach the spare slot {self.slots - 1}")
+        if self.moved and (self.moved[-1] >= self._branch_rows or list(self.moved) != sorted(set(self.moved))):
+            raise InvariantError(f"cache: moved rows {self.moved} are not rising rows of a branch of {self._branch_rows}")
+        if len(self.moved) > self.length:
+            raise InvariantError(f"cache: {len(self.moved)} moved rows in a text of {self.length}")

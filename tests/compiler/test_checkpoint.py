@@ -1,0 +1,322 @@
+"""Teacher checkpoints: what is read, what is refused, and that the rotary tables are transformers' own."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from draftwood.compiler.checkpoint import Checkpoint, expected_tensors, teacher_parts, tokenizer_files
+from draftwood.compiler.config import RopeScaling, TeacherConfig, read_config, rope_frequencies, rope_tables
+from draftwood.errors import CheckpointError
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+PANGU = {
+    "architectures": ["PanguEmbeddedForCausalLM"],
+    "model_type": "PanguEmbedded",
+    **SIZES,
+    "bias": True,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 16000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+    "eos_token_id": 45,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+ROPES = [
+    pytest.param({"rope_type": "default"}, id="default"),
+    pytest.param({"rope_type": "linear", "factor": 3.0}, id="linear"),
+    pytest.param(LLAMA3, id="llama3"),
+]
+
+
+def save_llama(
+    folder: Path, dtype: torch.dtype = torch.float32, shards: str = "5GB", **fields: object
+) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, **fields)).to(dtype)
+    model.save_pretrained(folder, max_shard_size=shards)
+    return model
+
+
+def save_pangu(folder: Path, **fields: object) -> TeacherConfig:
+    (folder / "config.json").write_text(json.dumps(PANGU | fields))
+    config = read_config(folder)
+    made = {name: torch.randn(shape).bfloat16() for name, shape in expected_tensors(config).items()}
+    inverse = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(config.layers)}
+    save_file(made | inverse, folder / "model.safetensors", metadata={"format": "pt"})
+    return config
+
+
+def edit_config(folder: Path, **fields: object) -> None:
+    values = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def edit_tensors(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    stored = {name: tensor for name, tensor in load_file(path).items() if name != drop}
+    save_file(stored | tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}], ids=str)
+@pytest.mark.parametrize("shards", ["5GB", "5KB"])
+def test_weights_are_those_of_the_model(tmp_path: Path, shards: str, fields: dict) -> None:
+    state = save_llama(tmp_path, shards=shards, **fields).state_dict()
+    checkpoint = Checkpoint.open(tmp_path)
+    for ours, parts in teacher_parts(checkpoint.config).items():
+        torch.testing.assert_close(
+            checkpoint.weight(ours), torch.cat([state[p] for p in parts]), rtol=0, atol=0
+        )
+    assert ("lm_head.weight" in checkpoint.names()) == (not checkpoint.config.tied)
+    assert ("layers.1.o.bias" in checkpoint.names()) == bool(fields.get("attention_bias"))
+    assert len(list(tmp_path.glob("*.safetensors"))) == (
+        1 if shards == "5GB" else len(set(checkpoint_files(checkpoint)))
+    )
+
+
+def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
+    return [entry.file for entry in checkpoint.entries.values()]
+
+
+def test_config_of_a_llama(tmp_path: Path) -> None:
+    save_llama(tmp_path, torch.bfloat16, head_dim=16, eos_token_id=[3, 4], rms_norm_eps=1e-5)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 3]}')
+    config = Checkpoint.open(tmp_path).config
+    assert config == TeacherConfig(
+        family="llama", layers=2, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=16, vocabulary=61,
+        rms_norm_eps=1e-5, rope_theta=10_000.0, rope_scaling=None, max_positions=64, qkv_bias=False,
+        o_bias=False, tied=False, dtype="bfloat16", bos=1, eos=(3, 4, 9),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", ["bias", "attention_bias"])
+def test_pangu(tmp_path: Path, spelling: str) -> None:
+    config = save_pangu(tmp_path, **({} if spelling == "bias" else {"bias": None, "attention_bias": True}))
+    assert (config.family, config.head_dim, config.rope_theta) == ("pangu-embedded", 8, 1.6e7)
+    assert config.qkv_bias and config.o_bias and config.eos == (45,)
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.dtype == torch.bfloat16
+    assert checkpoint.weight("layers.0.qkv.bias").shape == (64,)
+    assert not any("inv_freq" in name for name in checkpoint.entries)
+
+
+def test_pangu_of_published_size() -> None:
+    config = TeacherConfig(
+        family="pangu-embedded", layers=34, hidden=4096, intermediate=12800, heads=32, kv_heads=8,
+        head_dim=128, vocabulary=153376, rms_norm_eps=1e-5, rope_theta=1.6e7, rope_scaling=None,
+        max_positions=32768, qkv_bias=True, o_bias=True, tied=False, dtype="bfloat16", bos=1, eos=(45892,),
+    )  # fmt: skip
+    shapes = expected_tensors(config)
+    assert len(shapes) == 479 - 34  # the published index also counts inv_freq
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) == 8_030_887_936
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_spellings_agree(tmp_path: Path, rope: dict) -> None:
+    save_llama(tmp_path, rope_parameters={"rope_theta": 5e5, **rope})
+    new = read_config(tmp_path)
+    legacy = {("type" if name == "rope_type" else name): value for name, value in rope.items()}
+    edit_config(tmp_path, rope_parameters=None, rope_theta=5e5, rope_scaling=legacy)
+    assert read_config(tmp_path) == new
+    kinds = {"default": None, "linear": RopeScaling(kind="linear", factor=3.0)}
+    llama3 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=512)
+    assert new.rope_scaling == kinds.get(rope["rope_type"], llama3)
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 96, 128])
+@pytest.mark.parametrize("theta", [10_000.0, 5e5, 1.6e7])
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_tables_are_those_of_transformers(
+    tmp_path: Path, rope: dict, theta: float, head_dim: int
+) -> None:
+    theirs = LlamaConfig(**SIZES, head_dim=head_dim, rope_parameters={"rope_theta": theta, **rope})
+    theirs.architectures = ["LlamaForCausalLM"]
+    theirs.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    module = LlamaRotaryEmbedding(theirs)
+    assert np.array_equal(rope_frequencies(config), module.inv_freq.double().numpy())
+    expected = module(torch.zeros(1), torch.arange(8193)[None])
+    for ours, table in zip(rope_tables(config, 8193), expected, strict=True):
+        # Angles are equal to the bit; the cosine of a vector lane and of a tail may differ in the last place.
+        np.testing.assert_allclose(ours, table[0].numpy(), rtol=0, atol=1.2e-7)
+
+
+REFUSED = [
+    ({"architectures": ["MistralForCausalLM"]}, "architectures is .*Mistral"),
+    ({"architectures": None}, "architectures is None"),
+    ({"model_type": "mistral"}, "model_type"),
+    ({"mlp_bias": True}, "mlp_bias is True; expected False"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
+    ({"pretraining_tp": 2}, "pretraining_tp is 2"),
+    ({"sliding_window": 4096}, "sliding_window is 4096"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({"dtype": "float64"}, "dtype is 'float64'; expected float32"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters is .*yarn"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "beta": 1}}, "no 'beta' beside"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "factor is None; expected a finite number"),
+    ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low < high"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .*the same as rope_parameters"),
+    ({"num_key_value_heads": 3}, "config.json: heads is 4; expected a multiple of kv_heads, 3"),
+    ({"head_dim": 7}, "head_dim is 7; expected an even"),
+    ({"hidden_size": None}, "hidden_size is None; expected a whole number"),
+    ({"hidden_size": 30, "head_dim": None}, "hidden_size is 30; expected a multiple"),
+    ({"num_hidden_layers": 0}, "layers is 0"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+    ({"eos_token_id": 61}, "ids below 61"),
+    ({"eos_token_id": "two"}, "eos_token_id is 'two'"),
+    ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; expected true or false"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), REFUSED, ids=[next(iter(f)) + str(i) for i, (f, _) in enumerate(REFUSED)]
+)
+def test_config_refused(tmp_path: Path, fields: dict, message: str) -> None:
+    save_llama(tmp_path)
+    edit_config(tmp_path, **fields)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_config(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_pangu_biases_must_agree(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PANGU | {"attention_bias": False}))
+    with pytest.raises(CheckpointError, match="attention_bias is False; expected the same as bias"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]"])
+def test_config_must_be_a_json_object(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json: (no such file|not readable|holds a list)"):
+        read_config(tmp_path)
+
+
+def test_harmless_fields_are_ignored(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    before = read_config(tmp_path)
+    edit_config(tmp_path, auto_map={}, _name_or_path="x", made_up=True, sliding_window=None, use_cache=False)
+    assert read_config(tmp_path) == before
+
+
+def test_tensor_refusals(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    gate = "model.layers.1.mlp.gate_proj.weight"
+    cases = [
+        ({"drop": gate}, rf"1 tensors missing, first {gate}; expected it with shape \[48, 32\]"),
+        ({gate: torch.ones(47, 32)}, rf"{gate} has shape \[47, 32\]; expected \[48, 32\]"),
+        ({gate: torch.ones(48, 32, dtype=torch.float64)}, f"{gate} has dtype F64; expected one of F32"),
+        ({gate: torch.ones(48, 32).half()}, f"{gate} has dtype F16; expected F32"),
+        ({"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}, "1 tensors that .*q_norm.weight"),
+    ]
+    for change, message in cases:
+        (tmp_path / "model.safetensors").write_bytes(whole)
+        edit_tensors(tmp_path, **change)
+        with pytest.raises(CheckpointError, match=message):
+            Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_truncated_file_refused(tmp_path: Path, kept: int) -> None:
+    save_llama(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a whole safetensors file"):
+        Checkpoint.open(tmp_path)
+
+
+def test_shards_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path, shards="5KB")
+    index = tmp_path / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    norm = good["weight_map"]["model.norm.weight"]
+    other = next(file for file in good["weight_map"].values() if file != norm)
+    for placed, message in [
+        (None, "weight_map is missing"),
+        (good["weight_map"] | {"model.norm.weight": other}, f"{other}: no tensor model.norm.weight"),
+        (good["weight_map"] | {"model.norm.weight": "../x.safetensors"}, "expected files of the same folder"),
+        (good["weight_map"] | {"model.norm.weight": "gone.safetensors"}, "gone.safetensors: no such file"),
+    ]:
+        index.write_text(json.dumps({"weight_map": placed}))
+        with pytest.raises(CheckpointError, match=message):
+            Checkpoint.open(tmp_path)
+
+
+def test_no_safetensors_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no weights"):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin only, a pickle; expected safetensors"):
+        Checkpoint.open(tmp_path)
+
+
+def test_stored_alias_of_a_tied_head_is_ignored(tmp_path: Path) -> None:
+    save_llama(tmp_path, tie_word_embeddings=True)
+    edit_tensors(tmp_path, **{"lm_head.weight": torch.ones(61, 32)})
+    assert "lm_head.weight" not in Checkpoint.open(tmp_path).entries
+
+
+def test_stored_dtype_wins_over_the_declared_one(tmp_path: Path) -> None:
+    save_llama(tmp_path, torch.float16)
+    edit_config(tmp_path, dtype="float32")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.dtype == torch.float16 and checkpoint.config.dtype == "float16"
+
+
+def test_digest_follows_every_byte(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    before = Checkpoint.open(tmp_path).digest()
+    assert before == Checkpoint.open(tmp_path).digest()
+    edit_config(tmp_path, use_cache=False)
+    edited = Checkpoint.open(tmp_path).digest()
+    edit_tensors(tmp_path, **{"model.norm.weight": torch.zeros(32)})
+    assert len({before, edited, Checkpoint.open(tmp_path).digest()}) == 3
+
+
+def test_file_that_changes_after_the_check(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight cannot be read"):
+        checkpoint.weight("norm.weight")
+
+
+def test_tokenizer_files(tmp_path: Path) -> None:
+    assert tokenizer_files(tmp_path) == []
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert tokenizer_files(tmp_path) == [tmp_path / "tokenizer.json"]
+
+
+def test_config_made_by_hand_is_checked(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(CheckpointError, match="kv_heads is 0"):
+        replace(read_config(tmp_path), kv_heads=0)

@@ -1,0 +1,144 @@
+"""Acceptance: two implementations and a naive definition, on every small tree and every outcome."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import TreeError
+from draftwood.trees import Topology, accept, best_row, tensorize, walk
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=200, database=None)
+VOCABULARY = 3
+
+
+@st.composite
+def topologies(draw, max_nodes=12):
+    paths = {()}
+    for _ in range(draw(st.integers(0, max_nodes))):
+        parent = draw(st.sampled_from(sorted(paths)))
+        paths.add((*parent, draw(st.integers(0, 4))))
+    return Topology.from_paths(paths - {()})
+
+
+def all_shapes(nodes):
+    """Every ordered tree of `nodes` draft nodes: non-decreasing parents that precede their children."""
+    for parents in itertools.product(*(range(row) for row in range(1, nodes + 1))):
+        if all(left <= right for left, right in itertools.pairwise(parents)):
+            ranks = [parents[:row].count(parent) for row, parent in enumerate(parents)]
+            yield Topology((0, *parents), (0, *ranks))
+
+
+def outcomes(tree, tokens):
+    """Every course the walk can take, as (the draws it asked for, its result)."""
+    pending = [{}]
+    while pending:
+        known = pending.pop()
+        try:
+            yield known, walk(tree, tokens, known.__getitem__)
+        except KeyError as unknown:
+            pending += [known | {unknown.args[0]: token} for token in range(VOCABULARY)]
+
+
+def naive_rows(tree, tokens, draws):
+    """The deepest row all of whose ancestors and itself were drawn at their parents, per row of draws."""
+    best, depths = np.zeros(len(draws), int), np.array(tree.depths)
+    for leaf in range(1, tree.rows):
+        row, drawn = leaf, np.ones(len(draws), bool)
+        while row:
+            drawn &= draws[:, tree.parents[row]] == tokens[row]
+            row = tree.parents[row]
+        best = np.where(drawn & (depths[leaf] > depths[best]), leaf, best)
+    return best
+
+
+def siblings_differ(tree, tokens):
+    return len({(tree.parents[row], tokens[row]) for row in range(1, tree.rows)}) == tree.nodes
+
+
+def check_every_outcome(tree, buffers, tokens, draws):
+    best = best_row(buffers, np.array(tokens), draws)
+    covered = np.zeros(len(draws), int)
+    for known, accepted in outcomes(tree, tokens):
+        met = np.all([draws[:, row] == token for row, token in known.items()], axis=0)
+        covered += met
+        assert (best[met] == accepted.rows[-1]).all()
+        assert accepted.rows == tuple(dict.fromkeys(buffers.paths[accepted.rows[-1]].tolist()))
+        assert (draws[met, accepted.rows[-1]] == accepted.bonus).all()
+        assert accepted.path == ((), *tree.paths)[accepted.rows[-1]]
+    assert (covered == 1).all()
+    if siblings_differ(tree, tokens):
+        assert (best == naive_rows(tree, tokens, draws)).all()
+
+
+@pytest.mark.parametrize("nodes", range(6))
+def test_all_small_trees_all_tokens_all_draws(nodes):
+    draws = np.array(list(itertools.product(range(VOCABULARY), repeat=nodes + 1)))
+    for tree in all_shapes(nodes):
+        buffers = tensorize(tree)
+        for drafted in itertools.product(range(VOCABULARY), repeat=nodes):
+            check_every_outcome(tree, buffers, (0, *drafted), draws)
+
+
+def test_there_are_as_many_shapes_as_catalan_says():
+    assert [len(list(all_shapes(nodes))) for nodes in range(6)] == [1, 1, 2, 5, 14, 42]
+
+
+@FIXED
+@given(st.data())
+def test_both_forms_agree_on_padded_trees_with_equal_siblings(data):
+    tree = data.draw(topologies())
+    buffers = tensorize(
+        tree, tree.rows + data.draw(st.integers(0, 4)), tree.depth + data.draw(st.integers(1, 3))
+    )
+    ids = st.lists(st.integers(0, 2), min_size=buffers.rows, max_size=buffers.rows)
+    tokens, drawn = data.draw(ids), data.draw(ids)
+    accepted = walk(tree, tokens[: tree.rows], drawn.__getitem__)
+    path, length, bonus = accept(buffers, np.array(tokens), np.array(drawn))
+    assert tuple(path[: length + 1].tolist()) == accepted.rows
+    assert (path[length:] == accepted.rows[-1]).all() and path.shape == (buffers.depth + 1,)
+    assert (length, bonus) == (len(accepted.rows) - 1, accepted.bonus)
+    assert type(length) is int and type(bonus) is int
+
+
+@FIXED
+@given(st.data())
+def test_adding_a_node_never_shortens_acceptance(data):
+    small = data.draw(topologies())
+    parent = data.draw(st.sampled_from(((), *small.paths)))
+    node = (*parent, data.draw(st.integers(0, 4).filter(lambda rank: (*parent, rank) not in small.paths)))
+    large = Topology.from_paths([*small.paths, node])
+    # A permutation of the ranks below each node gives siblings distinct tokens, the same in both trees.
+    shuffle = {path: data.draw(st.permutations(range(5))) for path in ((), *large.paths)}
+    drawn = {path: data.draw(st.integers(0, 4)) for path in ((), *large.paths)}
+    gained = []
+    for tree in (small, large):
+        names = ((), *tree.paths)
+        tokens = [0, *(shuffle[path[:-1]][path[-1]] for path in tree.paths)]
+        gained.append(walk(tree, tokens, lambda row, names=names: drawn[names[row]]))
+    assert len(gained[1].rows) - len(gained[0].rows) in (0, 1)
+    assert gained[1].path[: len(gained[0].path)] == gained[0].path
+
+
+def test_draw_is_called_once_per_accepted_row_only():
+    asked = []
+    tree = Topology.full((2, 2))
+    accepted = walk(tree, [9, 1, 2, 3, 4, 5, 6], lambda row: asked.append(row) or {0: 2, 2: 6, 6: 7}[row])
+    assert asked == list(accepted.rows) == [0, 2, 6]
+    assert (accepted.path, accepted.bonus) == ((1, 1), 7)
+
+
+def test_medusas_defect_is_absent():
+    # A path padded with token id 0 lets Medusa's own rule accept a node that is not there.
+    tree = Topology.from_paths([(0,), (1,), (0, 0)])
+    path, length, bonus = accept(
+        tensorize(tree, rows=6), np.array([5, 6, 7, 8, 0, 0]), np.array([7, 0, 0, 0, 0, 0])
+    )
+    assert (path.tolist(), length, bonus) == ([0, 2, 2], 1, 0)
+
+
+def test_wrong_number_of_tokens_is_refused():
+    with pytest.raises(TreeError, match="expected 3 tokens"):
+        walk(Topology.chain(2), [1, 2], lambda row: 0)

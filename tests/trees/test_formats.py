@@ -1,0 +1,216 @@
+import json
+
+import networkx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import TreeError
+from draftwood.trees import (
+    Topology,
+    from_networkx,
+    parse_draftwood,
+    parse_medusa,
+    parse_nxdi,
+    parse_specs,
+    parse_tree,
+    parse_tuples,
+    read_tree,
+    to_networkx,
+    write_tree,
+)
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=100, database=None)
+READERS = {"draftwood": parse_draftwood, "medusa": parse_medusa, "tuples": parse_tuples, "nxdi": parse_nxdi}
+
+
+@st.composite
+def topologies(draw, gaps=True):
+    paths = {()}
+    for _ in range(draw(st.integers(0, 12))):
+        parent = draw(st.sampled_from(sorted(paths)))
+        siblings = sum(path[:-1] == parent for path in paths if path)
+        paths.add((*parent, draw(st.integers(0, 4)) if gaps else siblings))
+    return Topology.from_paths(paths - {()})
+
+
+@FIXED
+@given(topologies(), st.sampled_from(["draftwood", "medusa", "tuples"]))
+def test_round_trip(tree, form):
+    text = write_tree(tree, form)
+    assert READERS[form](text, "x") == parse_tree(text, "x") == tree
+
+
+@FIXED
+@given(topologies(gaps=False))
+def test_round_trip_of_adjacency(tree):
+    text = write_tree(tree, "nxdi")
+    assert parse_nxdi(text, "x") == parse_tree(text, "x") == tree
+
+
+@FIXED
+@given(topologies(), st.randoms(use_true_random=False))
+def test_round_trip_of_networkx_keyed_and_with_attributes(tree, random):
+    graph = to_networkx(tree)
+    names = list(range(100, 100 + tree.rows))
+    random.shuffle(names)
+    anonymous = networkx.relabel_nodes(graph, dict(zip(graph.nodes, names, strict=True)))
+    assert from_networkx(graph) == from_networkx(anonymous) == tree
+
+
+def test_medusa_choices_as_python_assignments():
+    text = "# trees\nmc_sim_7b_63 = [[0], [0, 0], [1]]\nother = [(0,), (0, 0)]\n"
+    assert parse_medusa(text, "x", "mc_sim_7b_63") == Topology.from_paths([(0,), (1,), (0, 0)])
+    assert parse_medusa(text, "x", "other") == Topology.chain(2)
+    assert parse_tree("mc = [[0]]", "x") == Topology.chain(1)
+    with pytest.raises(TreeError, match=r"expected one tree, got \['mc_sim_7b_63', 'other'\]"):
+        parse_medusa(text, "x")
+    with pytest.raises(TreeError, match="no tree named 'third'"):
+        parse_medusa(text, "x", "third")
+
+
+def test_adjacency_ids_need_no_order_and_may_be_integers():
+    tree = parse_nxdi('{"7": ["3"], "0": ["9", "7"], "9": [5, 4]}', "x")
+    assert tree == Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+    assert parse_nxdi("{}", "x") == parse_nxdi('{"0": []}', "x") == Topology.plain()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"0": ["1"], "1": ["0"]}', "lies on a cycle"),
+        ('{"0": ["1"], "2": ["3"], "3": ["2"]}', r"lies on a cycle of \['2', '3'\]|of \['3', '2'\]"),
+        ('{"0": ["1"], "1": ["1"]}', "has two parents, '0' and '1'"),
+        ('{"0": ["1", "2"], "1": ["2"]}', "'2' has two parents, '0' and '1'"),
+        ('{"0": ["1"], "2": ["3"]}', "'2' cannot be reached from the root '0'"),
+        ('{"1": ["0"]}', "the root '0' is listed as a child of '1'"),
+        ('{"0": ["1"], "0": ["2"]}', "the key '0' occurs twice"),
+        ('{"0": "1"}', "expected a list of children"),
+        ('{"0": ["01"]}', "expected a node id"),
+        ('{"root": []}', "expected a node id"),
+        ('{"0": [-1]}', "expected a node id"),
+        ('{"0": [true]}', "expected a node id"),
+    ],
+)
+def test_refused_adjacency(text, message):
+    with pytest.raises(TreeError, match=message) as caught:
+        parse_tree(text, "tree.json")
+    assert str(caught.value).startswith("tree.json: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no tree found"),
+        ("hello", "no tree found"),
+        ("[[0], [0, 0", "not a tree"),
+        ("[[0], [x]]", "not a tree"),
+        ("[__import__('os').getcwd()]", "not a tree"),
+        ("[(0), (1)]", "expected a list of ranks"),
+        ("[[0, 0]]", "its parent"),
+        ("[[0], [0]]", "listed twice"),
+        ("[[0.5]]", "a rank is an integer"),
+        ("[" * 4000, "not a tree"),
+        ("{", "not JSON"),
+        ('{"a":' * 100_000, "not JSON"),
+        ('{"format": "draftwood.rank-paths"}', "expected an object with format 'draftwood.tree'"),
+        ('{"format": "draftwood.tree", "version": 2, "paths": []}', "expected version 1"),
+        ('{"format": "draftwood.tree", "version": 1}', "expected the keys"),
+        ('{"format": "draftwood.tree", "version": 1, "paths": [], "x": 0}', "expected the keys"),
+        ('{"format": "draftwood.tree", "version": 1, "paths": 3}', "expected a list of rank paths"),
+    ],
+)
+def test_refused_text(text, message):
+    with pytest.raises(TreeError, match=message) as caught:
+        parse_tree(text, "tree.json")
+    assert str(caught.value).startswith("tree.json: ") and "\n" not in str(caught.value)
+
+
+def test_refused_graphs():
+    graphs = {
+        "undirected": networkx.Graph([(0, 1)]),
+        "lies on a cycle": _ranked([(1, 2), (2, 1)]),
+        "has two parents": _ranked([(0, 1), (0, 2), (1, 3), (2, 3)]),
+        "expected one root": _ranked([(0, 1), (2, 3)]),
+        "attribute 'rank'": networkx.DiGraph([(0, 1)]),
+        r"expected its parent \(0,\)": networkx.DiGraph([((), (0, 0))]),
+        "got 0": networkx.DiGraph(),
+    }
+    for message, graph in graphs.items():
+        with pytest.raises(TreeError, match=message):
+            from_networkx(graph)
+
+
+def _ranked(edges):
+    graph = networkx.DiGraph(edges)
+    networkx.set_node_attributes(graph, {node: place for place, node in enumerate(graph)}, "rank")
+    return graph
+
+
+def test_adjacency_cannot_express_a_rank_gap():
+    with pytest.raises(TreeError, match=r"node \(0,\): expected child ranks 0..0 without a gap, got \[2\]"):
+        write_tree(Topology.from_paths([(0,), (0, 2)]), "nxdi")
+    with pytest.raises(TreeError, match="expected one of draftwood, medusa, tuples, nxdi"):
+        write_tree(Topology.plain(), "yaml")
+
+
+def test_files(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(write_tree(Topology.full((2, 2)), "draftwood"))
+    assert json.loads(path.read_text())["paths"][0] == [0]
+    assert read_tree(path) == Topology.full((2, 2))
+    path.write_bytes(b"\xff\xfe")
+    for bad in (path, tmp_path / "none", tmp_path):
+        with pytest.raises(TreeError, match="cannot read the tree file"):
+            read_tree(bad)
+
+
+def test_specs_name_trees_and_put_plain_first(tmp_path):
+    medusa, ours = tmp_path / "my tree!.py", tmp_path / "Chain-3.json"
+    medusa.write_text("a = [[0], [2]]\nb = [[0], [3]]\n")
+    ours.write_text(write_tree(Topology.full((2, 2)), "draftwood"))
+    text = f"chain:3, full:3x2x1,backbone:4:5,plain,full:1x1x1,medusa:{medusa}#a,tree:{ours}"
+    specs = dict(parse_specs(text))
+    assert list(specs) == ["plain", "chain-3", "full-3x2x1", "backbone-4-5", "a", "Chain-3-2"]
+    assert specs["backbone-4-5"] == Topology.backbone(4, 5) and specs["plain"].rows == 1
+    assert specs["Chain-3-2"] == Topology.full((2, 2))
+    medusa.write_text("[[0], [2]]")
+    assert [name for name, _ in parse_specs(f"medusa:{medusa}")] == ["plain", "my-tree"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "unknown kind ''"),
+        ("chain:3,,plain", "unknown kind ''"),
+        ("star:3", "unknown kind 'star'"),
+        ("plain:1", "unknown kind 'plain'"),
+        ("chain", "expected whole numbers"),
+        ("chain:0", "expected whole numbers"),
+        ("chain:-2", "expected whole numbers"),
+        ("chain:²", "expected whole numbers"),
+        ("chain:3:3", "expected whole numbers"),
+        ("full:3x0", "expected whole numbers"),
+        ("full:", "expected whole numbers"),
+        ("backbone:3", "expected whole numbers"),
+        ("chain:9999999", "expected whole numbers"),
+        ("chain:256", "at most 256 rows, root counted, got 257"),
+        ("full:99999x99999x99999", "at most 256 rows"),
+        ("backbone:51:6", "at most 256 rows"),
+        ("medusa:", "expected a file name"),
+        ("tree:/nonexistent/t.json", "cannot read the tree file"),
+    ],
+)
+def test_refused_specs(text, message):
+    with pytest.raises(TreeError, match=message) as caught:
+        parse_specs(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_over_the_row_limit_are_refused(tmp_path):
+    path = tmp_path / "wide.json"
+    path.write_text(json.dumps([[rank] for rank in range(256)]))
+    for kind in ("tree", "medusa"):
+        with pytest.raises(TreeError, match="got 257"):
+            parse_specs(f"{kind}:{path}")
+    assert parse_specs("chain:255")[1][1].rows == 256

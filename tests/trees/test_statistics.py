@@ -1,0 +1,140 @@
+import itertools
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import TreeError
+from draftwood.tools.pictures import draw_picture
+from draftwood.trees import RankPaths, Topology
+
+FIXED = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+PATHS = st.lists(st.integers(0, 2), max_size=3).map(tuple)
+COUNTS = st.dictionaries(PATHS, st.integers(1, 9), min_size=1, max_size=4)
+
+
+def counted(counts):
+    result = RankPaths()
+    for path, count in counts.items():
+        result.add(path, count)
+    return result
+
+
+def trees_within(paths, size):
+    nodes = sorted({path[:depth] for path in paths for depth in range(1, len(path) + 1)})
+    for chosen in itertools.combinations(nodes, min(size, len(nodes))):
+        if all(len(node) == 1 or node[:-1] in chosen for node in chosen):
+            yield chosen
+
+
+def gain(counts, nodes):
+    """Tokens per step, by following every counted path through the nodes."""
+    tokens = 0
+    for path, count in counts.items():
+        accepted = 0
+        while accepted < len(path) and path[: accepted + 1] in nodes:
+            accepted += 1
+        tokens += count * (1 + accepted)
+    return Fraction(tokens, sum(counts.values()))
+
+
+@FIXED
+@given(COUNTS, st.integers(0, 5), st.sampled_from([None, 1, 2]), st.sampled_from([None, 1, 2]))
+def test_best_tree_equals_brute_force(counts, nodes, max_depth, max_children):
+    allowed = [path[:max_depth] for path in counts]
+    cut = (tuple(itertools.takewhile(lambda r: max_children is None or r < max_children, p)) for p in allowed)
+    best = max((gain(counts, tree) for tree in trees_within(list(cut), nodes)), default=Fraction(1))
+    tree = counted(counts).best_tree(nodes, max_depth, max_children)
+    assert gain(counts, tree.paths) == best
+    assert counted(counts).expected_accept_length(tree) == pytest.approx(float(best), abs=1e-12)
+    assert tree.nodes <= nodes and tree.depth <= (max_depth or 3) and tree.width <= (max_children or 3)
+
+
+@FIXED
+@given(COUNTS)
+def test_best_trees_are_nested(counts):
+    statistics = counted(counts)
+    trees = [set(statistics.best_tree(nodes).paths) for nodes in range(14)]
+    assert all(small <= large for small, large in itertools.pairwise(trees))
+    assert [len(tree) for tree in trees] == [min(nodes, len(trees[-1])) for nodes in range(14)]
+
+
+@FIXED
+@given(COUNTS, COUNTS)
+def test_merge_and_json_round_trip(one, two):
+    merged = counted(one)
+    merged.merge(counted(two))
+    again = RankPaths.from_json(merged.to_json())
+    assert again == merged and again.to_json() == merged.to_json()
+    assert merged.contexts == merged.visits(()) == sum(one.values()) + sum(two.values())
+    for path in one:
+        assert merged.visits(path) == counted(one).visits(path) + counted(two).visits(path)
+
+
+def test_visits_are_of_prefixes_and_follow_later_additions():
+    statistics = counted({(0, 1): 17, (0,): 2, (): 1})
+    assert [statistics.visits(path) for path in ((), (0,), (0, 1), (1,))] == [20, 19, 17, 0]
+    assert statistics.expected_accept_length(Topology.chain(2)) == 1 + 19 / 20
+    statistics.add((0, 0))
+    assert statistics.visits((0,)) == 20 and statistics.visits((0, 0)) == 1
+
+
+def test_json_is_sorted_and_versioned():
+    assert json.loads(counted({(1,): 2, (0, 1): 17, (): 1}).to_json()) == {
+        "format": "draftwood.rank-paths",
+        "version": 1,
+        "contexts": 20,
+        "paths": [[[], 1], [[0, 1], 17], [[1], 2]],
+    }
+
+
+def test_ties_go_to_the_shallower_then_the_smaller_path():
+    statistics = counted({(0, 0): 5, (1, 0): 5})
+    order = ((0,), (1,), (0, 0), (1, 0))
+    assert [statistics.best_tree(nodes).paths for nodes in range(5)] == [order[:nodes] for nodes in range(5)]
+    assert statistics.best_tree(99).paths == order
+
+
+def test_no_contexts_and_bad_values_are_refused():
+    for call in (
+        lambda: RankPaths().best_tree(3),
+        lambda: RankPaths().expected_accept_length(Topology.plain()),
+        lambda: RankPaths().add((0,), 0),
+        lambda: RankPaths().add((-1,)),
+        lambda: counted({(0,): 1}).best_tree(-1),
+        lambda: counted({(0,): 1}).best_tree(1, max_depth=-1),
+    ):
+        with pytest.raises(TreeError):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "expected version 1"),
+        ({"format": "draftwood.tree"}, "expected an object with format"),
+        ({"contexts": 5}, "expected 3 contexts, got 5"),
+        ({"paths": {}}, r"expected a list of \[path, count\] pairs"),
+        ({"paths": [[[0]]]}, r"expected a \[path, count\] pair"),
+        ({"paths": [[[0], 0]]}, "expected a count of 1 or more"),
+        ({"paths": [["0", 3]]}, "expected a list of ranks"),
+        ({"more": 1}, "expected the keys"),
+    ],
+)
+def test_refused_json(change, message):
+    value = json.loads(counted({(0,): 3}).to_json()) | change
+    with pytest.raises(TreeError, match=message):
+        RankPaths.from_json(json.dumps(value), "counts.json")
+
+
+def test_empty_statistics_survive_a_round_trip():
+    assert RankPaths.from_json(RankPaths().to_json()).contexts == 0
+
+
+def test_picture_is_a_png(tmp_path):
+    path = tmp_path / "tree.png"
+    draw_picture(Topology.backbone(2, 3), path, {1: "the"}, {1: "61%"}, "backbone")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    draw_picture(Topology.plain(), path)

@@ -1,0 +1,255 @@
+"""Makes a teacher larger without changing its function, to take timings at a size nobody trained.
+
+    python -m draftwood.tools.widen SOURCE TARGET --hidden 2048 --layers 22 --heads 32 --kv-heads 4
+
+The text stays that of the small teacher, while every matrix has the large shape. New rows that nothing reads
+hold small random values, so no kernel can take a short cut. Exact in real arithmetic; in floating point the
+gains and eps are rounded once and sums run in another order, so logits agree to rounding. Where the hidden
+size grows by a power of four, gains and eps are scaled without rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwood.compiler.checkpoint import Checkpoint, expected_tensors, tokenizer_files
+from draftwood.compiler.config import DType, TeacherConfig
+from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.errors import RequestError, UserError
+
+# H hidden size, H' the widened one; q heads of one key/value head form a group of g, widened g'.
+
+# Which axis each dimension of a tensor lies along, by the end of its name.
+_AXES = {
+    "embed_tokens.weight": ("vocabulary", "hidden"),
+    "lm_head.weight": ("vocabulary", "hidden"),
+    "norm.weight": ("hidden",),
+    "q_proj.weight": ("query", "hidden"),
+    "k_proj.weight": ("key", "hidden"),
+    "v_proj.weight": ("key", "hidden"),
+    "o_proj.weight": ("hidden", "query"),
+    "gate_proj.weight": ("inner", "hidden"),
+    "up_proj.weight": ("inner", "hidden"),
+    "down_proj.weight": ("hidden", "inner"),
+    "q_proj.bias": ("query",),
+    "k_proj.bias": ("key",),
+    "v_proj.bias": ("key",),
+    "o_proj.bias": ("hidden",),
+}
+# What these write is read through zero columns of o_proj and down_proj, or reads zero hidden columns.
+_FREE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_SPREAD = 0.02
+_SIZES = ("hidden", "intermediate", "layers", "heads", "kv_heads")
+
+
+def widen(
+    source: Path,
+    target: Path,
+    *,
+    hidden: int | None = None,
+    intermediate: int | None = None,
+    layers: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    dtype: DType | None = None,
+    seed: int = 0,
+) -> TeacherConfig:
+    """Writes the teacher of ``source`` to a new folder ``target`` in a larger shape; None keeps a size.
+
+    The residual stream is padded with zeros. Its mean square over H' is H / H' times the one over H, so with
+    eps' = eps H / H' the norm's quotient grows by sqrt(H' / H), and gains scaled by sqrt(H / H') undo it.
+    Query head m of key/value head j moves to slot j g' + m, so it reads the same keys. head_dim stays.
+
+    Returns:
+        The configuration that was written.
+
+    Raises:
+        CheckpointError: the source is not a supported teacher.
+        RequestError: the target exists, or a size is smaller than the source's or does not fit the others.
+    """
+    teacher = Checkpoint.open(source)
+    asked = (hidden, intermediate, layers, heads, kv_heads)
+    sizes: dict[str, Any] = {
+        name: getattr(teacher.config, name) if size is None else size
+        for name, size in zip(_SIZES, asked, strict=True)
+    }
+    _check_sizes(teacher.config, sizes)
+    eps = teacher.config.rms_norm_eps * teacher.config.hidden / sizes["hidden"]
+    wide = replace(teacher.config, **sizes, rms_norm_eps=eps, dtype=dtype or teacher.config.dtype)
+    with _new_folder(target) as folder:
+        _write_config(source, folder, wide)
+        _save(_teacher_tensors(teacher, wide, seed), folder / "model.safetensors")
+        extra = [path for path in (source / "generation_config.json",) if path.is_file()]
+        for path in tokenizer_files(source) + extra:
+            shutil.copyfile(path, folder / path.name)
+    return wide
+
+
+def widen_medusa(
+    source: Path, target: Path, teacher: TeacherConfig, *, hidden: int, dtype: DType | None = None
+) -> None:
+    """Writes Medusa heads of ``teacher`` for its widened form: a folder with medusa_lm_head.safetensors.
+
+    A block x + silu(Wx + b) leaves the padding at zero when W and b are zero there, since silu(0) = 0; the
+    columns of an output matrix that read the padding are zero.
+
+    Raises:
+        CheckpointError: the heads do not fit the teacher.
+        RequestError: the target exists, or ``hidden`` is smaller than the teacher's.
+    """
+    heads = MedusaCheckpoint.open(source, teacher)
+    if hidden < teacher.hidden:
+        raise RequestError(f"hidden is {hidden}; expected at least the teacher's {teacher.hidden}")
+    tensors = _medusa_tensors(heads, hidden, heads.dtype if dtype is None else getattr(torch, dtype))
+    with _new_folder(target) as folder:
+        _save(tensors, folder / "medusa_lm_head.safetensors")
+        stated = {"medusa_num_heads": heads.heads, "medusa_num_layers": heads.blocks}
+        (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
+
+
+def _medusa_tensors(heads: MedusaCheckpoint, hidden: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every tensor padded with zeros to the widened hidden size, by its key in the source."""
+    tensors = {}
+    for name, key in heads.keys.items():
+        stored = heads.weight(name)
+        shape = (stored.shape[0], hidden) if name.endswith(".out.weight") else (hidden,) * stored.ndim
+        wide = torch.zeros(shape, dtype=dtype)
+        wide[tuple(slice(size) for size in stored.shape)] = stored.to(dtype)
+        tensors[key] = wide
+    return tensors
+
+
+def _check_sizes(small: TeacherConfig, sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        if size < getattr(small, name):
+            raise RequestError(f"{name} is {size}; expected at least the source's {getattr(small, name)}")
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    group = small.heads // small.kv_heads
+    if heads % kv_heads or heads // kv_heads < group:
+        raise RequestError(
+            f"heads is {heads} for {kv_heads} kv_heads; expected a multiple, at least {group} for each,"
+            " so that every query head keeps its key/value head"
+        )
+    if sizes["hidden"] % heads:
+        raise RequestError(
+            f"hidden is {sizes['hidden']}; expected a multiple of heads, {heads}: transformers refuses others"
+        )
+
+
+def _teacher_tensors(teacher: Checkpoint, wide: TeacherConfig, seed: int) -> dict[str, Tensor]:
+    """Every tensor of the widened teacher, by its Hugging Face name."""
+    places = _places(teacher.config, wide)
+    gain = (teacher.config.hidden / wide.hidden) ** 0.5
+    random = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, wide.dtype)
+    tensors = {}
+    for name, shape in expected_tensors(wide).items():
+        stored = teacher.tensor(name) if name in teacher.entries else None
+        is_norm = name.endswith("norm.weight")
+        if any(part in name for part in _FREE):
+            filled = torch.randn(shape, generator=random) * _SPREAD
+        else:  # norms of new layers read hidden states of any size, as the others do
+            filled = torch.full(shape, gain if is_norm and stored is None else 0.0)
+        tensors[name] = filled.to(dtype)
+        if stored is not None:
+            value = (stored.double() * gain if is_norm else stored).to(dtype)
+            axes = next(axes for end, axes in _AXES.items() if name.endswith(end))
+            rows, *columns = (places[axis] for axis in axes)
+            tensors[name][(rows[:, None], *columns) if columns else rows] = value
+    return tensors
+
+
+def _places(small: TeacherConfig, wide: TeacherConfig) -> dict[str, Tensor]:
+    """Where each index of the source goes, int64, by axis."""
+    group, wide_group = small.heads // small.kv_heads, wide.heads // wide.kv_heads
+    head = torch.arange(small.heads)
+    slot = head // group * wide_group + head % group
+    query = slot[:, None] * small.head_dim + torch.arange(small.head_dim)
+    return {
+        "vocabulary": torch.arange(small.vocabulary),
+        "hidden": torch.arange(small.hidden),
+        "query": query.flatten(),
+        "key": torch.arange(small.kv_heads * small.head_dim),
+        "inner": torch.arange(small.intermediate),
+    }
+
+
+def _write_config(source: Path, folder: Path, wide: TeacherConfig) -> None:
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    config |= {
+        "hidden_size": wide.hidden,
+        "intermediate_size": wide.intermediate,
+        "num_hidden_layers": wide.layers,
+        "num_attention_heads": wide.heads,
+        "num_key_value_heads": wide.kv_heads,
+        "head_dim": wide.head_dim,
+        "rms_norm_eps": wide.rms_norm_eps,
+        "dtype" if "dtype" in config else "torch_dtype": wide.dtype,
+    }
+    if config.get("layer_types"):
+        config["layer_types"] = ["full_attention"] * wide.layers
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder that becomes ``target`` when the block ends well, and is removed when it does not."""
+    if target.exists():
+        raise RequestError(f"{target} exists; expected a folder that does not; remove it or name another")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part.mkdir(parents=True)
+    try:
+        yield part
+        part.rename(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code, 2 when the input cannot be used."""
+    parser = argparse.ArgumentParser(prog="draftwood.tools.widen", description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path, help="teacher folder")
+    parser.add_argument("target", type=Path, help="folder to write; must not exist")
+    for name in _SIZES:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="new size (default: the source's)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the source's")
+    parser.add_argument("--seed", type=int, default=0, help="of the values that nothing reads")
+    parser.add_argument(
+        "--medusa", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen these heads too"
+    )
+    args = parser.parse_args(arguments)
+    sizes = {name: getattr(args, name) for name in _SIZES}
+    try:
+        small = Checkpoint.open(args.source).config
+        wide = widen(args.source, args.target, **sizes, dtype=args.dtype, seed=args.seed)
+        if args.medusa:
+            heads, wide_heads = args.medusa
+            widen_medusa(heads, wide_heads, small, hidden=wide.hidden, dtype=args.dtype)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    shape = f"{wide.layers} layers of {wide.hidden}, {wide.heads} heads over {wide.kv_heads}"
+    print(f"{args.target}: {shape}, {wide.dtype}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

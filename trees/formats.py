@@ -1,0 +1,143 @@
+"""Tree files: the forms that people already have, and our own.
+
+| form | looks like | used by |
+|---|---|---|
+| draftwood | ``{"format": "draftwood.tree", "version": 1, "paths": [[0], [0, 0]]}`` | Draftwood |
+| medusa | ``[[0], [0, 0]]``, in Python also as an assignment | Medusa, NxDI's Medusa, TensorRT-LLM |
+| tuples | ``[(0,), (0, 0)]`` | vLLM's speculative_token_tree, EAGLE's choices |
+| nxdi | ``{"0": ["1"], "1": ["2"]}`` | NeuronX Distributed Inference |
+"""
+
+import ast
+import json
+from pathlib import Path
+
+from draftwood.errors import TreeError
+from draftwood.trees._json import expect_format, load_json
+from draftwood.trees.adjacency import format_nxdi, parse_nxdi
+from draftwood.trees.topology import Topology
+
+TREE_FORMAT = "draftwood.tree"
+
+
+def read_tree(path: Path) -> Topology:
+    """The tree in the file at `path`, in whichever form; TreeError if it cannot be read."""
+    return parse_tree(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a tree file; TreeError if there is no such file or it holds no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise TreeError(f"{path}: cannot read the tree file: {reason}; check the path") from error
+
+
+def parse_tree(text: str, where: str) -> Topology:
+    """The tree in `text`, its form detected; `where` names the source in errors.
+
+    Raises:
+        TreeError: the form is unknown, or the text breaks its rules.
+
+    Example:
+        >>> parse_tree("[(0,), (1,), (0, 0)]", "example").parents
+        (0, 0, 0, 1)
+    """
+    if not text.lstrip().startswith("{"):
+        return parse_medusa(text, where)
+    value = load_json(text, where)
+    if isinstance(value, dict) and "format" in value:
+        return parse_draftwood(text, where)
+    return parse_nxdi(text, where)
+
+
+def parse_draftwood(text: str, where: str) -> Topology:
+    """The tree in our own JSON; an unknown version or key is refused."""
+    value = expect_format(load_json(text, where), TREE_FORMAT, {"paths"}, where)
+    return _from_lists(value["paths"], where)
+
+
+def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
+    """The tree in Medusa choices: a list of rank lists, in JSON or as in ``medusa_choices.py``.
+
+    Args:
+        name: which assignment to read, for a file that has several.
+    """
+    found = _literals(text, where)
+    if name is not None and name not in found:
+        raise TreeError(f"{where}: no tree named {name!r}; the file has {sorted(found)}")
+    if name is None and len(found) > 1:
+        raise TreeError(
+            f"{where}: expected one tree, got {sorted(found)}; say which, as in FILE#{min(found)}"
+        )
+    return _from_lists(found[name] if name is not None else next(iter(found.values())), where)
+
+
+def parse_tuples(text: str, where: str) -> Topology:
+    """The tree in a list of tuples, as vLLM and EAGLE write it."""
+    found = _literals(text, where)
+    if list(found) != [""]:
+        raise TreeError(f"{where}: expected one list such as [(0,), (0, 0)], got assignments {sorted(found)}")
+    return _from_lists(found[""], where)
+
+
+def write_tree(topology: Topology, form: str) -> str:
+    """`topology` as text in `form`: draftwood, medusa, tuples or nxdi.
+
+    Raises:
+        TreeError: the form is unknown or cannot express the tree.
+    """
+    writers = {
+        "draftwood": format_draftwood,
+        "medusa": format_medusa,
+        "tuples": format_tuples,
+        "nxdi": format_nxdi,
+    }
+    if form not in writers:
+        raise TreeError(f"tree form {form!r}: expected one of {', '.join(writers)}")
+    return writers[form](topology)
+
+
+def format_draftwood(topology: Topology) -> str:
+    """`topology` in our own JSON."""
+    return json.dumps({"format": TREE_FORMAT, "version": 1, "paths": topology.paths}) + "\n"
+
+
+def format_medusa(topology: Topology) -> str:
+    """`topology` as a JSON list of rank lists."""
+    return json.dumps(topology.paths) + "\n"
+
+
+def format_tuples(topology: Topology) -> str:
+    """`topology` as a Python list of tuples."""
+    return f"{list(topology.paths)}\n"
+
+
+def _literals(text: str, where: str) -> dict[str, object]:
+    """The list literals in Python (or JSON) text by name; a bare one has the name ''. Nothing is run."""
+    try:
+        body = ast.parse(text.strip()).body
+        found = {name: ast.literal_eval(value) for node in body for name, value in _list_nodes(node)}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise TreeError(f"{where}: not a tree: {error}; expected a form such as [[0], [0, 0]]") from error
+    if not found:
+        raise TreeError(f"{where}: no tree found; expected a form such as [[0], [0, 0]]")
+    return found
+
+
+def _list_nodes(node: ast.stmt) -> list[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Expr) and isinstance(node.value, (ast.List, ast.Tuple)):
+        return [("", node.value)]
+    if isinstance(node, ast.Assign) and isinstance(node.value, (ast.List, ast.Tuple)):
+        return [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _from_lists(paths: object, where: str) -> Topology:
+    if not isinstance(paths, (list, tuple)):
+        raise TreeError(f"{where}: expected a list of rank paths, got {type(paths).__name__}")
+    try:
+        return Topology.from_paths(paths)
+    except TreeError as error:
+        raise TreeError(f"{where}: {error}") from error

@@ -1,0 +1,114 @@
+"""Trees as the command line names them: ``plain``, ``chain:3``, ``full:3x2``, ``backbone:4:5``, files."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from draftwood.errors import TreeError
+from draftwood.trees.formats import parse_medusa, parse_tree, read_text
+from draftwood.trees.topology import Topology
+
+MAX_ROWS = 256
+KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE or tree:FILE"
+
+
+def parse_specs(text: str) -> list[tuple[str, Topology]]:
+    """The trees of ``--tree SPEC[,SPEC...]``, each with a name that can stand in a file name.
+
+    Plain decoding comes first, asked for or not; a tree that occurs twice keeps its first name. A file with
+    several Medusa trees takes ``medusa:FILE#NAME``.
+
+    Raises:
+        TreeError: an unknown kind, a bad or zero number, an unreadable file, or more than 256 rows.
+
+    Example:
+        >>> [name for name, _ in parse_specs("chain:3,full:3x2x1,chain:3")]
+        ['plain', 'chain-3', 'full-3x2x1']
+    """
+    trees: dict[Topology, str] = {Topology.plain(): "plain"}
+    for spec in text.split(","):
+        name, topology = _parse_spec(spec.strip())
+        if topology not in trees:
+            trees[topology] = _unique(name, trees.values())
+    return [(name, topology) for topology, name in trees.items()]
+
+
+def _parse_spec(spec: str) -> tuple[str, Topology]:
+    kind, _, rest = spec.partition(":")
+    readers: dict[str, Callable[[str, str], tuple[str, Topology]]] = {
+        "chain": _chain,
+        "full": _full,
+        "backbone": _backbone,
+        "medusa": _medusa,
+        "tree": _tree,
+    }
+    if spec == "plain":
+        return "plain", Topology.plain()
+    if kind not in readers:
+        raise TreeError(f"tree {spec!r}: unknown kind {kind!r}; expected {KINDS}")
+    return readers[kind](rest, f"tree {spec!r}")
+
+
+def _chain(rest: str, where: str) -> tuple[str, Topology]:
+    (depth,) = _numbers(rest, None, 1, where)
+    _check_rows(1 + depth, where)
+    return f"chain-{depth}", Topology.chain(depth)
+
+
+def _full(rest: str, where: str) -> tuple[str, Topology]:
+    widths = _numbers(rest, "x", None, where)
+    rows = level = 1
+    for width in widths:
+        level *= width
+        rows += level
+    _check_rows(rows, where)
+    return f"full-{'x'.join(map(str, widths))}", Topology.full(widths)
+
+
+def _backbone(rest: str, where: str) -> tuple[str, Topology]:
+    depth, k = _numbers(rest, ":", 2, where)
+    _check_rows(1 + depth * k, where)
+    return f"backbone-{depth}-{k}", Topology.backbone(depth, k)
+
+
+def _medusa(rest: str, where: str) -> tuple[str, Topology]:
+    file, _, name = rest.partition("#")
+    topology = parse_medusa(_file_text(file, where), file, name or None)
+    _check_rows(topology.rows, where)
+    return _slug(name or Path(file).stem), topology
+
+
+def _tree(rest: str, where: str) -> tuple[str, Topology]:
+    topology = parse_tree(_file_text(rest, where), rest)
+    _check_rows(topology.rows, where)
+    return _slug(Path(rest).stem), topology
+
+
+def _file_text(file: str, where: str) -> str:
+    if not file:
+        raise TreeError(f"{where}: expected a file name after the colon, got none")
+    return read_text(Path(file).expanduser())
+
+
+def _numbers(text: str, separator: str | None, count: int | None, where: str) -> tuple[int, ...]:
+    parts = text.split(separator) if separator else [text]
+    # Six digits are far past MAX_ROWS; more would only make Python's integers slow.
+    if (count and len(parts) != count) or not all(re.fullmatch("0*[1-9][0-9]{0,5}", part) for part in parts):
+        raise TreeError(f"{where}: expected whole numbers from 1, as in {KINDS}; got {text!r}")
+    return tuple(map(int, parts))
+
+
+def _check_rows(rows: int, where: str) -> None:
+    if rows > MAX_ROWS:
+        raise TreeError(f"{where}: expected at most {MAX_ROWS} rows, root counted, got {rows}; ask for fewer")
+
+
+def _slug(name: str) -> str:
+    return re.sub("[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64] or "tree"
+
+
+def _unique(name: str, taken: Iterable[str]) -> str:
+    # Compared without case, since a name becomes a file name and some file systems ignore case.
+    used = {other.casefold() for other in taken}
+    numbered = (f"{name}-{number}" for number in range(2, len(used) + 3))
+    return next(option for option in (name, *numbered) if option.casefold() not in used)

@@ -1,0 +1,141 @@
+"""Counts of the rank paths that the teacher's text took through a drafter's candidates.
+
+Every context (a position in the teacher's text) yields one path: at each level the rank of the true token
+among the candidates, ending where the truth left them. A node of a draft tree is accepted exactly in the
+contexts whose path passes through it, so the expected accept length is a sum of counts over the tree's nodes
+and the best tree of M nodes is the M most visited nodes of the trie.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from draftwood.errors import TreeError
+from draftwood.trees._json import expect_format, load_json
+from draftwood.trees.topology import Topology, rank_path
+
+RANK_PATHS_FORMAT = "draftwood.rank-paths"
+
+
+class RankPaths:
+    """How often each rank path was taken, one path per context.
+
+    Example:
+        >>> counts = RankPaths()
+        >>> counts.add((0, 1), 3)
+        >>> counts.add(())
+        >>> counts.contexts, counts.visits((0,)), counts.expected_accept_length(Topology.chain(1))
+        (4, 3, 1.75)
+    """
+
+    def __init__(self) -> None:
+        self._ends: Counter[tuple[int, ...]] = Counter()
+        self._trie: Counter[tuple[int, ...]] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return self._ends == other._ends if isinstance(other, RankPaths) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    @property
+    def contexts(self) -> int:
+        """The contexts counted, those with an empty path among them."""
+        return self._ends.total()
+
+    def add(self, path: Sequence[int], count: int = 1) -> None:
+        """Count `count` (1 or more) contexts that took `path`; it may be empty."""
+        if type(count) is not int or count < 1:
+            raise TreeError(f"rank path {path!r}: expected a count of 1 or more, got {count!r}")
+        self._ends[rank_path(path)] += count
+        self._trie = None
+
+    def merge(self, other: "RankPaths") -> None:
+        """Add all contexts of `other`."""
+        self._ends.update(other._ends)
+        self._trie = None
+
+    def visits(self, path: Sequence[int]) -> int:
+        """The contexts whose path passes through the node `path`; all of them for the root ``()``."""
+        return self._visits()[tuple(path)]
+
+    def expected_accept_length(self, topology: Topology) -> float:
+        """Tokens gained per verify step with `topology` on these contexts, the bonus token counted.
+
+        Raises:
+            TreeError: nothing has been counted.
+        """
+        self._require_contexts()
+        visits = self._visits()
+        return 1 + sum(visits[path] for path in topology.paths) / self.contexts
+
+    def best_tree(
+        self, nodes: int, max_depth: int | None = None, max_children: int | None = None
+    ) -> Topology:
+        """The tree of `nodes` draft nodes with the greatest expected accept length: exact.
+
+        Ties go to the shallower node, then to the smaller rank path. A parent is visited at least as often as
+        its child, so every result is a tree and contains all smaller ones. There are fewer nodes where fewer
+        were ever visited.
+
+        Args:
+            max_depth: the greatest depth allowed.
+            max_children: the candidates the drafter offers per node: ranks below this are used. (A cap on the
+                number of children whatever their ranks would be neither nested nor a matter of sorting.)
+
+        Raises:
+            TreeError: nothing has been counted, or a limit is negative.
+        """
+        self._require_contexts()
+        for name, limit in (("nodes", nodes), ("max_depth", max_depth), ("max_children", max_children)):
+            if limit is not None and limit < 0:
+                raise TreeError(f"best tree: expected {name} of 0 or more, got {limit}")
+        allowed = (
+            (path, count)
+            for path, count in self._visits().items()
+            if path
+            and (max_depth is None or len(path) <= max_depth)
+            and (max_children is None or max(path) < max_children)
+        )
+        ordered = sorted(allowed, key=lambda item: (-item[1], len(item[0]), item[0]))
+        return Topology.from_paths(path for path, _ in ordered[:nodes])
+
+    def to_json(self) -> str:
+        """The counts as JSON, sorted by path: equal counts give equal text."""
+        paths = [[list(path), count] for path, count in sorted(self._ends.items())]
+        value = {"format": RANK_PATHS_FORMAT, "version": 1, "contexts": self.contexts, "paths": paths}
+        return json.dumps(value, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "rank paths") -> "RankPaths":
+        """The counts in `text`, as `to_json` writes them; TreeError if it is anything else."""
+        value = expect_format(load_json(text, where), RANK_PATHS_FORMAT, {"contexts", "paths"}, where)
+        entries = value["paths"]
+        if not isinstance(entries, list):
+            raise TreeError(f"{where}: expected a list of [path, count] pairs, got {type(entries).__name__}")
+        result = cls()
+        for entry in entries:
+            result._add_entry(entry, where)
+        if value["contexts"] != result.contexts:
+            raise TreeError(f"{where}: expected {result.contexts} contexts, got {value['contexts']!r}")
+        return result
+
+    def _add_entry(self, entry: object, where: str) -> None:
+        if not isinstance(entry, list) or len(entry) != 2:
+            raise TreeError(f"{where}: expected a [path, count] pair, got {entry!r}")
+        try:
+            self.add(entry[0], entry[1])
+        except TreeError as error:
+            raise TreeError(f"{where}: {error}") from error
+
+    def _visits(self) -> Counter[tuple[int, ...]]:
+        if self._trie is None:
+            trie: Counter[tuple[int, ...]] = Counter()
+            for path, count in self._ends.items():
+                for depth in range(len(path) + 1):
+                    trie[path[:depth]] += count
+            self._trie = trie
+        return self._trie
+
+    def _require_contexts(self) -> None:
+        if not self.contexts:
+            raise TreeError("rank paths: no contexts have been counted; calibrate on some text first")
