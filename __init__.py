@@ -4,4 +4,9 @@ The folders of the repository are the packages of this namespace, and imports ru
 ``trees`` < ``kernels`` < ``compiler``; ``runtime`` needs neither ``compiler`` nor torch; ``tools`` uses all.
 """
 
+from draftwood.environment import shield_torch
+
 __version__ = "0.1.0"
+
+# Here, since everything of Draftwood that imports torch imports this package first.
+shield_torch()

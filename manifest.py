@@ -20,7 +20,7 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pass
 
 
-class TensorSignature(_Struct):
+class TensorSignature(_Struct, frozen=True):
     """One input or output; a string in ``shape`` is a size chosen at run time."""
 
     name: str
@@ -28,7 +28,7 @@ class TensorSignature(_Struct):
     shape: tuple[int | str, ...]
 
 
-class GraphSignature(_Struct):
+class GraphSignature(_Struct, frozen=True):
     """One frozen graph. ``aliases`` maps an output to the input whose buffer it is written into."""
 
     name: str
@@ -43,7 +43,7 @@ class GraphSignature(_Struct):
     aliases: dict[str, str]
 
 
-class Tree(_Struct):
+class Tree(_Struct, frozen=True):
     """A draft tree: ``file`` holds its rank paths and the tensorized buffers."""
 
     name: str
@@ -53,7 +53,7 @@ class Tree(_Struct):
     width: int
 
 
-class Gear(_Struct):
+class Gear(_Struct, frozen=True):
     """One static shape to decode with: a tree at a KV length."""
 
     name: str
@@ -62,7 +62,7 @@ class Gear(_Struct):
     graph: str
 
 
-class Dims(_Struct):
+class Dims(_Struct, frozen=True):
     """Sizes that every graph of the bundle shares."""
 
     layers: int
@@ -79,7 +79,7 @@ class Dims(_Struct):
     context: int
 
 
-class Teacher(_Struct):
+class Teacher(_Struct, frozen=True):
     """Whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
     digest: str
@@ -89,7 +89,7 @@ class Teacher(_Struct):
     config: dict[str, Any]
 
 
-class Drafter(_Struct):
+class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
     kind: Literal["medusa"]
@@ -101,7 +101,7 @@ class Drafter(_Struct):
     tied: bool
 
 
-class Manifest(_Struct):
+class Manifest(_Struct, frozen=True):
     """Everything a runtime needs to know; ``files`` gives the SHA-256 of every other file of the bundle."""
 
     schema_version: int

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -108,9 +108,13 @@ def _check(request: BuildRequest, config: TeacherConfig, drafter: MedusaCheckpoi
             have = f"the drafter has {levels} heads" if drafter else "there is no --drafter"
             raise TreeError(f"tree {name}: {tree.depth} levels deep, but {have}; choose a shallower tree")
         if tree.rows + tree.depth + 1 >= min(request.slots):
-            raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
+            raise TreeError(
+                f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv"
+            )
         if tree.width > config.vocabulary:
-            raise TreeError(f"tree {name}: rank {tree.width - 1} is past the vocabulary of {config.vocabulary}")
+            raise TreeError(
+                f"tree {name}: rank {tree.width - 1} is past the vocabulary of {config.vocabulary}"
+            )
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def _staged(out: Path) -> Iterator[Path]:
     try:
         yield folder
         folder.chmod(0o755)
-        os.rename(folder, out)
+        folder.rename(out)
     except OSError as error:
         raise RequestError(f"{out}: cannot be written ({error}); choose another --out") from error
     finally:
@@ -137,11 +141,11 @@ def _write_weights(
         if drafter:
             heads = MedusaHeads(config.hidden, config.vocabulary, drafter.heads, drafter.blocks, drafter.tied)
             head_shapes = {name: tuple(t.shape) for name, t in heads.state_dict().items()}
-    entries = [WeightEntry(n, shapes[n], lambda n=n: teacher.weight(n)) for n in teacher.names()]
+    entries = [WeightEntry(n, shapes[n], partial(teacher.weight, n)) for n in teacher.names()]
     if drafter:
-        entries += [WeightEntry(n, head_shapes[n], lambda n=n: drafter.weight(n)) for n in drafter.names()]
+        entries += [WeightEntry(n, head_shapes[n], partial(drafter.weight, n)) for n in drafter.names()]
     tables = zip(("rope_cos", "rope_sin"), rope_tables(config, positions), strict=True)
-    entries += [WeightEntry(name, table.shape, lambda t=table: torch.from_numpy(t)) for name, table in tables]
+    entries += [WeightEntry(name, table.shape, partial(torch.from_numpy, table)) for name, table in tables]
     return write_weights(path, entries)
 
 
@@ -183,35 +187,61 @@ def file_digest(path: Path) -> str:
 
 
 def _manifest(
-    request: BuildRequest, teacher: Checkpoint, drafter: MedusaCheckpoint | None, steps: list[Step], candidates: int,
-    tokenizer: bool, files: dict[str, str],
+    request: BuildRequest,
+    teacher: Checkpoint,
+    drafter: MedusaCheckpoint | None,
+    steps: list[Step],
+    candidates: int,
+    tokenizer: bool,
+    files: dict[str, str],
 ) -> m.Manifest:
     config = teacher.config
-    graphs = {(s.signature.rows, s.signature.slots): s.signature.name for s in steps if s.signature.kind != "prefill"}
+    graphs = {
+        (s.signature.rows, s.signature.slots): s.signature.name
+        for s in steps
+        if s.signature.kind != "prefill"
+    }
     rows = max(tree.rows for _, tree in request.trees)
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=m.Dims(
-            layers=config.layers, hidden=config.hidden, heads=config.heads, kv_heads=config.kv_heads,
-            head_dim=config.head_dim, vocabulary=config.vocabulary, branch_rows=rows,
-            path_rows=max(tree.depth for _, tree in request.trees) + 1, context=max(request.slots) - 1,
+            layers=config.layers,
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            vocabulary=config.vocabulary,
+            branch_rows=rows,
+            path_rows=max(tree.depth for _, tree in request.trees) + 1,
+            context=max(request.slots) - 1,
         ),
         teacher=m.Teacher(digest=teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
-        drafter=drafter
-        and m.Drafter(
-            kind="medusa", digest=drafter.digest(), levels=drafter.heads, candidates=candidates,
-            blocks=drafter.blocks, tied=drafter.tied,
-        ),
+        drafter=_drafter(drafter, candidates) if drafter else None,
         trees=tuple(
             m.Tree(name=n, file=f"trees/{n}.json", rows=t.rows, depth=t.depth, width=t.width)
             for n, t in request.trees
         ),
         gears=tuple(
             m.Gear(name=f"{n}-kv{c}", tree=n, slots=c, graph=graphs[t.rows, c])
-            for n, t in request.trees for c in request.slots
+            for n, t in request.trees
+            for c in request.slots
         ),
         graphs=tuple(step.signature for step in steps),
-        weights=WEIGHTS_FILE, tokenizer=tokenizer, provenance=_provenance(), files=files,
+        weights=WEIGHTS_FILE,
+        tokenizer=tokenizer,
+        provenance=_provenance(),
+        files=files,
+    )
+
+
+def _drafter(drafter: MedusaCheckpoint, candidates: int) -> m.Drafter:
+    return m.Drafter(
+        kind="medusa",
+        digest=drafter.digest(),
+        levels=drafter.heads,
+        candidates=candidates,
+        blocks=drafter.blocks,
+        tied=drafter.tied,
     )
 
 

@@ -7,8 +7,9 @@ accepted rows of the previous tree (the *branch*) into place. Three forms of its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,9 @@ from torch.nn import functional as F
 from draftwood import kernels
 from draftwood.compiler.config import TeacherConfig
 
-# T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows that get logits
-# H hidden, N query heads, K key/value heads, D head dimension, C cache slots, S visible slots, V vocabulary, L layers
+# T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
+# H hidden, N query heads, K key/value heads, D head dimension, C cache slots, S visible slots, V vocabulary,
+# L layers
 
 Form = Literal["fused", "eager", "cpu"]
 
@@ -41,7 +43,9 @@ class Placement:
     masked: Tensor
 
 
-def place(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int, kv_heads: int) -> Placement:
+def place(
+    visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int, kv_heads: int
+) -> Placement:
     """Cache rows and the mask of a static step, from values that vary at run time only.
 
     The last ``moved`` = P path slots past ``accepted`` go to the spare slot C - 1, never onto a live one.
@@ -101,8 +105,15 @@ class Layer(nn.Module):
         return self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH))), residual_TH
 
     def attend(
-        self, x_TH: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, moved_2PKD: Tensor, key_cache: Tensor,
-        value_cache: Tensor, placement: Placement, form: Form,
+        self,
+        x_TH: Tensor,
+        cos_T1D: Tensor,
+        sin_T1D: Tensor,
+        moved_2PKD: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        placement: Placement,
+        form: Form,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Static form over flat caches [K*C, D]: (rows [T, N*D], new rows [2, T, K, D], both caches)."""
         config, ops = self.config, torch.ops.npu
@@ -121,14 +132,29 @@ class Layer(nn.Module):
             out = kernels.eager_attention(query, keys, values, placement.masked, scale)
         else:
             out = ops.npu_fused_infer_attention_score(
-                query, keys, values, atten_mask=placement.masked, num_heads=config.heads, scale=scale,
-                input_layout="BNSD", num_key_value_heads=config.kv_heads, sparse_mode=1,
+                query,
+                keys,
+                values,
+                atten_mask=placement.masked,
+                num_heads=config.heads,
+                scale=scale,
+                input_layout="BNSD",
+                num_key_value_heads=config.kv_heads,
+                sparse_mode=1,
             )[0]
         return out[0].transpose(0, 1).flatten(1), new_2TKD, key_cache, value_cache
 
     def append(
-        self, x_TH: Tensor, cos_TE: Tensor, sin_TE: Tensor, moved_2PKD: Tensor, key_cache: Tensor,
-        value_cache: Tensor, bias: Tensor, last: Tensor, total: Tensor,
+        self,
+        x_TH: Tensor,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        moved_2PKD: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        bias: Tensor,
+        last: Tensor,
+        total: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """CPU form over caches [1, K, C, D]: the moved and the new rows are appended as one block of W rows.
 
@@ -141,16 +167,24 @@ class Layer(nn.Module):
         moved_2PE = moved_2PKD.flatten(-2)
         padding_1PE = q_1TE.new_zeros((1, moved_2PE.shape[1], q_1TE.shape[-1]))
         out, key_cache, value_cache = ops.append_attention(
-            torch.cat((padding_1PE, q_1TE), 1), torch.cat((moved_2PE[:1], k_1TE), 1),
-            torch.cat((moved_2PE[1:], v[None]), 1), key_cache, value_cache, bias, last, total,
-            config.heads, config.kv_heads, config.head_dim**-0.5,
+            torch.cat((padding_1PE, q_1TE), 1),
+            torch.cat((moved_2PE[:1], k_1TE), 1),
+            torch.cat((moved_2PE[1:], v[None]), 1),
+            key_cache,
+            value_cache,
+            bias,
+            last,
+            total,
+            config.heads,
+            config.kv_heads,
+            config.head_dim**-0.5,
         )
         new_2TKD = torch.cat((k_1TE, v[None])).unflatten(-1, (config.kv_heads, config.head_dim))
         return out[0, moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
 
 
 class Decoder(nn.Module):
-    """The whole teacher. Parameter names are the bundle's weight names; created empty, filled by the caller."""
+    """The whole teacher. Parameter names are the bundle's weight names; the caller fills them."""
 
     def __init__(self, config: TeacherConfig, positions: int) -> None:
         super().__init__()
@@ -160,21 +194,31 @@ class Decoder(nn.Module):
         self.norm = Norm(config.hidden, config.rms_norm_eps)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        self.rope_cos: Tensor
+        self.rope_sin: Tensor
         self.register_buffer("rope_cos", torch.empty(positions, config.head_dim))
         self.register_buffer("rope_sin", torch.empty(positions, config.head_dim))
 
     @property
     def head_weight(self) -> nn.Parameter:
         """The output matrix [V, H]: the embedding itself where the two are tied."""
-        return self.embed.weight if self.config.tied else self.lm_head.weight
+        return cast(nn.Parameter, self.embed.weight if self.config.tied else self.lm_head.weight)
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         """Teacher logits [R, V] of final hidden states."""
         return F.linear(hidden_RH, self.head_weight)
 
     def step(
-        self, tokens_T: Tensor, depths_T: Tensor, visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor,
-        path_P: Tensor, branch_L2BKD: Tensor, caches: list[Tensor], rows_R: Tensor | None = None,
+        self,
+        tokens_T: Tensor,
+        depths_T: Tensor,
+        visible_TT: Tensor,
+        committed_1: Tensor,
+        accepted_1: Tensor,
+        path_P: Tensor,
+        branch_L2BKD: Tensor,
+        caches: list[Tensor],
+        rows_R: Tensor | None = None,
         form: Form = "fused",
     ) -> StepOutput:
         """Static step. caches: flat [K*C, D], key then value of every layer; rows_R None means all rows."""
@@ -187,7 +231,7 @@ class Decoder(nn.Module):
         residual = self.embed(tokens_T)
         added, news = torch.zeros_like(residual), []
         written: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             normed, residual = self._enter(layer, i, added, residual)
             out, new, *pair = layer.attend(
                 normed, cos_T1D, sin_T1D, moved[i], caches[2 * i], caches[2 * i + 1], placement, form
@@ -198,8 +242,16 @@ class Decoder(nn.Module):
         return self._finish(added, residual, rows_R, news, written)
 
     def step_cpu(
-        self, tokens_T: Tensor, positions_T: Tensor, rows_R: Tensor, bias_11WS: Tensor, last_1: Tensor,
-        total: Tensor, path_P: Tensor, branch_L2BKD: Tensor, caches: list[Tensor],
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        rows_R: Tensor,
+        bias_11WS: Tensor,
+        last_1: Tensor,
+        total: Tensor,
+        path_P: Tensor,
+        branch_L2BKD: Tensor,
+        caches: list[Tensor],
     ) -> StepOutput:
         """Symbolic step for onnxruntime. caches: [1, K, C, D]; bias covers the moved and the new rows."""
         half = self.config.head_dim // 2
@@ -208,7 +260,7 @@ class Decoder(nn.Module):
         residual = self.embed(tokens_T)
         added, news = torch.zeros_like(residual), []
         written: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             normed, residual = self._enter(layer, i, added, residual)
             out, new, *pair = layer.append(
                 normed, cos_TE, sin_TE, moved[i], caches[2 * i], caches[2 * i + 1], bias_11WS, last_1, total
@@ -224,7 +276,12 @@ class Decoder(nn.Module):
         return layer.attn_norm.added(added, residual)
 
     def _finish(
-        self, added: Tensor, residual: Tensor, rows_R: Tensor | None, news: list[Tensor], written: list[Tensor]
+        self,
+        added: Tensor,
+        residual: Tensor,
+        rows_R: Tensor | None,
+        news: list[Tensor],
+        written: list[Tensor],
     ) -> StepOutput:
         if rows_R is not None:
             added, residual = added.index_select(0, rows_R), residual.index_select(0, rows_R)

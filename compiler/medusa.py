@@ -1,6 +1,9 @@
-"""Medusa heads as a draft step (Cai et al., 2024): one hidden state in, the best tokens of every level out."""
+"""Medusa heads as a draft step (Cai et al., 2024): a hidden state in, the best tokens of every level out."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +40,10 @@ class MedusaHeads(nn.Module):
 
     def forward(self, hidden_1H: Tensor, lm_head_VH: Tensor | None, candidates: int) -> tuple[Tensor, Tensor]:
         """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first."""
+        heads = cast(Iterable[Head], self.heads)
         if lm_head_VH is not None:
-            logits_IV = F.linear(torch.cat([head.features(hidden_1H) for head in self.heads]), lm_head_VH)
+            logits_IV = F.linear(torch.cat([head.features(hidden_1H) for head in heads]), lm_head_VH)
         else:
-            logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in self.heads])
+            logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in heads])
         top_IK, tokens_IK = logits_IV.topk(candidates, -1)
         return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Lowers a traced step to ONNX at opset 18, with its weights outside and nothing that varies between builds."""
+"""Lowers a traced step to ONNX at opset 18: weights outside, nothing inside that varies between builds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trace(step: Step) -> ExportedProgram:
 def lower_to_onnx(
     step: Step, program: ExportedProgram, weights: Mapping[str, WeightSpan], weights_file: str, path: Path
 ) -> None:
-    """Writes ``path``; every tensor of ``weights`` is referred to in ``weights_file`` beside it, not stored."""
+    """Writes ``path``; ``weights`` are not stored but referred to, in ``weights_file`` beside it."""
     signature = step.signature
     model = _translate(step, program)
     for value in list(model.graph.initializers.values()):
@@ -46,8 +46,13 @@ def lower_to_onnx(
         if name is not None:
             span = weights[name]
             value.const_value = ir.ExternalTensor(
-                weights_file, span.offset, span.length, ir.DataType.FLOAT, shape=ir.Shape(span.shape),
-                name=value.name or "", base_dir=path.parent,
+                weights_file,
+                span.offset,
+                span.length,
+                ir.DataType.FLOAT,
+                shape=ir.Shape(span.shape),
+                name=value.name or "",
+                base_dir=path.parent,
             )
     for values, specs in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
         for value, spec in zip(values, specs, strict=True):
@@ -66,7 +71,11 @@ def _translate(step: Step, program: ExportedProgram) -> ir.Model:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, custom_translation_table=onnx_forms(cpu), verbose=False,
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                custom_translation_table=onnx_forms(cpu),
+                verbose=False,
                 input_names=[t.name for t in step.signature.inputs],
                 output_names=[t.name for t in step.signature.outputs],
             )

@@ -16,7 +16,8 @@ from draftwood.compiler.decoder import Decoder, Form, StepOutput
 from draftwood.compiler.medusa import MedusaHeads
 from draftwood.manifest import GraphKind, GraphSignature, TensorSignature
 
-# T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots, S seen slots
+# T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots,
+# S seen slots, W = P + T
 
 _DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float32": torch.float32}
 
@@ -37,7 +38,6 @@ class Step:
             )
             for spec in self.signature.inputs
         )
-
 
     def weight_name(self, parameter: str) -> str | None:
         """The bundle's name of a parameter or buffer of the module; None for a constant of the trace."""
@@ -90,7 +90,16 @@ class PrefillStep(_TeacherStep):
         order = torch.arange(rows)
         causal = order[None] <= order[:, None]
         out = self.decoder.step(
-            tokens, order, causal, committed, accepted, path, branch, list(caches), rows_R=last, form=self.form
+            tokens,
+            order,
+            causal,
+            committed,
+            accepted,
+            path,
+            branch,
+            list(caches),
+            rows_R=last,
+            form=self.form,
         )
         return self.outputs(out, branch=False)
 
@@ -125,28 +134,43 @@ class StepSizes:
 
 
 def _cached(
-    config: TeacherConfig, name: str, kind: GraphKind, inputs: list[TensorSignature], outputs: list[TensorSignature],
-    cache_shape: tuple[int | str, ...], rows: int, slots: int,
+    config: TeacherConfig,
+    name: str,
+    kind: GraphKind,
+    inputs: list[TensorSignature],
+    outputs: list[TensorSignature],
+    cache_shape: tuple[int | str, ...],
+    rows: int,
+    slots: int,
 ) -> GraphSignature:
     caches = [_tensor(n, "float32", *cache_shape) for n in cache_names(config.layers)]
     written = [_tensor(f"{c.name}.out", "float32", *cache_shape) for c in caches]
     return GraphSignature(
-        name=name, kind=kind, file=f"onnx/{name}.onnx", rows=rows, slots=slots, inputs=(*inputs, *caches),
-        outputs=(*outputs, *written), aliases={w.name: c.name for w, c in zip(written, caches, strict=True)},
+        name=name,
+        kind=kind,
+        file=f"onnx/{name}.onnx",
+        rows=rows,
+        slots=slots,
+        inputs=(*inputs, *caches),
+        outputs=(*outputs, *written),
+        aliases={w.name: c.name for w, c in zip(written, caches, strict=True)},
     )
 
 
 def _commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignature]:
     branch = (config.layers, 2, sizes.branch_rows, config.kv_heads, config.head_dim)
     return [
-        _tensor("committed", "int64", 1), _tensor("accepted", "int64", 1),
-        _tensor("path", "int64", sizes.path_rows), _tensor("branch", "float32", *branch),
+        _tensor("committed", "int64", 1),
+        _tensor("accepted", "int64", 1),
+        _tensor("path", "int64", sizes.path_rows),
+        _tensor("branch", "float32", *branch),
     ]
 
 
 def _teacher_outputs(config: TeacherConfig, rows: int | str) -> list[TensorSignature]:
     return [
-        _tensor("logits", "float32", rows, config.vocabulary), _tensor("choice", "int64", rows),
+        _tensor("logits", "float32", rows, config.vocabulary),
+        _tensor("choice", "int64", rows),
         _tensor("hidden", "float32", rows, config.hidden),
     ]
 
@@ -155,13 +179,29 @@ def verify_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form:
     """Verification of a tree of ``rows`` rows at KV length ``slots``; the decode step for one row."""
     config = decoder.config
     name = f"verify-t{rows}-kv{slots}" if rows > 1 else f"decode-kv{slots}"
-    inputs = [_tensor("tokens", "int64", rows), _tensor("depths", "int64", rows), _tensor("visible", "bool", rows, rows)]
+    inputs = [
+        _tensor("tokens", "int64", rows),
+        _tensor("depths", "int64", rows),
+        _tensor("visible", "bool", rows, rows),
+    ]
     branch = _tensor(
-        "branch.out", "float32", config.layers, 2, max(rows, sizes.branch_rows), config.kv_heads, config.head_dim
+        "branch.out",
+        "float32",
+        config.layers,
+        2,
+        max(rows, sizes.branch_rows),
+        config.kv_heads,
+        config.head_dim,
     )
     signature = _cached(
-        config, name, "verify" if rows > 1 else "decode", inputs + _commit_inputs(config, sizes),
-        [*_teacher_outputs(config, rows), branch], (config.kv_heads * slots, config.head_dim), rows, slots,
+        config,
+        name,
+        "verify" if rows > 1 else "decode",
+        inputs + _commit_inputs(config, sizes),
+        [*_teacher_outputs(config, rows), branch],
+        (config.kv_heads * slots, config.head_dim),
+        rows,
+        slots,
     )
     return Step(VerifyStep(decoder, form, sizes.branch_rows), signature)
 
@@ -171,8 +211,14 @@ def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form
     config = decoder.config
     inputs = [_tensor("tokens", "int64", rows), _tensor("last", "int64", 1)]
     signature = _cached(
-        config, f"prefill-t{rows}-kv{slots}", "prefill", inputs + _commit_inputs(config, sizes),
-        _teacher_outputs(config, 1), (config.kv_heads * slots, config.head_dim), rows, slots,
+        config,
+        f"prefill-t{rows}-kv{slots}",
+        "prefill",
+        inputs + _commit_inputs(config, sizes),
+        _teacher_outputs(config, 1),
+        (config.kv_heads * slots, config.head_dim),
+        rows,
+        slots,
     )
     return Step(PrefillStep(decoder, form, sizes.branch_rows), signature)
 
@@ -182,9 +228,14 @@ def cpu_step(decoder: Decoder) -> Step:
     config = decoder.config
     shape = (config.layers, 2, "B", config.kv_heads, config.head_dim)
     inputs = [
-        _tensor("tokens", "int64", "T"), _tensor("positions", "int64", "T"), _tensor("rows", "int64", "R"),
-        _tensor("bias", "float32", 1, 1, "W", "S"), _tensor("last", "int32", 1), _tensor("total", "int32"),
-        _tensor("path", "int64", "P"), _tensor("branch", "float32", *shape),
+        _tensor("tokens", "int64", "T"),
+        _tensor("positions", "int64", "T"),
+        _tensor("rows", "int64", "R"),
+        _tensor("bias", "float32", 1, 1, "W", "S"),
+        _tensor("last", "int32", 1),
+        _tensor("total", "int32"),
+        _tensor("path", "int64", "P"),
+        _tensor("branch", "float32", *shape),
     ]
     outputs = [*_teacher_outputs(config, "R"), _tensor("branch.out", "float32", *shape[:2], "T", *shape[3:])]
     signature = _cached(
@@ -199,10 +250,15 @@ def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int) -> Step:
     """The draft step of Medusa heads."""
     levels, hidden = len(heads.heads), decoder.config.hidden
     signature = GraphSignature(
-        name="draft", kind="draft", file="onnx/draft.onnx", rows=1, slots=0,
+        name="draft",
+        kind="draft",
+        file="onnx/draft.onnx",
+        rows=1,
+        slots=0,
         inputs=(_tensor("hidden", "float32", 1, hidden),),
         outputs=(
-            _tensor("candidates", "int64", levels, candidates), _tensor("scores", "float32", levels, candidates),
+            _tensor("candidates", "int64", levels, candidates),
+            _tensor("scores", "float32", levels, candidates),
         ),
         aliases={},
     )

@@ -36,7 +36,9 @@ class WeightEntry:
     read: Callable[[], Tensor]
 
 
-def write_weights(path: Path, entries: Iterable[WeightEntry], dtype: torch.dtype = torch.float32) -> dict[str, WeightSpan]:
+def write_weights(
+    path: Path, entries: Iterable[WeightEntry], dtype: torch.dtype = torch.float32
+) -> dict[str, WeightSpan]:
     """Writes the entries in order, holding one at a time; returns where each lies."""
     entries = list(entries)
     header: dict[str, object] = {}
@@ -44,7 +46,11 @@ def write_weights(path: Path, entries: Iterable[WeightEntry], dtype: torch.dtype
     at = 0
     for entry in entries:
         length = dtype.itemsize * int(torch.Size(entry.shape).numel())
-        header[entry.name] = {"dtype": _NAMES[dtype], "shape": list(entry.shape), "data_offsets": [at, at + length]}
+        header[entry.name] = {
+            "dtype": _NAMES[dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [at, at + length],
+        }
         spans[entry.name] = WeightSpan(entry.shape, at, length)
         at += length
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -54,7 +60,7 @@ def write_weights(path: Path, entries: Iterable[WeightEntry], dtype: torch.dtype
         for entry in entries:
             value = entry.read().to(dtype).contiguous()
             assert tuple(value.shape) == entry.shape, (entry.name, value.shape, entry.shape)
-            file.write(memoryview(value.view(-1).view(torch.uint8).numpy()))
+            file.write(value.view(-1).view(torch.uint8).numpy().data)
     start = 8 + len(text)
     return {name: WeightSpan(span.shape, span.offset + start, span.length) for name, span in spans.items()}
 

@@ -5,11 +5,12 @@ Mask polarity follows torch_npu: True means *masked out*. One boolean mask [1, 1
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from onnxscript.onnx_opset import opset18 as op
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract
+from draftwood.kernels.contract import Contract, op
 from draftwood.kernels.onnxruntime_ops import ort
 
 # T query rows, C cache slots, S visible slots, N query heads, K key/value heads, G = N / K, D head dimension
@@ -25,22 +26,41 @@ _FUSED_SCHEMA = (
     "Tensor? query_padding_size=None, Tensor? kv_padding_size=None, Tensor? key_shared_prefix=None, "
     "Tensor? value_shared_prefix=None, SymInt[]? actual_shared_prefix_len=None, Tensor? query_rope=None, "
     "Tensor? key_rope=None, Tensor? key_rope_antiquant_scale=None, int num_heads=1, float scale=1.0, "
-    "int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout=\"BSH\", "
+    'int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout="BSH", '
     "int num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0, "
     "int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0, "
     "bool softmax_lse_flag=False) -> (Tensor, Tensor)"
 )
 # What the reference honours; any other argument away from its default is refused, never ignored.
-_HONOURED = {"num_heads", "num_key_value_heads", "scale", "input_layout", "sparse_mode", "inner_precise", "atten_mask"}
+_HONOURED = {
+    "num_heads",
+    "num_key_value_heads",
+    "scale",
+    "input_layout",
+    "sparse_mode",
+    "inner_precise",
+    "atten_mask",
+}
 _DEFAULTS = {"pre_tokens": 2147483647, "next_tokens": 2147483647}
 
 
-def _refuse_unsupported(layout: str, sparse_mode: int, rest: dict[str, object]) -> None:
-    odd = [k for k, v in rest.items() if k not in _HONOURED and v is not None and v != _DEFAULTS.get(k, 0)]
+def _refuse_unsupported(
+    query: Any, key: Any, heads: int, kv_heads: int, layout: str, sparse_mode: int, rest: dict[str, object]
+) -> None:
+    # A tensor or a list is never a default, even one of zeros.
+    odd = [
+        k for k, v in rest.items() if v is not None and not (isinstance(v, int) and v == _DEFAULTS.get(k, 0))
+    ]
+    odd = [k for k in odd if k not in _HONOURED]
     if odd or layout != "BNSD" or sparse_mode not in (0, 1):
         raise NotImplementedError(
-            f"fused attention reference: layout BNSD and sparse_mode 0 or 1 without {', '.join(odd) or 'extras'}"
-            f" expected, got layout {layout}, sparse_mode {sparse_mode}"
+            f"fused attention: layout {layout}, sparse_mode {sparse_mode}, {', '.join(odd) or 'no extras'};"
+            " the reference knows layout BNSD and sparse_mode 0 or 1 without extras"
+        )
+    declared, found = (1, heads, kv_heads or heads), (query.shape[0], query.shape[1], key.shape[1])
+    if declared != found:
+        raise NotImplementedError(
+            f"fused attention: batch, num_heads, num_key_value_heads are {declared}; the tensors have {found}"
         )
 
 
@@ -64,23 +84,41 @@ def eager_attention(query: Tensor, key: Tensor, value: Tensor, masked: Tensor | 
 
 
 def _fused(
-    query: Tensor, key: Tensor, value: Tensor, *, atten_mask: Tensor | None = None, num_heads: int = 1,
-    scale: float = 1.0, input_layout: str = "BSH", num_key_value_heads: int = 0, sparse_mode: int = 0,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
     **rest: object,
 ) -> tuple[Tensor, Tensor]:
-    _refuse_unsupported(input_layout, sparse_mode, rest)
+    _refuse_unsupported(query, key, num_heads, num_key_value_heads, input_layout, sparse_mode, rest)
     return eager_attention(query, key, value, atten_mask, scale), query.new_empty(0, dtype=torch.float32)
 
 
 def _fused_fake(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty(0, dtype=torch.float32)
+    # Contiguous whatever the query's strides are: otherwise a trace would view what has to be copied.
+    return query.new_empty(query.shape), query.new_empty(0, dtype=torch.float32)
 
 
 def _fused_onnx(  # type: ignore[no-untyped-def]
-    query, key, value, *, atten_mask=None, num_heads: int = 1, scale: float = 1.0, input_layout: str = "BSH",
-    num_key_value_heads: int = 0, sparse_mode: int = 0, **rest,
+    query,
+    key,
+    value,
+    *,
+    atten_mask=None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    **rest,
 ):
-    _refuse_unsupported(input_layout, sparse_mode, rest)
+    _refuse_unsupported(query, key, num_heads, num_key_value_heads, input_layout, sparse_mode, rest)
     kv_heads = num_key_value_heads or num_heads
     rows, dim = query.shape[2], query.shape[3]
     grouped = op.Reshape(query, op.Constant(value_ints=[kv_heads, (num_heads // kv_heads) * rows, dim]))
@@ -90,19 +128,36 @@ def _fused_onnx(  # type: ignore[no-untyped-def]
     split = op.Constant(value_ints=[kv_heads, num_heads // kv_heads, rows, -1])
     scores = op.Reshape(scores, split)
     if atten_mask is not None:
-        # Finite, so that a row without a visible slot (padding) cannot make a NaN.
-        scores = op.Where(atten_mask, op.Constant(value_float=-3.0e38), scores)
+        # Finite, so that a row without a visible slot cannot make a NaN; it gives the mean of all values
+        # here, zeros on the NPU. Padded rows see themselves, so no graph of ours has such a row.
+        scores = op.Where(_cut(atten_mask, rows, key.shape[2]), op.Constant(value_float=-3.0e38), scores)
     weights = op.Reshape(op.Softmax(scores, axis=-1), op.Constant(value_ints=[kv_heads, -1, key.shape[2]]))
     out = op.MatMul(weights, values)
     return op.Reshape(out, op.Constant(value_ints=[1, num_heads, rows, dim])), op.Constant(value_floats=[0.0])
+
+
+def _cut(mask, rows: int, slots: int):  # type: ignore[no-untyped-def]
+    if tuple(mask.shape[-2:]) == (rows, slots):
+        return mask
+    ends, axes = op.Constant(value_ints=[rows, slots]), op.Constant(value_ints=[-2, -1])
+    return op.Slice(mask, op.Constant(value_ints=[0, 0]), ends, axes)
 
 
 FUSED_INFER_ATTENTION_SCORE = Contract(_FUSED_SCHEMA, reference=_fused, fake=_fused_fake, onnx=_fused_onnx)
 
 
 def _append_attention(
-    query: Tensor, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, bias: Tensor, last: Tensor,
-    total: Tensor, heads: int, kv_heads: int, scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    bias: Tensor,
+    last: Tensor,
+    total: Tensor,
+    heads: int,
+    kv_heads: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, slots = query.shape[1], bias.shape[-1]
     caches = []
@@ -127,20 +182,37 @@ def _append_attention_onnx(  # type: ignore[no-untyped-def]
     query, key, value, key_cache, value_cache, bias, last, total, heads: int, kv_heads: int, scale: float
 ):
     return ort.GroupQueryAttention(
-        query, key, value, key_cache, value_cache, last, total, None, None, None, bias,
-        num_heads=heads, kv_num_heads=kv_heads, scale=scale, do_rotary=0,
+        query,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        last,
+        total,
+        None,
+        None,
+        None,
+        bias,
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        scale=scale,
+        do_rotary=0,
     )
 
 
 APPEND_ATTENTION = Contract(
-    "append_attention(Tensor query, Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor bias, "
-    "Tensor last, Tensor total, int heads, int kv_heads, float scale) -> (Tensor, Tensor, Tensor)",
-    reference=_append_attention, fake=_append_attention_fake, onnx_cpu=_append_attention_onnx,
+    "append_attention(Tensor query, Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, "
+    "Tensor bias, Tensor last, Tensor total, int heads, int kv_heads, float scale)"
+    " -> (Tensor, Tensor, Tensor)",
+    reference=_append_attention,
+    fake=_append_attention_fake,
+    onnx_cpu=_append_attention_onnx,
     namespace="draftwood",
 )
 """Appends T rows to the caches [1, K, C, D] at slots S - T .. S - 1 and attends causally through them.
 
-query [1, T, N*D], key and value [1, T, K*D], bias [1, 1, T, S] added to the scores, last int32 [1] = S - 1,
-total int32 [] = S. Returns the rows [1, T, N*D] and both caches. onnxruntime's GroupQueryAttention does it as
-one operator, in place when cache input and output are one buffer; it reads S slots, not C.
+query [1, T, N*D], key and value [1, T, K*D], bias [1, 1, T, S] (0 = seen, below -1e30 = masked), last int32
+[1] = S - 1, total int32 [] = S. Returns the rows [1, T, N*D] and both caches. onnxruntime's
+GroupQueryAttention does it as one operator, in place when cache input and output are one buffer; it reads S
+slots, not C.
 """

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from onnxscript.onnx_opset import opset18
+
+op: Any = opset18  # its stubs tie the element types of a whole expression together
+"""Builds standard operators of opset 18."""
 
 _libraries: list[torch.library.Library] = []  # a Library unregisters its operators when collected
 

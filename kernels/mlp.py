@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from onnxscript.onnx_opset import opset18 as op
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract
+from draftwood.kernels.contract import Contract, op
 
 
 def _swiglu(input: Tensor, dim: int = -1) -> Tensor:
@@ -28,5 +27,7 @@ def _swiglu_onnx(input, dim: int = -1):  # type: ignore[no-untyped-def]
 
 SWIGLU = Contract(
     "npu_swiglu(Tensor input, int dim=-1) -> Tensor",
-    reference=_swiglu, fake=_swiglu_fake, onnx=_swiglu_onnx,
+    reference=_swiglu,
+    fake=_swiglu_fake,
+    onnx=_swiglu_onnx,
 )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from onnxscript.onnx_opset import opset18 as op
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract
+from draftwood.kernels.contract import Contract, op
 
 # T rows, H features
 
@@ -24,18 +23,24 @@ def _rms_norm_fake(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple
 
 def _rms_norm_onnx(input, gamma, epsilon: float = 1e-6):  # type: ignore[no-untyped-def]
     # This order of operators is the one that onnxruntime fuses into SimplifiedLayerNormalization.
-    mean = op.ReduceMean(op.Pow(input, op.Constant(value_float=2.0)), op.Constant(value_ints=[-1]), keepdims=1)
+    mean = op.ReduceMean(
+        op.Pow(input, op.Constant(value_float=2.0)), op.Constant(value_ints=[-1]), keepdims=1
+    )
     rms = op.Sqrt(op.Add(mean, op.Constant(value_float=epsilon)))
     return op.Mul(op.Div(input, rms), gamma), op.Reciprocal(rms)
 
 
-def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+def _add_rms_norm(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
     total = x1 + x2
     y, rstd = _rms_norm(total, gamma, epsilon)
     return y, rstd, total
 
 
-def _add_rms_norm_fake(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+def _add_rms_norm_fake(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
     y, rstd = _rms_norm_fake(x1, gamma, epsilon)
     return y, rstd, torch.empty_like(x1)
 
@@ -48,9 +53,13 @@ def _add_rms_norm_onnx(x1, x2, gamma, epsilon: float = 1e-6):  # type: ignore[no
 
 RMS_NORM = Contract(
     "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
-    reference=_rms_norm, fake=_rms_norm_fake, onnx=_rms_norm_onnx,
+    reference=_rms_norm,
+    fake=_rms_norm_fake,
+    onnx=_rms_norm_onnx,
 )
 ADD_RMS_NORM = Contract(
     "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)",
-    reference=_add_rms_norm, fake=_add_rms_norm_fake, onnx=_add_rms_norm_onnx,
+    reference=_add_rms_norm,
+    fake=_add_rms_norm_fake,
+    onnx=_add_rms_norm_onnx,
 )

@@ -14,7 +14,11 @@ DOMAIN, VERSION = "com.microsoft", 1
 _Option = OpSchema.FormalParameterOption
 _Attribute = OpSchema.Attribute
 _Kind = OpSchema.AttrType
-_TYPES = [("T", ["tensor(float)", "tensor(float16)"], ""), ("I", ["tensor(int64)"], ""), ("M", ["tensor(int32)"], "")]
+_TYPES = [
+    ("T", ["tensor(float)", "tensor(float16)"], ""),
+    ("I", ["tensor(int64)"], ""),
+    ("M", ["tensor(int32)"], ""),
+]
 
 
 def _inputs(*names: str) -> list[OpSchema.FormalParameter]:
@@ -27,24 +31,46 @@ def _inputs(*names: str) -> list[OpSchema.FormalParameter]:
     return parameters
 
 
-def _schema(name: str, inputs: list[OpSchema.FormalParameter], outputs: list[OpSchema.FormalParameter],
-            attributes: dict[str, _Kind]) -> OpSchema:
+def _schema(
+    name: str,
+    inputs: list[OpSchema.FormalParameter],
+    outputs: list[OpSchema.FormalParameter],
+    attributes: dict[str, _Kind],
+) -> OpSchema:
     used = {p.type_str for p in (*inputs, *outputs)}
     return OpSchema(
-        name, DOMAIN, VERSION, inputs=inputs, outputs=outputs, type_constraints=[t for t in _TYPES if t[0] in used],
+        name,
+        DOMAIN,
+        VERSION,
+        inputs=inputs,
+        outputs=outputs,
+        type_constraints=[t for t in _TYPES if t[0] in used],
         attributes=[_Attribute(key, kind, required=False) for key, kind in attributes.items()],
     )
 
 
 _SCHEMAS = (
     _schema(
-        "RotaryEmbedding", _inputs("input:T", "position_ids:I", "cos_cache:T", "sin_cache:T"), _inputs("output:T"),
+        "RotaryEmbedding",
+        _inputs("input:T", "position_ids:I", "cos_cache:T", "sin_cache:T"),
+        _inputs("output:T"),
         {"interleaved": _Kind.INT, "num_heads": _Kind.INT, "rotary_embedding_dim": _Kind.INT},
     ),
     _schema(
         "GroupQueryAttention",
-        _inputs("query:T", "key:T?", "value:T?", "past_key:T?", "past_value:T?", "seqlens_k:M",
-                "total_sequence_length:M", "cos_cache:T?", "sin_cache:T?", "position_ids:I?", "attention_bias:T?"),
+        _inputs(
+            "query:T",
+            "key:T?",
+            "value:T?",
+            "past_key:T?",
+            "past_value:T?",
+            "seqlens_k:M",
+            "total_sequence_length:M",
+            "cos_cache:T?",
+            "sin_cache:T?",
+            "position_ids:I?",
+            "attention_bias:T?",
+        ),
         _inputs("output:T", "present_key:T", "present_value:T"),
         {"num_heads": _Kind.INT, "kv_num_heads": _Kind.INT, "scale": _Kind.FLOAT, "do_rotary": _Kind.INT},
     ),

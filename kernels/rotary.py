@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import torch
-from onnxscript.onnx_opset import opset18 as op
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract
+from draftwood.kernels.contract import Contract, op
 from draftwood.kernels.onnxruntime_ops import ort
 
 # T rows, N heads, D head dimension
-
 
 
 def _rotate_half(x: Tensor) -> Tensor:
@@ -18,7 +16,9 @@ def _rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-high, low), -1)
 
 
-def _rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
+def _rotary_mul(
+    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
     if rotary_mode != "half" or rotate is not None:
         raise NotImplementedError("only rotary_mode='half' without a rotate matrix has a reference")
     return input * r1 + _rotate_half(input) * r2
@@ -36,8 +36,11 @@ def _rotary_mul_onnx(input, r1, r2, rotary_mode: str = "half", rotate=None):  # 
 
 
 ROTARY_MUL = Contract(
-    "npu_rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor",
-    reference=_rotary_mul, fake=_rotary_mul_fake, onnx=_rotary_mul_onnx,
+    "npu_rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None)"
+    " -> Tensor",
+    reference=_rotary_mul,
+    fake=_rotary_mul_fake,
+    onnx=_rotary_mul_onnx,
 )
 
 
@@ -59,6 +62,9 @@ def _rotary_rows_onnx(x, cos, sin, heads: int):  # type: ignore[no-untyped-def]
 
 ROTARY_ROWS = Contract(
     "rotary_rows(Tensor x, Tensor cos, Tensor sin, int heads) -> Tensor",
-    reference=_rotary_rows, fake=_rotary_rows_fake, onnx_cpu=_rotary_rows_onnx, namespace="draftwood",
+    reference=_rotary_rows,
+    fake=_rotary_rows_fake,
+    onnx_cpu=_rotary_rows_onnx,
+    namespace="draftwood",
 )
 """x [1, T, N*D] by the half tables cos, sin [T, D/2]: onnxruntime's RotaryEmbedding as one operator."""

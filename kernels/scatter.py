@@ -6,10 +6,9 @@ Indices are not checked on the device: every caller proves its own (the spare sl
 
 from __future__ import annotations
 
-from onnxscript.onnx_opset import opset18 as op
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract
+from draftwood.kernels.contract import Contract, op
 
 # R rows of the cache, W rows written, D row width
 
@@ -60,17 +59,23 @@ def _scatter_update_onnx(input, indices, updates, axis: int):  # type: ignore[no
 
 SCATTER_ND_UPDATE = Contract(
     "npu_scatter_nd_update(Tensor input, Tensor indices, Tensor updates) -> Tensor",
-    reference=_scatter_nd_update, fake=_same_as_input, onnx=_scatter_nd_update_onnx,
+    reference=_scatter_nd_update,
+    fake=_same_as_input,
+    onnx=_scatter_nd_update_onnx,
 )
 SCATTER_ND_UPDATE_ = Contract(
     "npu_scatter_nd_update_(Tensor(a!) input, Tensor indices, Tensor updates) -> Tensor(a!)",
-    reference=_scatter_nd_update_, fake=_input_itself,
+    reference=_scatter_nd_update_,
+    fake=_input_itself,
 )
 SCATTER_UPDATE = Contract(
     "scatter_update(Tensor input, Tensor indices, Tensor updates, int axis) -> Tensor",
-    reference=_scatter_update, fake=_same_as_input, onnx=_scatter_update_onnx,
+    reference=_scatter_update,
+    fake=_same_as_input,
+    onnx=_scatter_update_onnx,
 )
 SCATTER_UPDATE_ = Contract(
     "scatter_update_(Tensor(a!) input, Tensor indices, Tensor updates, int axis) -> Tensor(a!)",
-    reference=_scatter_update_, fake=_input_itself,
+    reference=_scatter_update_,
+    fake=_input_itself,
 )

@@ -26,18 +26,26 @@ class Cache:
 
     ``sides`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
     ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
-    that belong to slots length - len(moved) .. length - 1.
+    that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch the rows of the
+    bundle's largest tree, as static graphs want it.
     """
 
-    def __init__(self, dims: Dims, slots: int) -> None:
-        self.dims = dims
-        self.sides = [np.zeros((dims.kv_heads, slots, dims.head_dim), np.float32) for _ in range(2 * dims.layers)]
+    def __init__(self, dims: Dims, slots: int, padded: bool = False) -> None:
+        self.dims, self.padded = dims, padded
+        self.sides = [
+            np.zeros((dims.kv_heads, slots, dims.head_dim), np.float32) for _ in range(2 * dims.layers)
+        ]
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
-        self._branches = [np.zeros(self._branch_shape(dims.branch_rows), np.float32).ravel() for _ in range(2)]
+        self._branches = [
+            np.zeros(self._branch_shape(dims.branch_rows), np.float32).ravel() for _ in range(2)
+        ]
         self.length = 0
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
-        self._branch_rows = 1
+        self._branch_rows = self._buffer_rows(1)
+
+    def _buffer_rows(self, rows: int) -> int:
+        return self.dims.branch_rows if self.padded else rows
 
     def _branch_shape(self, rows: int) -> tuple[int, ...]:
         return (self.dims.layers, 2, rows, self.dims.kv_heads, self.dims.head_dim)
@@ -63,16 +71,16 @@ class Cache:
 
     def next_branch(self, rows: int) -> Array:
         """Where a step of ``rows`` rows writes its own branch; ``branched`` makes it the current one."""
-        return self._view(self._branches[1], rows)
+        return self._view(self._branches[1], self._buffer_rows(rows))
 
     def _view(self, flat: Array, rows: int) -> Array:
         shape = self._branch_shape(rows)
         return flat[: int(np.prod(shape))].reshape(shape)
 
-    def branched(self, rows: int, buffer_rows: int) -> None:
+    def branched(self, rows: int) -> None:
         """A verify step has run: moved rows are in place, ``rows`` rows lie open behind the length."""
         self._branches.reverse()
-        self._branch_rows = buffer_rows
+        self._branch_rows = self._buffer_rows(rows)
         self.moved = ()
         self.open_rows = rows
 
@@ -112,8 +120,14 @@ class Cache:
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
         if self.length + self.open_rows > self.slots - 1:
-            raise InvariantError(f"cache: {self.length} + {self.open_rows} rows reach the spare slot {self.slots - 1}")
-        if self.moved and (self.moved[-1] >= self._branch_rows or list(self.moved) != sorted(set(self.moved))):
-            raise InvariantError(f"cache: moved rows {self.moved} are not rising rows of a branch of {self._branch_rows}")
+            raise InvariantError(
+                f"cache: {self.length} + {self.open_rows} rows reach the spare slot {self.slots - 1}"
+            )
+        if self.moved and (
+            self.moved[-1] >= self._branch_rows or list(self.moved) != sorted(set(self.moved))
+        ):
+            raise InvariantError(
+                f"cache: moved rows {self.moved} are not rising rows of a branch of {self._branch_rows}"
+            )
         if len(self.moved) > self.length:
             raise InvariantError(f"cache: {len(self.moved)} moved rows in a text of {self.length}")

@@ -55,7 +55,7 @@ class CpuEngine:
         bias[0, 0, moved:, seen:][~tree.mask] = _MASKED
         branch = cache.next_branch(rows)
         result = self._run(cache, tokens_T, tree.depths, self._order[:rows], bias, branch)
-        cache.branched(rows, rows)
+        cache.branched(rows)
         return result
 
     def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -63,8 +63,13 @@ class CpuEngine:
         return self._drafter(hidden_1H)
 
     def _run(
-        self, cache: Cache, tokens_T: NDArray[np.int64], depths_T: NDArray[np.int64], rows_R: NDArray[np.int64],
-        bias_11WS: NDArray[np.float32], branch: NDArray[np.float32],
+        self,
+        cache: Cache,
+        tokens_T: NDArray[np.int64],
+        depths_T: NDArray[np.int64],
+        rows_R: NDArray[np.int64],
+        bias_11WS: NDArray[np.float32],
+        branch: NDArray[np.float32],
     ) -> StepResult:
         bind, count = self._bindings, len(rows_R)
         self._total[...] = bias_11WS.shape[-1]

@@ -21,12 +21,11 @@ from draftwood.runtime.clock import StepClock
 from draftwood.runtime.engine import Engine, StepResult
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.sampling import Sampling, draw
-from draftwood.runtime.text import Stream
-from draftwood.runtime.trace import StepEvent, Trace
+from draftwood.runtime.stream import Stream
+from draftwood.runtime.trace import StepEvent, StepKind, Trace
 from draftwood.trees import TreeBuffers, walk
 
 FinishReason = Literal["stop", "length", "context"]
-StepKind = Literal["prefill", "decode", "verify"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +65,12 @@ class Decoding:
     """
 
     def __init__(
-        self, engine: Engine, prompt: Sequence[int], options: Options, policy: Policy, trace: Trace | None = None
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        options: Options,
+        policy: Policy,
+        trace: Trace | None = None,
     ) -> None:
         bundle = engine.bundle
         self.engine, self.options, self.policy, self.trace = engine, options, policy, trace
@@ -74,7 +78,9 @@ class Decoding:
         self.tokens: list[int] = []
         self.result: Result | None = None
         if options.stop_strings and bundle.text is None:
-            raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
+            raise RequestError(
+                "stop strings need a tokenizer, and this bundle has none; stop by token ids instead"
+            )
         self._stream = Stream(bundle.text, options.stop_strings) if bundle.text else None
         self._pieces: list[str] = []
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
@@ -84,7 +90,9 @@ class Decoding:
 
     def __iter__(self) -> Iterator[str]:
         began = time.perf_counter()
-        gear = self.policy.choose(len(self.prompt)) or max(self.engine.bundle.manifest.gears, key=lambda g: g.slots)
+        gear = self.policy.choose(len(self.prompt)) or max(
+            self.engine.bundle.manifest.gears, key=lambda g: g.slots
+        )
         self._cache = self.engine.new_cache(gear.slots)
         root, hidden_1H = self._prefill()
         yield self._take([root])
@@ -94,7 +102,7 @@ class Decoding:
             gained, hidden_1H = self._step(self.tokens[-1], hidden_1H)
             yield self._take(gained)
         ended = time.perf_counter()
-        yield self._piece(self._stream.finish() if self._stream else "")
+        yield self._flush()
         self.result = self._conclude(prefilled - began, ended - prefilled)
 
     def run(self) -> Result:
@@ -127,7 +135,9 @@ class Decoding:
         result = self.engine.verify(cache, tokens_T, buffers)
         clock.mark("verify")
         depths = topology.depths
-        accepted = walk(topology, tokens_T.tolist(), lambda row: self._draw(result, row, position + depths[row] + 1))
+        accepted = walk(
+            topology, tokens_T.tolist(), lambda row: self._draw(result, row, position + depths[row] + 1)
+        )
         gained = [*tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus]
         cache.commit(accepted.rows)
         clock.mark("accept")
@@ -177,12 +187,26 @@ class Decoding:
                 break
         return self._piece(piece)
 
+    def _flush(self) -> str:
+        if self._stream is None:
+            return ""
+        piece = self._piece(self._stream.finish())
+        if self._stream.stopped:  # held-back text turned out to end in a stop string
+            self._finish = "stop"
+        return piece
+
     def _piece(self, piece: str) -> str:
         self._pieces.append(piece)
         return piece
 
     def _record(
-        self, kind: StepKind, gear: str, position: int, rows: int, accepted: int, path: tuple[int, ...],
+        self,
+        kind: StepKind,
+        gear: str,
+        position: int,
+        rows: int,
+        accepted: int,
+        path: tuple[int, ...],
         tokens: list[int],
     ) -> None:
         clock = self._clock
@@ -191,9 +215,19 @@ class Decoding:
             return
         self.trace.add(
             StepEvent(
-                kind=kind, step=self._steps, gear=gear, position=position, rows=rows, accepted=accepted, path=path,
-                tokens=tuple(tokens), start_us=clock.start_us, draft_us=clock.us["draft"],
-                verify_us=clock.us["verify"], accept_us=clock.us["accept"], host_us=clock.us["host"],
+                kind=kind,
+                step=self._steps,
+                gear=gear,
+                position=position,
+                rows=rows,
+                accepted=accepted,
+                path=path,
+                tokens=tuple(tokens),
+                start_us=clock.start_us,
+                draft_us=clock.us["draft"],
+                verify_us=clock.us["verify"],
+                accept_us=clock.us["accept"],
+                host_us=clock.us["host"],
             )
         )
 

@@ -17,7 +17,7 @@ from draftwood.trees import TreeBuffers
 
 # T tree rows, R rows with logits, V vocabulary, H hidden, I levels, K candidates
 
-_NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
+NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 _pool_size: int | None = None
 
 
@@ -52,7 +52,9 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack: bool = True) -> ort.InferenceSession:
+def session(
+    bundle: Bundle, graph: GraphSignature, threads: int | None, prepack: bool = True
+) -> ort.InferenceSession:
     """A session on one process-wide thread pool: pools of their own, spinning, cost tens of milliseconds.
 
     ``prepack`` keeps a second, faster layout of the weights in memory; without it the sessions of a bundle
@@ -65,15 +67,15 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
-    # Masked columns make denormals, which cost 14 % of a step at half-filled caches.
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises classes of its own that share no base
-        raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
+        raise BundleError(
+            f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}"
+        ) from error
 
 
 class Bindings:
@@ -82,7 +84,7 @@ class Bindings:
     def __init__(self, session: ort.InferenceSession, graph: GraphSignature) -> None:
         self.session = session
         self._binding = session.io_binding()
-        self._types = {spec.name: _NUMPY[spec.dtype] for spec in (*graph.inputs, *graph.outputs)}
+        self._types = {spec.name: NUMPY[spec.dtype] for spec in (*graph.inputs, *graph.outputs)}
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._kept: dict[str, NDArray] = {}
         self._sides: list[NDArray[np.float32]] | None = None
@@ -126,7 +128,7 @@ class Drafter:
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
         graph = bundle.graph("draft")
         self._bindings = Bindings(session(bundle, graph, threads), graph)
-        arrays = [np.zeros(spec.shape, _NUMPY[spec.dtype]) for spec in (*graph.inputs, *graph.outputs)]
+        arrays = [np.zeros(spec.shape, NUMPY[spec.dtype]) for spec in (*graph.inputs, *graph.outputs)]
         self._hidden_1H, self._candidates_IK, self._scores_IK = arrays
         self._bindings.input("hidden", self._hidden_1H)
         self._bindings.output("candidates", self._candidates_IK)

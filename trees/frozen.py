@@ -37,7 +37,7 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
     fields = cast(Any, expect_format(load_json(text, where), _FORM, {"rank_paths", *_BUFFERS}, where))
     try:
         topology = Topology.from_paths([tuple(path) for path in fields["rank_paths"]])
-        tables = {name: np.array(fields[name], np.int64) for name in _BUFFERS}
+        tables: dict[str, Any] = {name: np.array(fields[name], np.int64) for name in _BUFFERS}
     except (TypeError, ValueError) as error:
         raise TreeError(
             f"{where}: a table is not made of whole numbers: {error}; build the bundle again"

@@ -38,7 +38,8 @@ class HybridOptimizer:
                 )
             )
         if rest:
-            self.parts.append(torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
+            settings = {"lr": learning_rate, "betas": (0.9, 0.95), "weight_decay": 0.0, "fused": True}
+            self.parts.append(torch.optim.AdamW(rest, **settings))
         self.parameters = [p for _, p in named]
 
     def step(self, factor: float, clip: float = 1.0) -> None:

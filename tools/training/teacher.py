@@ -6,6 +6,7 @@ Resumable: the newest checkpoint under ``--out`` is continued, with more or fewe
 Needs transformers (``pip install draftwood[train]``).
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -19,6 +20,10 @@ import numpy as np
 import tokenizers
 import torch
 from torch.nn import functional as F
+
+from draftwood.environment import hide_torch_npu
+
+hide_torch_npu()  # transformers imports whatever torch_npu it finds
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
@@ -48,7 +53,8 @@ def prepare(data: Path, out: Path, sources: tuple[str, ...], vocabulary: int) ->
         tokenizer = train_tokenizer(train, vocabulary)
         save_tokenizer(tokenizer, out)
         # Chat rows count twice: questions are what the demo answers.
-        order = np.random.default_rng(0).permutation([i for i, r in enumerate(train) for _ in range(1 + ("messages" in r))])
+        counted = [i for i, row in enumerate(train) for _ in range(1 + ("messages" in row))]
+        order = np.random.default_rng(0).permutation(counted)
         np.save(files[0], _pack(tokenizer, [train[i] for i in order]))
         np.save(files[1], _pack(tokenizer, valid))
         files[2].write_text(json.dumps({"bytes": sum(len(t.encode()) for t in texts_of(valid)), "rows": len(valid)}))

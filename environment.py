@@ -1,0 +1,73 @@
+"""What this machine has of Ascend's stack, found without importing any of it.
+
+torch_npu installs on any Linux machine but loads only where CANN is. Without CANN it breaks its neighbours:
+torch loads it as a backend while torch itself is imported, and transformers imports whatever torch_npu it
+finds. ``shield_torch`` and ``hide_torch_npu`` keep both working.
+"""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+# What libtorch_npu.so is linked with.
+CANN_LIBRARIES = ("libhccl.so", "libascendcl.so", "libge_runner.so", "libgraph.so", "libacl_op_compiler.so")
+
+
+def torch_npu_folder() -> Path | None:
+    """Where torch_npu is installed, None where it is not; found even while it is hidden."""
+    # Not importlib.util.find_spec: that believes sys.modules, into which hide_torch_npu writes.
+    spec = PathFinder.find_spec("torch_npu")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def torch_npu_installed() -> bool:
+    """Whether torch_npu is on the import path, loadable or not."""
+    return torch_npu_folder() is not None
+
+
+def cann_folder() -> Path | None:
+    """The library folder that ``ASCEND_HOME_PATH`` (CANN's set_env.sh) points to, if there is one."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    folder = Path(home) / "lib64" if home else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def cann_available() -> bool:
+    """Whether torch_npu would find CANN's libraries; never raises.
+
+    Without a library path they are taken from ``ASCEND_HOME_PATH``, all of them: a library that is loaded
+    already satisfies those that are linked with its name, so torch_npu then loads too.
+    """
+    if _loads(CANN_LIBRARIES[0]):
+        return True
+    folder = cann_folder()
+    return folder is not None and all(_loads(str(folder / name)) for name in CANN_LIBRARIES)
+
+
+def shield_torch() -> None:
+    """Makes ``import torch`` work where torch_npu is installed but CANN is not; a choice of the user stands.
+
+    Goes through the environment, so that processes started from this one are shielded as well.
+    """
+    if AUTOLOAD not in os.environ and torch_npu_installed() and not cann_available():
+        os.environ[AUTOLOAD] = "0"
+
+
+def hide_torch_npu() -> None:
+    """Makes torch_npu look absent where CANN is absent; to be called before transformers is imported."""
+    shield_torch()
+    if torch_npu_installed() and not cann_available():
+        # None is what the import system takes for "no such module".
+        sys.modules.setdefault("torch_npu", None)  # type: ignore[arg-type]
+
+
+def _loads(library: str) -> bool:
+    import ctypes  # only machines with torch_npu pay for it
+
+    try:
+        ctypes.CDLL(library)
+    except (OSError, ValueError):
+        return False
+    return True

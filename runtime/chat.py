@@ -1,0 +1,80 @@
+"""Chat templates: jinja2 in a sandbox, with the helpers that Hugging Face gives a template."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from draftwood.errors import BundleError, RequestError
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what to train on; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def compile_template(template: str, path: Path) -> jinja2.Template:
+    """The template in the sandbox and with the helpers that Hugging Face gives it.
+
+    Raises:
+        BundleError: it is no valid template; ``path`` and the line are named.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise BundleError(f"{path}: chat template, line {error.lineno}: {error.message}") from error
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def check_messages(messages: Any) -> None:
+    """Refuses what is not a list of messages of strings with role and content: RequestError, by index."""
+    if not isinstance(messages, list) or not messages:
+        got = "an empty list" if isinstance(messages, list) else type(messages).__name__
+        raise RequestError(f"chat: expected a list of messages, got {got}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise RequestError(f"chat: message {index}: expected an object, got {type(message).__name__}")
+        for key in ("role", "content"):
+            if key not in message:
+                raise RequestError(f"chat: message {index}: expected role and content, got no {key}")
+        for key, value in message.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise RequestError(
+                    f"chat: message {index}: {key}: expected a string, got {type(value).__name__}"
+                )

@@ -1,0 +1,178 @@
+"""Text that streams: a stream releases only text that no later token can change.
+
+What was shown is therefore never taken back, no UTF-8 character is split, and no stop string begins to show.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from draftwood.errors import RequestError
+from draftwood.runtime.text import Text
+
+# Longest run of byte tokens that is waited for before its whole characters are released; see _Window.
+_RUN_LIMIT = 32
+# A character has at most four bytes.
+_CHARACTER_BYTES = 4
+
+
+class Stream:
+    """Text of a growing token sequence, released as soon as it is final, up to the first stop string.
+
+    Example:
+        >>> stream = Stream(text, stop_strings=("END",))  # doctest: +SKIP
+        >>> stream.push(ids), stream.stopped, stream.finish()  # doctest: +SKIP
+    """
+
+    def __init__(self, text: Text, stop_strings: tuple[str, ...] = ()) -> None:
+        """Raises RequestError if ``stop_strings`` is a bare string or holds an empty one."""
+        if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
+            raise RequestError(f"stop strings: expected a tuple of non-empty strings, got {stop_strings!r}")
+        self._pieces: _Pieces = _Bytes(text) if text.decoders == ["ByteLevel"] else _Window(text)
+        self._stops = tuple(stop_strings)
+        self._held = ""  # final text that may be the beginning of a stop string
+        self._tokens_used = 0
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string was found; what follows is dropped."""
+        return self._stopped
+
+    @property
+    def tokens_used(self) -> int:
+        """Tokens taken in: all pushed, or up to and including the one that completed the stop string."""
+        return self._tokens_used
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Takes in tokens and returns the text that became final; how tokens are grouped has no effect."""
+        released = []
+        for token_id in ids:
+            if self._stopped:
+                break
+            self._tokens_used += 1
+            released.append(self._release(self._pieces.push(int(token_id))))
+        return "".join(released)
+
+    def finish(self) -> str:
+        """Returns what was held back; all that was returned is then ``decode(ids)`` up to the stop string."""
+        released = self._release(self._pieces.finish())
+        held, self._held = self._held, ""
+        return released + held
+
+    def _release(self, piece: str) -> str:
+        if self._stopped or not piece:
+            return ""
+        text = self._held + piece
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        self._stopped = bool(starts)
+        end = min(starts) if starts else len(text) - self._overlap(text)
+        self._held = "" if starts else text[end:]
+        return text[:end]
+
+    def _overlap(self, text: str) -> int:
+        """Characters at the end of ``text`` that may be the beginning of a stop string."""
+        longest = max(map(len, self._stops), default=1) - 1
+        sizes = range(min(longest, len(text)), 0, -1)
+        return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+
+class _Pieces:
+    """Turns tokens, one at a time, into text that no later token can change."""
+
+    def push(self, token_id: int) -> str:
+        raise NotImplementedError
+
+    def finish(self) -> str:
+        raise NotImplementedError
+
+
+class _Bytes(_Pieces):
+    """Byte-level vocabularies: a token is bytes, and the text is those bytes read as UTF-8.
+
+    Python's decoder replaces what is invalid exactly as the tokenizers library does (one U+FFFD for each
+    maximal valid beginning), and knows at once whether a byte can still become part of a character.
+    """
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        spelling = self._text.spelling(token_id)
+        return "" if spelling is None else self._utf8.decode(_bytes_of(spelling))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _Window(_Pieces):
+    """Any other decoder: the new text is what the last few tokens decode to with and without the new ones.
+
+    A token that is released stays as context, so that what a decoder does to the first token only (drop
+    its leading space) does not happen again in the middle. A run of byte tokens is decoded as a whole,
+    valid or not at all, so it is final when it ends; past a limit its whole characters are released.
+    """
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._fallback = "ByteFallback" in text.decoders
+        self._lossy = "ByteLevel" in text.decoders  # among others, so _Bytes does not apply
+        self._run = 0  # byte tokens at the end of pending
+
+    def push(self, token_id: int) -> str:
+        spelling = self._text.spelling(token_id)
+        if spelling is None:
+            return ""
+        self._pending.append(token_id)
+        self._run = self._run + 1 if self._fallback and _is_byte_token(spelling) else 0
+        return self._take(len(self._pending) - self._open())
+
+    def finish(self) -> str:
+        return self._take(len(self._pending))
+
+    def _open(self) -> int:
+        """Tokens at the end of pending whose text is not final."""
+        if self._run < _RUN_LIMIT and not self._lossy:
+            return self._run
+        for back in range(min(_CHARACTER_BYTES, len(self._pending) + 1)):
+            tokens = self._context + self._pending[: len(self._pending) - back]
+            if not self._text.decode(tokens).endswith("\ufffd"):
+                return back
+        return 0  # four bytes in a row that end no character: no later one can mend them
+
+    def _take(self, count: int) -> str:
+        taken, self._pending = self._pending[:count], self._pending[count:]
+        self._run = min(self._run, len(self._pending))
+        if not taken:
+            return ""
+        before = self._text.decode(self._context)
+        tokens = self._context + taken
+        # Tokens without text would not do as context: the next one would again count as the first.
+        sizes = (len(taken), len(taken) + 1)
+        self._context = next((tokens[-n:] for n in sizes if self._text.decode(tokens[-n:])), tokens)
+        return self._text.decode(tokens)[len(before) :]
+
+
+def _is_byte_token(spelling: str) -> bool:
+    return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones as themselves, the rest from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _bytes_of(spelling: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in spelling])
+    except KeyError:  # an added token that is spelled as plain text
+        return spelling.encode()

@@ -1,0 +1,248 @@
+"""One event per step of a decoding run: written down, read back, summed up, shown in Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from draftwood.errors import RequestError
+
+FORMAT = "draftwood.trace"
+VERSION = 1
+
+StepKind = Literal["prefill", "decode", "verify"]
+
+
+class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one step did and how long its parts took; the four times add up to the whole step.
+
+    Raises:
+        ValueError: a time that is negative, infinite or NaN.
+    """
+
+    kind: StepKind
+    # Count of steps before this one in the run.
+    step: int
+    gear: str
+    # Committed length before the step, in tokens.
+    position: int
+    # Rows of the graph that ran: T of a tree, the chunk of a prefill.
+    rows: int
+    # Tokens gained, the bonus counted; of a prefill the number of prompt tokens.
+    accepted: int
+    # Rank path that the teacher accepted; empty if none, or if nothing was drafted.
+    path: tuple[int, ...]
+    # Tokens gained, in order.
+    tokens: tuple[int, ...]
+    # Since the origin of the run's clock.
+    start_us: float
+    draft_us: float
+    verify_us: float
+    accept_us: float
+    # The rest of the step, in none of the three above.
+    host_us: float
+
+    def __post_init__(self) -> None:
+        # JSON has no NaN or infinity, so such a trace could be written but not read back.
+        for name in ("start_us", "draft_us", "verify_us", "accept_us", "host_us"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a finite time >= 0, got {getattr(self, name)}")
+
+    @property
+    def total_us(self) -> float:
+        """Wall time of the step."""
+        return self.draft_us + self.verify_us + self.accept_us + self.host_us
+
+
+class Trace:
+    """The events of a run in the order of its steps, and what is known of the run as a whole.
+
+    Example:
+        >>> trace = Trace({"bundle": "demo"})
+        >>> trace.summary()["steps"]
+        0
+    """
+
+    def __init__(self, meta: dict[str, Any] | None = None) -> None:
+        """``meta``: anything JSON can hold, except under the keys ``format`` and ``version``."""
+        self.meta = dict(meta or {})
+        assert not self.meta.keys() & {"format", "version"}, "reserved for the header of the file"
+        self._events: list[StepEvent] = []
+
+    @property
+    def events(self) -> tuple[StepEvent, ...]:
+        """All events so far."""
+        return tuple(self._events)
+
+    def add(self, event: StepEvent) -> None:
+        """Appends the event of the step that just ended."""
+        self._events.append(event)
+
+    def write(self, path: Path) -> None:
+        """Writes JSON lines, a header and then one event a line; the file is whole or not there at all.
+
+        Raises:
+            RequestError: the file cannot be written.
+        """
+        header = {"format": FORMAT, "version": VERSION, **self.meta}
+        _write(path, msgspec.json.Encoder().encode_lines([header, *self._events]))
+
+    @classmethod
+    def read(cls, path: Path) -> Trace:
+        """Reads what ``write`` wrote.
+
+        Raises:
+            RequestError: not a trace, one of another version, or a broken line; the message has its number.
+        """
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
+        trace = cls(_header(path, lines[0] if lines else b""))
+        decoder = msgspec.json.Decoder(StepEvent)
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                trace.add(decoder.decode(line))
+            except msgspec.DecodeError as error:
+                raise RequestError(f"{path}: line {number}: expected a step event, got: {error}") from error
+        return trace
+
+    def chrome(self, path: Path | None = None) -> dict[str, Any]:
+        """The trace in the Chrome format, which Perfetto opens; also written to ``path`` if one is given.
+
+        Every step is a span that holds one span for each of draft, verify and accept that took time, laid
+        end to end; what is left of the step is the host's. Times are in microseconds, whole nanoseconds.
+
+        Raises:
+            RequestError: the file cannot be written.
+        """
+        spans: list[dict[str, Any]] = []
+        end_ns = 0
+        for event in self._events:
+            # Each time was rounded by itself, so steps back to back may seem to overlap by a nanosecond.
+            spans += _spans(event, max(end_ns, round(event.start_us * 1000)))
+            end_ns = max(end_ns, round((event.start_us + event.total_us) * 1000))
+        chrome = {"traceEvents": spans, "displayTimeUnit": "ms", "otherData": self.meta}
+        if path is not None:
+            _write(path, msgspec.json.encode(chrome))
+        return chrome
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the run.
+
+        Returns:
+            ``steps`` of all kinds; ``accept_length``: mean, p50 and p99 of the tokens gained per verify step,
+            the bonus counted, or None without such a step; ``wall_us`` from the start of the first step to
+            the end of the last; ``host_share``: the part of it outside draft and verify, 0 to 1.
+        """
+        lengths = [event.accepted for event in self._events if event.kind == "verify"]
+        graph_us = math.fsum(event.draft_us + event.verify_us for event in self._events)
+        wall_us = self._wall_us()
+        return {
+            "steps": len(self._events),
+            "accept_length": _quantiles(lengths) if lengths else None,
+            "wall_us": wall_us,
+            # Not below 0: rounding may put a little more into the parts than into the whole.
+            "host_share": max(0.0, 1 - graph_us / wall_us) if wall_us else 0.0,
+        }
+
+    def _wall_us(self) -> float:
+        if not self._events:
+            return 0.0
+        first, last = self._events[0], self._events[-1]
+        return last.start_us + last.total_us - first.start_us
+
+
+def form_of(path: Path) -> Literal["events", "chrome"]:
+    """Which form a trace file of this name has: ``.jsonl`` events, ``.json`` (``.chrome.json``) Chrome.
+
+    Raises:
+        RequestError: any other suffix.
+    """
+    forms: dict[str, Literal["events", "chrome"]] = {".jsonl": "events", ".json": "chrome"}
+    if path.suffix not in forms:
+        raise RequestError(
+            f"{path}: expected a trace file name that ends in .jsonl (events, can be replayed) or "
+            f".chrome.json (opens in Perfetto), got {path.suffix or 'no suffix'}"
+        )
+    return forms[path.suffix]
+
+
+def save(trace: Trace, path: Path) -> None:
+    """Writes a trace in the form that the file name asks for.
+
+    Raises:
+        RequestError: another suffix (see ``form_of``), or the file cannot be written.
+    """
+    if form_of(path) == "chrome":
+        trace.chrome(path)
+    else:
+        trace.write(path)
+
+
+def _header(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        header = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise RequestError(f"{path}: line 1: expected the header of a trace, got: {error}") from error
+    found = (header.pop("format", None), header.pop("version", None))
+    if found != (FORMAT, VERSION):
+        raise RequestError(
+            f"{path}: line 1: expected format {FORMAT!r}, version {VERSION}, got {found[0]!r}, {found[1]!r}; "
+            "record the trace again with this version"
+        )
+    return header
+
+
+def _spans(event: StepEvent, begin_ns: int) -> Iterator[dict[str, Any]]:
+    # Edges are rounded, not lengths, so that the parts cannot stick out of the step.
+    end_ns = max(begin_ns, round((event.start_us + event.total_us) * 1000))
+    args = {
+        "gear": event.gear,
+        "accepted": event.accepted,
+        "path": event.path,
+        "step": event.step,
+        "position": event.position,
+        "rows": event.rows,
+    }
+    yield _span(f"{event.kind} {event.gear}", event.kind, begin_ns, end_ns, args)
+    at_us, at_ns = event.start_us, begin_ns
+    for part, part_us in (
+        ("draft", event.draft_us),
+        ("verify", event.verify_us),
+        ("accept", event.accept_us),
+    ):
+        at_us += part_us
+        next_ns = min(end_ns, max(at_ns, round(at_us * 1000)))
+        if next_ns > at_ns:
+            yield _span(part, "part", at_ns, next_ns, {})
+        at_ns = next_ns
+
+
+def _span(name: str, category: str, begin_ns: int, end_ns: int, args: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000}
+    return {"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": args}
+
+
+def _quantiles(lengths: list[int]) -> dict[str, float]:
+    # inverted_cdf: a length that occurred, not one between two.
+    p50, p99 = np.percentile(lengths, [50, 99], method="inverted_cdf")
+    return {"mean": float(np.mean(lengths)), "p50": float(p50), "p99": float(p99)}
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the folder itself may be missing
+            temporary.unlink()
+        raise RequestError(f"{path}: cannot be written: {error.strerror}") from error

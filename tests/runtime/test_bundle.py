@@ -1,0 +1,69 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from draftwood.errors import BundleError
+from draftwood.runtime.bundle import Bundle
+
+
+@pytest.fixture
+def copy(bundle_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle_folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("name", ["onnx/weights.safetensors", "onnx/step.onnx", "trees/ragged.json"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+def test_a_damaged_file_is_named(copy: Path, name: str, damage: str) -> None:
+    path = copy / name
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(data[:-1])
+    else:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(BundleError, match=f"{name}.*(missing|altered or truncated)"):
+        Bundle.open(copy)
+
+
+def edited(copy: Path, **fields: object) -> Path:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | fields))
+    return copy
+
+
+def test_another_schema_version_is_refused(copy: Path) -> None:
+    with pytest.raises(BundleError, match="schema version 99, expected 1; build the bundle again"):
+        Bundle.open(edited(copy, schema_version=99))
+
+
+def test_an_unknown_field_is_refused(copy: Path) -> None:
+    with pytest.raises(BundleError, match=r"damaged.*surprise"):
+        Bundle.open(edited(copy, surprise=1))
+
+
+def test_a_manifest_that_is_no_json_is_refused(copy: Path) -> None:
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(BundleError, match="damaged"):
+        Bundle.open(copy)
+
+
+def test_a_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="made by draftwood build"):
+        Bundle.open(tmp_path)
+
+
+def test_a_tree_with_a_cycle_is_refused(copy: Path) -> None:
+    from hashlib import sha256
+
+    path = copy / "trees" / "ragged.json"
+    tree = json.loads(path.read_text())
+    tree["parents"][1], tree["parents"][4] = 4, 1
+    path.write_text(json.dumps(tree))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    files = manifest["files"] | {"trees/ragged.json": sha256(path.read_bytes()).hexdigest()}
+    with pytest.raises(BundleError, match=r"ragged\.json"):
+        Bundle.open(edited(copy, files=files))

@@ -1,0 +1,144 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.decode import Decoding, Options, Result
+from draftwood.runtime.engine import Engine
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.static_engine import StaticEngine
+from draftwood.runtime.trace import Trace
+
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, seed=11),
+    "nucleus": Sampling(temperature=1.0, top_p=0.9, top_k=40, seed=2),
+}
+GEARS = ["plain-kv256", "chain-2-kv128", "ragged-kv128", "ragged-kv256"]
+
+
+@pytest.fixture(scope="module", params=[CpuEngine, StaticEngine], ids=["cpu", "static"])
+def engine(request: pytest.FixtureRequest, bundle: Bundle) -> Engine:
+    return request.param(bundle)
+
+
+def decoded(
+    engine: Engine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object
+) -> Result:
+    settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
+    return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("gear", GEARS)
+def test_the_text_is_that_of_plain_decoding(
+    engine: Engine, prompt: list[int], gear: str, sampling: Sampling
+) -> None:
+    plain = decoded(engine, prompt, "plain-kv128", sampling=sampling)
+    tree = decoded(engine, prompt, gear, sampling=sampling)
+    assert tree.token_ids == plain.token_ids
+    assert len(tree.token_ids) == 60 and tree.finish_reason == "length"
+
+
+def test_speculation_saves_steps(engine: Engine, prompt: list[int]) -> None:
+    plain, tree = (decoded(engine, prompt, gear) for gear in ("plain-kv128", "ragged-kv128"))
+    assert plain.steps == 59 and tree.steps < 50  # drafts hit, else the equality above shows little
+
+
+def test_another_seed_is_another_text(engine: Engine, prompt: list[int]) -> None:
+    texts = {
+        decoded(engine, prompt, "ragged-kv128", sampling=Sampling(temperature=1.0, seed=s)).token_ids
+        for s in range(3)
+    }
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize("gear", GEARS)
+def test_the_context_limit_is_a_clean_end(engine: Engine, prompt: list[int], gear: str) -> None:
+    result = decoded(engine, prompt, gear, max_new_tokens=1000)
+    assert result.finish_reason == "context"
+    assert len(prompt) + len(result.token_ids) == engine.bundle.manifest.dims.context
+    assert result.token_ids == decoded(engine, prompt, "plain-kv128", max_new_tokens=1000).token_ids
+
+
+def test_kv_length_grows_by_moving_to_the_next_gear(engine: Engine, prompt: list[int]) -> None:
+    trace = Trace()
+    decoded(engine, prompt, "ragged-kv128", trace, max_new_tokens=150)
+    gears = [event.gear for event in trace.events if event.kind != "prefill"]
+    assert gears == sorted(gears, key=lambda name: int(name.rpartition("kv")[2]))
+    assert set(gears) == {"ragged-kv128", "ragged-kv256"}
+
+
+def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: Engine, prompt: list[int]) -> None:
+    free = decoded(engine, prompt, "ragged-kv128")
+    end = free.token_ids[20]
+    ended = Decoding(engine, prompt, Options(max_new_tokens=60), policy_for(engine.bundle, "ragged-kv128"))
+    ended._ends = frozenset({end})
+    result = ended.run()
+    assert result.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
+    assert result.finish_reason == "stop"
+
+
+def test_the_trace_tells_the_whole_text(engine: Engine, prompt: list[int]) -> None:
+    trace = Trace()
+    result = decoded(engine, prompt, "ragged-kv128", trace)
+    told = [token for event in trace.events for token in event.tokens]
+    assert tuple(told[: len(result.token_ids)]) == result.token_ids
+    positions = [event.position for event in trace.events]
+    gained = [event.accepted for event in trace.events]
+    assert positions == [0, *np.cumsum(gained)[:-1].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "message"),
+    [([], "empty"), ([128], "vocabulary 0 to 127"), ([-1], "vocabulary"), ([5] * 255, "context is 255")],
+    ids=["empty", "past-vocabulary", "negative", "too-long"],
+)
+def test_a_prompt_that_cannot_be_decoded_is_refused(
+    engine: Engine, prompt_ids: list[int], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        decoded(engine, prompt_ids, "plain-kv128")
+
+
+def test_unknown_gears_and_contradictions_are_refused(bundle: Bundle) -> None:
+    with pytest.raises(RequestError, match="it holds plain-kv128"):
+        policy_for(bundle, "nonsense")
+    with pytest.raises(RequestError, match="exclude each other"):
+        policy_for(bundle, "plain-kv128", plain=True)
+    with pytest.raises(RequestError, match="at least 1"):
+        Options(max_new_tokens=0)
+
+
+def test_stop_strings_need_a_tokenizer(bundle: Bundle, prompt: list[int]) -> None:
+    with pytest.raises(RequestError, match="tokenizer"):
+        decoded(CpuEngine(bundle), prompt, "plain-kv128", stop_strings=("x",))
+
+
+def test_a_bundle_runs_where_there_is_no_torch(
+    bundle_folder: Path, prompt: list[int], bundle: Bundle
+) -> None:
+    script = f"""
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {{"torch", "onnx", "onnxscript", "networkx", "safetensors", "transformers"}}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+from draftwood.tools.cli import main
+sys.exit(main(["run", {str(bundle_folder)!r}, "--prompt-ids", {",".join(map(str, prompt))!r},
+               "--max-new-tokens", "20", "--gear", "ragged-kv128", "--ignore-eos", "--json"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=bundle_folder.parent
+    )
+    assert done.returncode == 0, done.stderr
+    expected = decoded(CpuEngine(bundle), prompt, "plain-kv128", max_new_tokens=20)
+    assert tuple(json.loads(done.stdout)["token_ids"]) == expected.token_ids

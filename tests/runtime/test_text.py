@@ -1,0 +1,397 @@
+"""Streaming gives what decoding at once gives; chat prompts are those of transformers."""
+
+import itertools
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from draftwood.errors import BundleError, RequestError
+from draftwood.runtime.stream import Stream
+from draftwood.runtime.text import Text
+from draftwood.tools.training.tokenizer import CHAT_TEMPLATE
+
+SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+LINES = [
+    "the quick brown fox jumps over the lazy dog",
+    "draft trees, 42 of them",
+    "中文字符",
+    "naïve café 😀👍🏽",
+] * 3
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+MESSAGES = [
+    {"role": "system", "content": "  Be brief.\n"},
+    {"role": "user", "content": "Is 1 < 2 & 'so' on? é 😀"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Why?"},
+]
+LLAMA_3 = (
+    "{%- if not date_string is defined %}\n"
+    "    {%- set date_string = strftime_now('%d %b %Y') %}\n{%- endif %}\n"
+    "{%- if tools is not none %}{{- raise_exception('tools are not none') }}{%- endif %}\n"
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
+    "+ message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\n"
+    "    {% if messages[0]['role'] == 'tool' %}\n"
+    "{{ raise_exception('No tool may speak first.') }}\n    {% endif %}\n"
+    "{{ {'a': '<é>', 'eos': eos_token} | tojson }}{{ date_string }}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+LOOP = (
+    "{% for message in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+    "{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}"
+)
+
+
+def byte_level():
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    # Added tokens are spelled as text: one with characters that are no bytes, one that looks like bytes.
+    tokenizer.add_tokens([AddedToken("中 x"), AddedToken("Ġé")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+    )
+    return tokenizer
+
+
+def metaspace():
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    tokenizer.train_from_iterator([*LINES, "a \ufffd b\ufffd"], trainer)
+    return tokenizer
+
+
+def llama_2():
+    """As transformers converts a SentencePiece model: prepended space, byte fallback, one space stripped."""
+    pieces = ["<unk>", "<s>", *BYTE_TOKENS, "▁", "a", "b", "▁a", "ab", "▁b", "\ufffd", "中"]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[("▁", "a"), ("a", "b"), ("▁", "b")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+def mixed():
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("q", "Q")])
+    return tokenizer
+
+
+def wordpiece():
+    words = ["[UNK]", "the", "fox", "##es", "##y", ".", "don", "'", "t"]
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+MAKERS = {
+    "byte_level": byte_level,
+    "metaspace": metaspace,
+    "llama_2": llama_2,
+    "mixed": mixed,
+    "wordpiece": wordpiece,
+}
+
+
+def save(folder, tokenizer, **config):
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {name: Text.load(save(root / name, make())) for name, make in MAKERS.items()}
+
+
+def streamed(text, ids, cuts=(), stops=()):
+    """All that a stream returns if ``ids`` is pushed in chunks that end at ``cuts``."""
+    stream, edges = Stream(text, stops), [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    pushed = "".join(stream.push(ids[a:b]) for a, b in itertools.pairwise(edges))
+    return pushed + stream.finish(), stream
+
+
+any_text = st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]), st.sampled_from("ab 中文字é\u0301😀👍🏽\u200d\ufffd\n")
+    )
+)
+any_cuts = st.lists(st.integers(0, 1000), max_size=8)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=150, deadline=None)
+@given(source=any_text, cuts=any_cuts)
+def test_streamed_text_is_the_decoded_text(texts, name, source, cuts):
+    ids = texts[name].encode(source)
+    assert streamed(texts[name], ids, cuts)[0] == texts[name].decode(ids)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "metaspace", "wordpiece"])
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 450), max_size=60), cuts=any_cuts)
+def test_streamed_text_of_any_tokens_is_the_decoded_text(texts, name, ids, cuts):
+    assert streamed(texts[name], ids, cuts)[0] == texts[name].decode(ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=st.lists(
+        st.sampled_from([0xC3, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 0x98, 0x80, 0xEF, 0xBF, 0xBD, 0xFF, 0x61, -1])
+    )
+)
+def test_streamed_broken_bytes_are_the_decoded_bytes(texts, ids):
+    """Bytes that begin, continue and break characters, and a special token (-1) that may stand among them."""
+    alphabet = {
+        bytes_of: texts["byte_level"].token_id(bytes_of) for bytes_of in pre_tokenizers.ByteLevel.alphabet()
+    }
+    spelled = {byte: alphabet[character] for byte, character in spelling().items()} | {-1: 1}
+    tokens = [spelled[byte] for byte in ids]
+    assert streamed(texts["byte_level"], tokens)[0] == texts["byte_level"].decode(tokens)
+
+
+def spelling():
+    """Byte -> character, as the tokenizers library spells it, found by asking it."""
+    pre = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    table = {}
+    for point in (
+        *range(0x80),
+        *range(0x80, 0x800, 0x40),
+        *range(0x80, 0xC0),
+        *range(0x800, 0x10FFFF, 0x1000),
+    ):
+        if not 0xD800 <= point < 0xE000:
+            table |= dict(zip(chr(point).encode(), pre.pre_tokenize_str(chr(point))[0][0], strict=True))
+    return table | {0xFF: "ÿ"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 270), max_size=31), cuts=any_cuts)
+def test_streamed_byte_fallback_is_the_decoded_text(texts, ids, cuts):
+    """At most 31 byte tokens in a row: a longer run is released before it is known to be valid."""
+    assert streamed(texts["llama_2"], ids, cuts)[0] == texts["llama_2"].decode(ids)
+
+
+def test_a_long_run_of_byte_tokens_is_released_before_it_ends(texts):
+    text = texts["llama_2"]
+    ids = text.encode("😀" * 40)
+    stream = Stream(text)
+    released = [len(stream.push([token])) for token in ids]
+    assert max(released) <= 9
+    assert streamed(text, ids)[0] == "😀" * 40
+
+
+@pytest.mark.parametrize("name", ["byte_level", "mixed"])
+def test_a_character_is_never_split(texts, name):
+    stream = Stream(texts[name])
+    pushed = [stream.push([token]) for token in texts[name].encode("x𝄞y")]
+    assert [piece for piece in pushed if piece] == ["x", "𝄞", "y"]
+
+
+def test_invalid_bytes_are_not_held_for_ever(texts):
+    (lead,) = [
+        texts["byte_level"].token_id(character) for byte, character in spelling().items() if byte == 0xE4
+    ]
+    stream = Stream(texts["byte_level"])
+    assert [stream.push([lead]) for _ in range(4)] == ["", "\ufffd", "\ufffd", "\ufffd"]
+    assert stream.finish() == "\ufffd"
+
+
+def test_metaspace_drops_the_first_space_only(texts):
+    text = texts["metaspace"]
+    stream, ids = Stream(text), text.encode("the dog the dog")
+    assert "".join(stream.push([token]) for token in ids) == "the dog the dog"
+    space = text.token_id("▁")
+    assert streamed(text, [space] * 5)[0] == text.decode([space] * 5) == " " * 4
+
+
+def test_the_decoded_window_stays_small(texts, monkeypatch):
+    longest = 0
+    decode = Text.decode
+
+    def watched(self, ids):
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return decode(self, ids)
+
+    monkeypatch.setattr(Text, "decode", watched)
+    space = texts["metaspace"].token_id("▁")
+    Stream(texts["metaspace"]).push(texts["metaspace"].encode("the quick brown fox " * 50) + [space] * 50)
+    Stream(texts["llama_2"]).push(texts["llama_2"].encode("a b ab 中 " * 50))
+    assert 0 < longest <= 12
+
+
+def test_a_stop_string_across_tokens_ends_the_text(texts):
+    text = texts["byte_level"]
+    ids = text.encode("the quick brown fox jumps")
+    out, stream = streamed(text, ids, range(40), ("wn f",))
+    assert (out, stream.stopped) == ("the quick bro", True)
+    used = stream.tokens_used
+    assert "wn f" in text.decode(ids[:used]) and "wn f" not in text.decode(ids[: used - 1])
+    assert stream.push(ids) == stream.finish() == "" and stream.tokens_used == used
+
+
+def test_the_beginning_of_a_stop_string_is_held_and_then_released(texts):
+    text = texts["byte_level"]
+    stream = Stream(text, ("the end", "###"))
+    assert stream.push(text.encode("see the e")) == "see "
+    assert stream.push(text.encode("lk", special=False)) == "the elk"
+    assert stream.push(text.encode(" ##", special=False)) == " "
+    assert (stream.finish(), stream.stopped, stream.tokens_used > 3) == ("##", False, True)
+
+
+def test_the_earliest_stop_string_wins(texts):
+    ids = texts["byte_level"].encode("one, two; three")
+    assert streamed(texts["byte_level"], ids, (), ("; ", ", "))[0] == "one"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    source=st.text("ab中 ", max_size=40),
+    stops=st.lists(st.text("ab中 ", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=any_cuts,
+)
+@pytest.mark.parametrize("name", ["byte_level", "llama_2"])
+def test_stopping_does_not_depend_on_how_tokens_are_grouped(texts, name, source, stops, cuts):
+    ids, stops = texts[name].encode(source), tuple(stops)
+    out, stream = streamed(texts[name], ids, cuts, stops)
+    again, single = streamed(texts[name], ids, range(len(ids)), stops)
+    assert (out, stream.stopped, stream.tokens_used) == (again, single.stopped, single.tokens_used)
+    assert not any(stop in out for stop in stops)
+    full = texts[name].decode(ids)
+    assert full.startswith(out) and stream.stopped == any(stop in full for stop in stops)
+
+
+@pytest.mark.parametrize("stops", ["end", ("",), (3,)], ids=["bare", "empty", "number"])
+def test_bad_stop_strings_are_refused(texts, stops):
+    with pytest.raises(RequestError, match="non-empty strings"):
+        Stream(texts["byte_level"], stops)
+
+
+def test_encode_and_token_id(texts):
+    text = texts["byte_level"]
+    assert text.encode("fox") == [0, *text.encode("fox", special=False)]
+    assert text.decode(text.encode("fox<|end|>")) == "fox"
+    assert (text.token_id("<|end|>"), text.token_id("nothing")) == (1, None)
+    for bad, said in (("a\ud800", "lone surrogate .* character 1"), (3, "expected a string, got int")):
+        with pytest.raises(RequestError, match=said):
+            text.encode(bad)
+
+
+def test_settings_of_training_do_not_cut_the_prompt(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    plain = byte_level().encode("the quick brown fox").ids
+    assert Text.load(save(tmp_path, tokenizer)).encode("the quick brown fox") == plain
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, LLAMA_3, LOOP], ids=["demo", "llama_3", "loop"])
+@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:2]], ids=["talk", "one"])
+def test_chat_is_that_of_transformers(tmp_path, template, messages):
+    oracle = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(), bos_token="<|begin|>", eos_token="<|end|>", chat_template=template
+    )
+    config = {"chat_template": template, "bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}}
+    text = Text.load(save(tmp_path, byte_level(), **config))
+    flags = {"add_generation_prompt": True, "return_dict": False}
+    assert text.render(messages) == oracle.apply_chat_template(messages, tokenize=False, **flags)
+    assert text.chat(messages) == oracle.apply_chat_template(messages, tokenize=True, **flags)
+
+
+def test_a_template_is_found_in_each_of_its_places(tmp_path):
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    save(tmp_path, byte_level(), chat_template=named, bos_token=None)
+    assert Text.load(tmp_path).render(MESSAGES) == "d"
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token is defined }}")
+    assert Text.load(tmp_path).render(MESSAGES) == "False"
+
+
+def test_without_a_template_there_is_no_chat(texts, tmp_path):
+    only_tools = save(tmp_path, byte_level(), chat_template=[{"name": "tool_use", "template": "t"}])
+    for text in (texts["byte_level"], Text.load(only_tools)):
+        assert not text.has_chat
+        with pytest.raises(RequestError, match="no chat template"):
+            text.chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "expected a list of messages, got str"),
+        ([], "an empty list"),
+        ([MESSAGES[0], "hi"], "message 1: expected an object, got str"),
+        ([{"role": "user"}], "message 0: .*no content"),
+        ([MESSAGES[0], {"content": "x"}], "message 1: .*no role"),
+        ([{"role": "user", "content": None}], "message 0: content: .*got NoneType"),
+        ([{"role": "tool", "content": "x"}], "No tool may speak first."),
+    ],
+    ids=["string", "empty", "item", "content", "role", "type", "raised"],
+)
+def test_bad_messages_are_refused(tmp_path, messages, said):
+    config = {"chat_template": LLAMA_3, "bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    text = Text.load(save(tmp_path, byte_level(), **config))
+    with pytest.raises(RequestError, match=said):
+        text.chat(messages)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages + 1 }}", "{{ nothing.at.all }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"],
+)
+def test_a_failing_template_is_one_clear_line(tmp_path, template):
+    text = Text.load(save(tmp_path, byte_level(), chat_template=template))
+    with pytest.raises(RequestError, match=r"^chat: the template (fails on|refuses) the messages: .+"):
+        text.chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", None, "No such file"),
+        ("tokenizer.json", b"{", "truncated"),
+        ("tokenizer.json", b"{}", "(?i)model missing"),
+        ("tokenizer.json", b"\xff", "decode byte"),
+        ("tokenizer_config.json", b"[]", "Expected `object`"),
+        ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template"),
+        ("tokenizer_config.json", b'{"bos_token": {"id": 3}}', r"`content` - at `\$.bos_token`"),
+        ("tokenizer_config.json", b'{"chat_template": "{% if %}"}', "line 1"),
+        ("chat_template.jinja", b"a\n{{ ", "line 2"),
+    ],
+    ids=["missing", "json", "model", "utf8", "list", "template", "token", "syntax", "jinja"],
+)
+def test_a_broken_file_is_named(tmp_path, name, content, said):
+    path = save(tmp_path, byte_level(), eos_token="<|end|>") / name
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BundleError, match=said) as caught:
+        Text.load(tmp_path)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,109 @@
+"""torch and transformers import where torch_npu is installed without CANN."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from draftwood import environment
+
+# As the real one without CANN: found, announced to torch as a backend, and impossible to import.
+BROKEN = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+ENTRY_POINTS = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
+METADATA = "Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.13.0\n"
+GENERATE = """
+import draftwood.environment
+draftwood.environment.hide_torch_npu()
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+print(model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, min_new_tokens=2).shape[1])
+"""
+
+
+@pytest.fixture
+def no_cann(tmp_path: Path) -> dict[str, str | None]:
+    """Variables of a process that finds a torch_npu, but no CANN."""
+    site = tmp_path / "site"
+    (site / "torch_npu").mkdir(parents=True)
+    (site / "torch_npu" / "__init__.py").write_text(BROKEN)
+    metadata = site / "torch_npu-2.13.0.dist-info"
+    metadata.mkdir()
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    (metadata / "METADATA").write_text(METADATA)
+    absent = dict.fromkeys(["LD_LIBRARY_PATH", "ASCEND_HOME_PATH", environment.AUTOLOAD])
+    return {**absent, "PYTHONPATH": str(site)}
+
+
+def fake_library(path: Path) -> None:
+    """Any library that loads will do; an extension module with no dependencies is always at hand."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(msgspec._core.__file__, path)
+
+
+def test_torch_alone_does_not_import(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
+    code = "try:\n import torch\nexcept RuntimeError as error:\n print(error)"
+    assert "Failed to load the backend extension: torch_npu" in python(code, environment=no_cann)
+
+
+def test_torch_imports_behind_draftwood(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
+    code = "import draftwood, torch; print(int(torch.ones(2).sum()))"
+    assert python(code, environment=no_cann) == "2\n"
+
+
+def test_a_users_choice_stands(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
+    code = f"import draftwood, os; print(os.environ[{environment.AUTOLOAD!r}])"
+    assert python(code, environment={**no_cann, environment.AUTOLOAD: "1"}) == "1\n"
+
+
+def test_transformers_generates(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
+    assert python(GENERATE, environment=no_cann) == "5\n"
+
+
+def test_a_hidden_torch_npu_is_still_found(
+    python: Callable[..., str], no_cann: dict[str, str | None]
+) -> None:
+    code = (
+        "from draftwood.environment import *; hide_torch_npu(); print(torch_npu_folder(), cann_available())"
+    )
+    assert python(code, environment=no_cann) == f"{no_cann['PYTHONPATH']}/torch_npu False\n"
+
+
+@pytest.mark.parametrize(("installed", "cann"), [(False, False), (True, True)], ids=["absent", "with CANN"])
+def test_nothing_is_touched_without_need(
+    installed: bool, cann: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(environment.AUTOLOAD, raising=False)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    monkeypatch.setattr(environment, "torch_npu_installed", lambda: installed)
+    monkeypatch.setattr(environment, "cann_available", lambda: cann)
+    environment.hide_torch_npu()
+    assert environment.AUTOLOAD not in os.environ
+    assert "torch_npu" not in sys.modules
+
+
+def test_cann_on_the_library_path(python: Callable[..., str], no_cann: dict, tmp_path: Path) -> None:
+    fake_library(tmp_path / "cann" / "libhccl.so")
+    code = "from draftwood.environment import cann_available; print(cann_available())"
+    assert python(code, environment={**no_cann, "LD_LIBRARY_PATH": str(tmp_path / "cann")}) == "True\n"
+
+
+@pytest.mark.parametrize("missing", [None, "libgraph.so"], ids=["whole", "in part"])
+def test_cann_at_its_home(
+    missing: str | None, python: Callable[..., str], no_cann: dict[str, str | None], tmp_path: Path
+) -> None:
+    for name in set(environment.CANN_LIBRARIES) - {missing}:
+        fake_library(tmp_path / "cann" / "lib64" / name)
+    code = "from draftwood.environment import cann_available; print(cann_available())"
+    home = {**no_cann, "ASCEND_HOME_PATH": str(tmp_path / "cann")}
+    assert python(code, environment=home) == f"{missing is None}\n"
+
+
+def test_importing_draftwood_imports_nothing_heavy(python: Callable[..., str]) -> None:
+    code = "import draftwood, sys; print({'numpy', 'torch', 'msgspec', 'onnxruntime'} & set(sys.modules))"
+    assert python(code) == "set()\n"

@@ -1,0 +1,146 @@
+"""Imports run one way, the runtime needs no compiler, and every public name exists."""
+
+import ast
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import draftwood
+
+PACKAGE = Path(draftwood.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
+# What each folder may import of the project; "" is the root package itself.
+MAY_IMPORT = {
+    "": {"errors", "environment"},
+    "trees": {"errors", "trees"},
+    "kernels": {"errors", "trees", "kernels"},
+    "compiler": {"", "errors", "environment", "manifest", "trees", "kernels", "compiler"},
+    "runtime": {"errors", "manifest", "trees", "runtime"},
+}
+FORBIDDEN_WORDS = ("/wo" + "rk/", "../sha" + "red", "sha" + "red/research", "sha" + "red/data")
+TEXT = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ".jinja", ".sh", ".yml", ".yaml", ""}
+
+
+def modules(folder: str) -> list[Path]:
+    """The Python files of a folder of the installed package; "" stands for the modules at its root."""
+    return sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
+
+
+def imports(source: str) -> Iterator[str]:
+    """Dotted names of all that `source` imports, at any level, by statement or by literal name."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module="draftwood", names=names):
+                yield from (f"draftwood.{alias.name}" for alias in names)
+            case ast.ImportFrom(module=module, level=level):
+                # A relative import counts as one of nothing that is allowed: they are all written out.
+                yield "draftwood.relative" if level else str(module)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__")
+                | ast.Attribute(attr="import_module" | "__import__"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+
+
+def part(name: str) -> str:
+    """The folder or root module of the project that a dotted name lies in."""
+    _, _, rest = name.partition(".")
+    return rest.partition(".")[0]
+
+
+def foreign(source: str) -> set[str]:
+    """Top-level names of the other distributions that `source` imports."""
+    tops = {name.partition(".")[0] for name in imports(source)}
+    return tops - set(sys.stdlib_module_names) - {"draftwood"}
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT, ids=lambda folder: folder or "root")
+def test_imports_run_downwards(folder: str) -> None:
+    for path in modules(folder):
+        used = {part(name) for name in imports(path.read_text()) if name.partition(".")[0] == "draftwood"}
+        assert used <= MAY_IMPORT[folder], f"{path} imports {used - MAY_IMPORT[folder]}"
+
+
+def test_the_root_package_imports_its_environment_alone() -> None:
+    assert list(imports((PACKAGE / "__init__.py").read_text())) == ["draftwood.environment"]
+
+
+def test_trees_need_numpy_and_networkx_alone() -> None:
+    assert set().union(*(foreign(path.read_text()) for path in modules("trees"))) <= {"numpy", "networkx"}
+
+
+@pytest.mark.parametrize("folder", ["runtime", ""], ids=["runtime", "root"])
+def test_what_is_deployed_imports_base_dependencies_alone(folder: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {requirement.partition(">")[0] for requirement in project["dependencies"]}
+    for path in modules(folder):
+        assert foreign(path.read_text()) <= base, path
+
+
+def test_one_module_at_most_touches_the_npu_stack() -> None:
+    paths = [path for folder in ("", *FOLDERS) for path in modules(folder)]
+    assert len([path for path in paths if foreign(path.read_text()) & {"torch_npu", "torchair"}]) <= 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n import draftwood.tools",
+        "from draftwood import tools",
+        "import_module('draftwood.tools.cli')",
+    ],
+)
+def test_hidden_imports_are_found(source: str) -> None:
+    assert "tools" in {part(name) for name in imports(source)}
+
+
+@pytest.mark.parametrize("package", ["trees", "runtime"])
+def test_imports_without_the_compilers_packages(package: str, python: Callable[..., str]) -> None:
+    code = f"""
+import importlib, pkgutil, draftwood.{package} as package
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+    print(module.name)
+"""
+    blocked = ["torch", "onnx", "onnxscript", "networkx", "matplotlib", "safetensors", "transformers"]
+    blocked += [f"draftwood.{folder}" for folder in ("kernels", "compiler", "tools")]
+    assert len(python(code, blocked).split()) == len(modules(package)) - 1
+
+
+@pytest.mark.parametrize("package", ["", *FOLDERS], ids=lambda package: package or "root")
+def test_public_names_exist(package: str) -> None:
+    module = importlib.import_module(f"draftwood.{package}" if package else "draftwood")
+    names = getattr(module, "__all__", [])
+    assert [name for name in names if not hasattr(module, name)] == []
+    assert len(names) == len(set(names))
+
+
+def project_files(folder: Path) -> Iterator[Path]:
+    """Text files of the checkout, without what tools and environments leave in it."""
+    for path in sorted(folder.iterdir()):
+        hidden = path.name.startswith(".") and path.name not in {".ci", ".gitignore"}
+        generated = path.name in {"build", "dist", "__pycache__"} or path.name.endswith(".egg-info")
+        if hidden or generated or (path / "pyvenv.cfg").exists():
+            continue
+        if path.is_dir():
+            yield from project_files(path)
+        elif path.suffix in TEXT or path.name == ".gitignore":
+            yield path
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    named = {
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in project_files(ROOT)
+        for word in FORBIDDEN_WORDS
+        if word in path.read_text(encoding="utf-8")
+    }
+    assert not named
