@@ -108,20 +108,19 @@ def _check(request: BuildRequest, config: TeacherConfig, drafter: MedusaCheckpoi
             have = f"the drafter has {levels} heads" if drafter else "there is no --drafter"
             raise TreeError(f"tree {name}: {tree.depth} levels deep, but {have}; choose a shallower tree")
         if tree.rows + tree.depth + 1 >= min(request.slots):
-            raise TreeError(
-                f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv"
-            )
+            raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
         if tree.width > config.vocabulary:
-            raise TreeError(
-                f"tree {name}: rank {tree.width - 1} is past the vocabulary of {config.vocabulary}"
-            )
+            raise TreeError(f"tree {name}: rank {tree.width - 1} is past the vocabulary of {config.vocabulary}")
 
 
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
     """A temporary folder beside ``out`` that becomes ``out`` if the body succeeds, and vanishes otherwise."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise RequestError(f"{out}: cannot be written ({error}); choose another --out") from error
     try:
         yield folder
         folder.chmod(0o755)
@@ -196,11 +195,7 @@ def _manifest(
     files: dict[str, str],
 ) -> m.Manifest:
     config = teacher.config
-    graphs = {
-        (s.signature.rows, s.signature.slots): s.signature.name
-        for s in steps
-        if s.signature.kind != "prefill"
-    }
+    graphs = {(s.signature.rows, s.signature.slots): s.signature.name for s in steps if s.signature.kind != "prefill"}
     rows = max(tree.rows for _, tree in request.trees)
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
@@ -218,8 +213,7 @@ def _manifest(
         teacher=m.Teacher(digest=teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
         drafter=_drafter(drafter, candidates) if drafter else None,
         trees=tuple(
-            m.Tree(name=n, file=f"trees/{n}.json", rows=t.rows, depth=t.depth, width=t.width)
-            for n, t in request.trees
+            m.Tree(name=n, file=f"trees/{n}.json", rows=t.rows, depth=t.depth, width=t.width) for n, t in request.trees
         ),
         gears=tuple(
             m.Gear(name=f"{n}-kv{c}", tree=n, slots=c, graph=graphs[t.rows, c])

@@ -116,9 +116,7 @@ def teacher_parts(config: TeacherConfig) -> dict[str, tuple[str, ...]]:
     parts: dict[str, tuple[str, ...]] = {"embed.weight": ("model.embed_tokens.weight",)}
     for i in range(config.layers):
         ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        projections = {
-            kind: tuple(f"{theirs}.self_attn.{p}_proj.{kind}" for p in "qkv") for kind in ("weight", "bias")
-        }
+        projections = {kind: tuple(f"{theirs}.self_attn.{p}_proj.{kind}" for p in "qkv") for kind in ("weight", "bias")}
         parts[f"{ours}.attn_norm.weight"] = (f"{theirs}.input_layernorm.weight",)
         parts[f"{ours}.qkv.weight"] = projections["weight"]
         if config.qkv_bias:
@@ -196,9 +194,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
     if index.is_file():
         return _sharded(folder, index)
     if any(folder.glob("pytorch_model*.bin*")):
-        raise CheckpointError(
-            f"{folder}: has pytorch_model.bin only, a pickle; expected safetensors; {_CONVERT}"
-        )
+        raise CheckpointError(f"{folder}: has pytorch_model.bin only, a pickle; expected safetensors; {_CONVERT}")
     raise CheckpointError(f"{folder}: no weights; expected model.safetensors or {index.name} with its shards")
 
 
@@ -211,9 +207,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, Entry]:
     headers = {file: read_header(folder / file) for file in sorted(set(placed.values()))}
     for name, file in placed.items():
         if name not in headers[file]:
-            raise CheckpointError(
-                f"{folder / file}: no tensor {name}; expected by {index.name}; fetch both again"
-            )
+            raise CheckpointError(f"{folder / file}: no tensor {name}; expected by {index.name}; fetch both again")
     found = {name: entry for header in headers.values() for name, entry in header.items()}
     return found | {name: headers[file][name] for name, file in placed.items()}
 

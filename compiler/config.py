@@ -34,9 +34,7 @@ _DEFAULTS: dict[Family, dict[str, Any]] = {
 # A field missing here that adds weights is still caught, because unexpected tensors are an error.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    **dict.fromkeys(
-        ("mlp_bias", "use_sliding_window", "rope_interleaved", "qk_layernorm", "use_qk_norm"), (False,)
-    ),
+    **dict.fromkeys(("mlp_bias", "use_sliding_window", "rope_interleaved", "qk_layernorm", "use_qk_norm"), (False,)),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), (False,)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("pretraining_tp", "partial_rotary_factor", "logits_scaling", "logit_scale"), (1,)),
@@ -121,15 +119,11 @@ class TeacherConfig:
         ids = (*self.eos, *(() if self.bos is None else (self.bos,)))
         for name in sizes:
             _expect(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _expect(
-            self.heads % self.kv_heads == 0, "heads", self.heads, f"a multiple of kv_heads, {self.kv_heads}"
-        )
+        _expect(self.heads % self.kv_heads == 0, "heads", self.heads, f"a multiple of kv_heads, {self.kv_heads}")
         _expect(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number, for rotate-half rotary")
         _expect(self.rms_norm_eps > 0, "rms_norm_eps", self.rms_norm_eps, "more than 0")
         _expect(self.rope_theta > 0, "rope_theta", self.rope_theta, "more than 0")
-        _expect(
-            all(0 <= i < self.vocabulary for i in ids), "bos and eos", ids, f"ids below {self.vocabulary}"
-        )
+        _expect(all(0 <= i < self.vocabulary for i in ids), "bos and eos", ids, f"ids below {self.vocabulary}")
         if (rope := self.rope_scaling) is not None:
             _expect(rope.factor >= 1, "rope factor", rope.factor, "at least 1")
             factors = (rope.low_freq_factor, rope.high_freq_factor)

@@ -65,9 +65,7 @@ class MedusaCheckpoint:
         keys = _names(len(heads), blocks, tied)
         _check_shapes(teacher, keys, {key: entries[stored] for key, stored in plain.items()})
         dtype = DTYPES[check_kinds(entries)]
-        return cls(
-            file, len(heads), blocks, tied, dtype, {our: plain[key] for our, key in keys.items()}, read
-        )
+        return cls(file, len(heads), blocks, tied, dtype, {our: plain[key] for our, key in keys.items()}, read)
 
     def names(self) -> list[str]:
         """Our weight names: ``heads.{i}.blocks.{j}.weight``, ``.bias`` and ``heads.{i}.out.weight``."""
@@ -106,13 +104,9 @@ def _open_pickle(file: Path) -> tuple[dict[str, Entry], Reader]:
         ) from None
     except (RuntimeError, OSError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0][:160]
-        raise CheckpointError(
-            f"{file}: not a whole torch zip file ({reason}); save it as safetensors"
-        ) from None
+        raise CheckpointError(f"{file}: not a whole torch zip file ({reason}); save it as safetensors") from None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(
-            f"{file}: holds no plain dict of tensors; expected the state dict of the heads alone"
-        )
+        raise CheckpointError(f"{file}: holds no plain dict of tensors; expected the state dict of the heads alone")
     kinds = {key: _KINDS.get(tensor.dtype, str(tensor.dtype)) for key, tensor in state.items()}
     entries = {str(key): Entry(file, tuple(tensor.shape), kinds[key]) for key, tensor in state.items()}
     return entries, {str(key): tensor for key, tensor in state.items()}.__getitem__
@@ -138,14 +132,10 @@ def _check_heads(file: Path, heads: Mapping[int, Mapping[int, set[str]]]) -> tup
     """Residual blocks a head, and whether the heads are tied: every head must look like head 0."""
     for head in range(len(heads)):
         if head not in heads:
-            raise CheckpointError(
-                f"{file}: head {head} is missing; expected heads 0 to {max(heads)} without a gap"
-            )
+            raise CheckpointError(f"{file}: head {head} is missing; expected heads 0 to {max(heads)} without a gap")
     tied = not any("weight" in parts for parts in heads[0].values())
     blocks = len(heads[0]) if tied else len(heads[0]) - 1
-    wanted = {j: {"linear.weight", "linear.bias"} for j in range(blocks)} | (
-        {} if tied else {blocks: {"weight"}}
-    )
+    wanted = {j: {"linear.weight", "linear.bias"} for j in range(blocks)} | ({} if tied else {blocks: {"weight"}})
     for head, layers in heads.items():
         for layer in sorted(wanted.keys() | layers.keys()):
             got, want = layers.get(layer, set()), wanted.get(layer, set())

@@ -33,9 +33,7 @@ class Step:
     def examples(self) -> tuple[Tensor, ...]:
         """Zero inputs of the declared shapes, run-time sizes at their example values."""
         return tuple(
-            torch.zeros(
-                [self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=_DTYPES[spec.dtype]
-            )
+            torch.zeros([self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=_DTYPES[spec.dtype])
             for spec in self.signature.inputs
         )
 
@@ -238,9 +236,7 @@ def cpu_step(decoder: Decoder) -> Step:
         _tensor("branch", "float32", *shape),
     ]
     outputs = [*_teacher_outputs(config, "R"), _tensor("branch.out", "float32", *shape[:2], "T", *shape[3:])]
-    signature = _cached(
-        config, "step", "step", inputs, outputs, (1, config.kv_heads, "C", config.head_dim), 0, 0
-    )
+    signature = _cached(config, "step", "step", inputs, outputs, (1, config.kv_heads, "C", config.head_dim), 0, 0)
     # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
     dynamic = {"T": 5, "R": 4, "P": 3, "B": 6, "W": 8, "S": 40, "C": 128}
     return Step(CpuStep(decoder, "cpu", 0), signature, dynamic)

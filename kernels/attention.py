@@ -31,27 +31,20 @@ _FUSED_SCHEMA = (
     "int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0, "
     "bool softmax_lse_flag=False) -> (Tensor, Tensor)"
 )
-# What the reference honours; any other argument away from its default is refused, never ignored.
-_HONOURED = {
-    "num_heads",
-    "num_key_value_heads",
-    "scale",
-    "input_layout",
-    "sparse_mode",
-    "inner_precise",
-    "atten_mask",
-}
+# Beside its named parameters the reference may ignore inner_precise, which chooses between kernels; any other
+# argument away from its default is refused.
 _DEFAULTS = {"pre_tokens": 2147483647, "next_tokens": 2147483647}
+
+
+def _is_default(name: str, value: object) -> bool:
+    # A tensor or a list is never a default, even one of zeros.
+    return value is None or (isinstance(value, int) and value == _DEFAULTS.get(name, 0))
 
 
 def _refuse_unsupported(
     query: Any, key: Any, heads: int, kv_heads: int, layout: str, sparse_mode: int, rest: dict[str, object]
 ) -> None:
-    # A tensor or a list is never a default, even one of zeros.
-    odd = [
-        k for k, v in rest.items() if v is not None and not (isinstance(v, int) and v == _DEFAULTS.get(k, 0))
-    ]
-    odd = [k for k in odd if k not in _HONOURED]
+    odd = [name for name, value in rest.items() if name != "inner_precise" and not _is_default(name, value)]
     if odd or layout != "BNSD" or sparse_mode not in (0, 1):
         raise NotImplementedError(
             f"fused attention: layout {layout}, sparse_mode {sparse_mode}, {', '.join(odd) or 'no extras'};"

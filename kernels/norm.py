@@ -23,24 +23,18 @@ def _rms_norm_fake(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple
 
 def _rms_norm_onnx(input, gamma, epsilon: float = 1e-6):  # type: ignore[no-untyped-def]
     # This order of operators is the one that onnxruntime fuses into SimplifiedLayerNormalization.
-    mean = op.ReduceMean(
-        op.Pow(input, op.Constant(value_float=2.0)), op.Constant(value_ints=[-1]), keepdims=1
-    )
+    mean = op.ReduceMean(op.Pow(input, op.Constant(value_float=2.0)), op.Constant(value_ints=[-1]), keepdims=1)
     rms = op.Sqrt(op.Add(mean, op.Constant(value_float=epsilon)))
     return op.Mul(op.Div(input, rms), gamma), op.Reciprocal(rms)
 
 
-def _add_rms_norm(
-    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
+def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     total = x1 + x2
     y, rstd = _rms_norm(total, gamma, epsilon)
     return y, rstd, total
 
 
-def _add_rms_norm_fake(
-    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
+def _add_rms_norm_fake(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     y, rstd = _rms_norm_fake(x1, gamma, epsilon)
     return y, rstd, torch.empty_like(x1)
 

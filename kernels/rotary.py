@@ -36,8 +36,7 @@ def _rotary_mul_onnx(input, r1, r2, rotary_mode: str = "half", rotate=None):  # 
 
 
 ROTARY_MUL = Contract(
-    "npu_rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None)"
-    " -> Tensor",
+    "npu_rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor",
     reference=_rotary_mul,
     fake=_rotary_mul_fake,
     onnx=_rotary_mul_onnx,

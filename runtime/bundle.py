@@ -40,8 +40,7 @@ class Bundle:
             _verify(folder, name, digest)
         try:
             trees = {
-                tree.name: thaw((folder / tree.file).read_text(), str(folder / tree.file))
-                for tree in manifest.trees
+                tree.name: thaw((folder / tree.file).read_text(), str(folder / tree.file)) for tree in manifest.trees
             }
         except TreeError as error:
             raise BundleError(str(error)) from error
@@ -70,9 +69,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = path.read_bytes()
     except OSError:
-        raise BundleError(
-            f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build"
-        ) from None
+        raise BundleError(f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build") from None
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
         if version != SCHEMA_VERSION:

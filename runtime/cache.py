@@ -32,13 +32,9 @@ class Cache:
 
     def __init__(self, dims: Dims, slots: int, padded: bool = False) -> None:
         self.dims, self.padded = dims, padded
-        self.sides = [
-            np.zeros((dims.kv_heads, slots, dims.head_dim), np.float32) for _ in range(2 * dims.layers)
-        ]
+        self.sides = [np.zeros((dims.kv_heads, slots, dims.head_dim), np.float32) for _ in range(2 * dims.layers)]
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
-        self._branches = [
-            np.zeros(self._branch_shape(dims.branch_rows), np.float32).ravel() for _ in range(2)
-        ]
+        self._branches = [np.zeros(self._branch_shape(dims.branch_rows), np.float32).ravel() for _ in range(2)]
         self.length = 0
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
@@ -120,12 +116,8 @@ class Cache:
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
         if self.length + self.open_rows > self.slots - 1:
-            raise InvariantError(
-                f"cache: {self.length} + {self.open_rows} rows reach the spare slot {self.slots - 1}"
-            )
-        if self.moved and (
-            self.moved[-1] >= self._branch_rows or list(self.moved) != sorted(set(self.moved))
-        ):
+            raise InvariantError(f"cache: {self.length} + {self.open_rows} rows reach the spare slot {self.slots - 1}")
+        if self.moved and (self.moved[-1] >= self._branch_rows or list(self.moved) != sorted(set(self.moved))):
             raise InvariantError(
                 f"cache: moved rows {self.moved} are not rising rows of a branch of {self._branch_rows}"
             )

@@ -57,9 +57,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes HTML, which no model was trained on.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def check_messages(messages: Any) -> None:
@@ -75,6 +73,4 @@ def check_messages(messages: Any) -> None:
                 raise RequestError(f"chat: message {index}: expected role and content, got no {key}")
         for key, value in message.items():
             if not isinstance(key, str) or not isinstance(value, str):
-                raise RequestError(
-                    f"chat: message {index}: {key}: expected a string, got {type(value).__name__}"
-                )
+                raise RequestError(f"chat: message {index}: {key}: expected a string, got {type(value).__name__}")

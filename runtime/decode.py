@@ -78,9 +78,7 @@ class Decoding:
         self.tokens: list[int] = []
         self.result: Result | None = None
         if options.stop_strings and bundle.text is None:
-            raise RequestError(
-                "stop strings need a tokenizer, and this bundle has none; stop by token ids instead"
-            )
+            raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
         self._stream = Stream(bundle.text, options.stop_strings) if bundle.text else None
         self._pieces: list[str] = []
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
@@ -90,9 +88,7 @@ class Decoding:
 
     def __iter__(self) -> Iterator[str]:
         began = time.perf_counter()
-        gear = self.policy.choose(len(self.prompt)) or max(
-            self.engine.bundle.manifest.gears, key=lambda g: g.slots
-        )
+        gear = self.policy.choose(len(self.prompt)) or max(self.engine.bundle.manifest.gears, key=lambda g: g.slots)
         self._cache = self.engine.new_cache(gear.slots)
         root, hidden_1H = self._prefill()
         yield self._take([root])
@@ -135,9 +131,7 @@ class Decoding:
         result = self.engine.verify(cache, tokens_T, buffers)
         clock.mark("verify")
         depths = topology.depths
-        accepted = walk(
-            topology, tokens_T.tolist(), lambda row: self._draw(result, row, position + depths[row] + 1)
-        )
+        accepted = walk(topology, tokens_T.tolist(), lambda row: self._draw(result, row, position + depths[row] + 1))
         gained = [*tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus]
         cache.commit(accepted.rows)
         clock.mark("accept")

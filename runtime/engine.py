@@ -52,18 +52,21 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def session(
-    bundle: Bundle, graph: GraphSignature, threads: int | None, prepack: bool = True
-) -> ort.InferenceSession:
+def set_threads(threads: int | None) -> None:
+    """Sizes the process-wide pool: all processors where None. Only the first call in a process counts."""
+    global _pool_size
+    if _pool_size is None:
+        _pool_size = threads or default_threads()
+        ort.set_global_thread_pool_sizes(_pool_size, 1)
+
+
+def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack: bool = True) -> ort.InferenceSession:
     """A session on one process-wide thread pool: pools of their own, spinning, cost tens of milliseconds.
 
     ``prepack`` keeps a second, faster layout of the weights in memory; without it the sessions of a bundle
     share one memory map.
     """
-    global _pool_size
-    if _pool_size is None:
-        _pool_size = threads or default_threads()
-        ort.set_global_thread_pool_sizes(_pool_size, 1)
+    set_threads(threads)
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
@@ -73,9 +76,7 @@ def session(
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises classes of its own that share no base
-        raise BundleError(
-            f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}"
-        ) from error
+        raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
 
 
 class Bindings:

@@ -171,9 +171,7 @@ def _argmax(logits_V: Logits) -> int:
     best = int(logits_V.argmax())
     # argmax stops at a NaN, so one look at the winner covers the row.
     if not math.isfinite(logits_V[best]):
-        raise InvariantError(
-            f"logits: expected finite values at the top, got {logits_V[best]} at token {best}"
-        )
+        raise InvariantError(f"logits: expected finite values at the top, got {logits_V[best]} at token {best}")
     return best
 
 

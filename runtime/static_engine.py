@@ -74,9 +74,7 @@ class StaticEngine:
         for graph in self.bundle.manifest.graphs:
             if graph.kind in kinds and graph.rows == rows and graph.slots == slots:
                 return graph
-        raise BundleError(
-            f"{self.bundle.folder}: no graph of {rows} rows at KV length {slots}; build it with --kv"
-        )
+        raise BundleError(f"{self.bundle.folder}: no graph of {rows} rows at KV length {slots}; build it with --kv")
 
     def _open(self, signature: GraphSignature) -> _Graph:
         if signature.name not in self._graphs:
@@ -94,9 +92,7 @@ class _Graph:
         own = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"}
         self.inputs = {s.name: np.zeros(s.shape, NUMPY[s.dtype]) for s in signature.inputs if s.name in own}
         results = {"logits", "choice", "hidden"}
-        self._outputs = {
-            s.name: np.zeros(s.shape, NUMPY[s.dtype]) for s in signature.outputs if s.name in results
-        }
+        self._outputs = {s.name: np.zeros(s.shape, NUMPY[s.dtype]) for s in signature.outputs if s.name in results}
         self._branches = any(s.name == "branch.out" for s in signature.outputs)
         for name, array in self.inputs.items():
             bindings.input(name, array)

@@ -1,5 +1,6 @@
 """Shared by all tests, and loaded before any of them imports torch or transformers."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,8 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 from draftwood.environment import hide_torch_npu  # noqa: E402
+from draftwood.runtime.engine import set_threads  # noqa: E402
 
 hide_torch_npu()
+
+# Threads only quarrel over work this small: on a busy machine the suite takes minutes more with them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+set_threads(1)
 
 settings.register_profile("draftwood", derandomize=True, deadline=None)
 settings.load_profile("draftwood")
@@ -39,9 +45,7 @@ def python(tmp_path: Path) -> Callable[..., str]:
     to the inherited variables; None removes one.
     """
 
-    def run(
-        code: str, blocked: Iterable[str] = (), environment: Mapping[str, str | None] | None = None
-    ) -> str:
+    def run(code: str, blocked: Iterable[str] = (), environment: Mapping[str, str | None] | None = None) -> str:
         variables = {**os.environ, **(environment or {})}
         done = subprocess.run(
             [sys.executable, "-c", BLOCKER.format(blocked=tuple(blocked)) + code],
@@ -55,3 +59,76 @@ def python(tmp_path: Path) -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+RAGGED = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0))
+
+
+@pytest.fixture(scope="session")
+def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
+    import torch
+    from safetensors.torch import save_file
+
+    from draftwood.compiler.checkpoint import expected_tensors
+    from draftwood.compiler.config import read_config
+    from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("teacher")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    random = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=random) * 0.12
+        for name, shape in expected_tensors(read_config(folder)).items()
+    }
+    noise = torch.randn(tensors["lm_head.weight"].shape, generator=random) * 0.05
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + noise
+    save_file(tensors, folder / "model.safetensors")
+    rows = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
+    save_tokenizer(train_tokenizer(rows, TINY["vocab_size"]), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two random Medusa heads, tied to the teacher's output matrix."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("heads")
+    random = torch.Generator().manual_seed(1)
+    blocks = {f"{i}.0.linear.weight": torch.randn(64, 64, generator=random) * 0.05 for i in range(2)}
+    blocks |= {f"{i}.0.linear.bias": torch.zeros(64) for i in range(2)}
+    save_file(blocks, folder / "medusa_lm_head.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gears of three trees at two KV lengths. Read only: tests that alter a bundle copy it."""
+    from draftwood.compiler.bundle import BuildRequest, build
+    from draftwood.trees import Topology
+
+    trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("ragged", Topology.from_paths(RAGGED)))
+    folder = tmp_path_factory.mktemp("tiny") / "bundle"
+    build(BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256)), folder)
+    return folder

@@ -65,19 +65,13 @@ def test_transformers_generates(python: Callable[..., str], no_cann: dict[str, s
     assert python(GENERATE, environment=no_cann) == "5\n"
 
 
-def test_a_hidden_torch_npu_is_still_found(
-    python: Callable[..., str], no_cann: dict[str, str | None]
-) -> None:
-    code = (
-        "from draftwood.environment import *; hide_torch_npu(); print(torch_npu_folder(), cann_available())"
-    )
+def test_a_hidden_torch_npu_is_still_found(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
+    code = "from draftwood.environment import *; hide_torch_npu(); print(torch_npu_folder(), cann_available())"
     assert python(code, environment=no_cann) == f"{no_cann['PYTHONPATH']}/torch_npu False\n"
 
 
 @pytest.mark.parametrize(("installed", "cann"), [(False, False), (True, True)], ids=["absent", "with CANN"])
-def test_nothing_is_touched_without_need(
-    installed: bool, cann: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_touched_without_need(installed: bool, cann: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(environment.AUTOLOAD, raising=False)
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
     monkeypatch.setattr(environment, "torch_npu_installed", lambda: installed)

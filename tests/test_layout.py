@@ -43,8 +43,7 @@ def imports(source: str) -> Iterator[str]:
                 # A relative import counts as one of nothing that is allowed: they are all written out.
                 yield "draftwood.relative" if level else str(module)
             case ast.Call(
-                func=ast.Name(id="import_module" | "__import__")
-                | ast.Attribute(attr="import_module" | "__import__"),
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module" | "__import__"),
                 args=[ast.Constant(value=str(name)), *_],
             ):
                 yield name

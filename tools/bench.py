@@ -69,9 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
-    parser.add_argument(
-        "--gear", metavar="NAME", help="gear to compare with plain decoding (default: largest tree)"
-    )
+    parser.add_argument("--gear", metavar="NAME", help="gear to compare with plain decoding (default: largest tree)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the speed-ups of the turns")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_decoding_arguments(parser)
@@ -134,17 +132,13 @@ def _contexts(
     for prompt in prompts:
         messages = history.setdefault(prompt.conversation, [])
         if prompt.conversation in done:
-            messages.append(
-                {"role": "assistant", "content": text.decode(done[prompt.conversation][1].token_ids)}
-            )
+            messages.append({"role": "assistant", "content": text.decode(done[prompt.conversation][1].token_ids)})
         messages.append({"role": "user", "content": prompt.text})
         joined = "\n".join(message["content"] for message in messages)
         yield prompt, text.chat(messages) if text.has_chat else text.encode(joined)
 
 
-def _decode(
-    engine: Engine, ids: list[int], options: Options, policy: Policy
-) -> tuple[Result, tuple[int, ...]]:
+def _decode(engine: Engine, ids: list[int], options: Options, policy: Policy) -> tuple[Result, tuple[int, ...]]:
     from draftwood.runtime.decode import Decoding
     from draftwood.runtime.trace import Trace
 
@@ -243,15 +237,11 @@ def _spread(values: list[float], points: tuple[int, ...]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), **{f"p{p}": float(np.percentile(values, p)) for p in points}}
 
 
-def _report(
-    turns: list[Turn], differences: list[Difference], noise: float, options: Options
-) -> dict[str, Any]:
+def _report(turns: list[Turn], differences: list[Difference], noise: float, options: Options) -> dict[str, Any]:
     measured = [turn for turn in turns if turn.accepted]
     tokens = sum(turn.tokens for turn in turns)
     decoded = sum(turn.tokens - 1 for turn in measured)
-    seconds = {
-        side: sum(getattr(t, f"{side}_seconds") for t in measured) for side in ("plain", "speculative")
-    }
+    seconds = {side: sum(getattr(t, f"{side}_seconds") for t in measured) for side in ("plain", "speculative")}
     ties = sum(difference.tie for difference in differences)
     sources = sorted({turn.source for turn in measured})
     accepted = [float(n) for turn in measured for n in turn.accepted]
@@ -267,14 +257,11 @@ def _report(
         "accept_length": _spread(accepted, (50, 99)),
         "plain_tokens_per_s": decoded / max(seconds["plain"], 1e-9),
         "speculative_tokens_per_s": decoded / max(seconds["speculative"], 1e-9),
-        "host_share": sum(t.host_share * t.speculative_seconds for t in measured)
-        / max(seconds["speculative"], 1e-9),
+        "host_share": sum(t.host_share * t.speculative_seconds for t in measured) / max(seconds["speculative"], 1e-9),
         "by_source": {
             source: {
                 "speedup": _spread([t.speedup for t in measured if t.source == source], (50,)),
-                "accept_length": _spread(
-                    [float(n) for t in measured if t.source == source for n in t.accepted], (50,)
-                ),
+                "accept_length": _spread([float(n) for t in measured if t.source == source for n in t.accepted], (50,)),
             }
             for source in sources
         },
@@ -300,9 +287,7 @@ def _print(report: dict[str, Any]) -> None:
     print(f"turns        {report['turns']}: {report['identical']} identical, {report['ties']} numeric ties")
     spread = ", ".join(f"{key} {value:.2f}" for key, value in speedup.items())
     print(f"speed-up     {spread}")
-    print(
-        f"accept       mean {accept['mean']:.2f}, p50 {accept['p50']:.0f}, p99 {accept['p99']:.0f} tokens a step"
-    )
+    print(f"accept       mean {accept['mean']:.2f}, p50 {accept['p50']:.0f}, p99 {accept['p99']:.0f} tokens a step")
     print(
         f"tokens/s     {report['plain_tokens_per_s']:.0f} plain, {report['speculative_tokens_per_s']:.0f} speculative"
     )

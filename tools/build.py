@@ -14,9 +14,7 @@ TARGETS = ("onnx",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo"
-    )
+    parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="DIR", help="Medusa heads: a folder or file, or demo-medusa")
     parser.add_argument(
         "--tree",
@@ -24,13 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC[,SPEC...]",
         help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE; plain is always added",
     )
-    parser.add_argument(
-        "--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots, multiples of 128"
-    )
+    parser.add_argument("--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots, multiples of 128")
     parser.add_argument("--target", default="onnx", metavar="T[,T...]", help="what to lower to: onnx")
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist"
-    )
+    parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -39,9 +33,7 @@ def parse_slots(text: str) -> tuple[int, ...]:
     try:
         slots = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise RequestError(
-            f"--kv {text}: expected whole numbers separated by commas, such as 256,1024"
-        ) from None
+        raise RequestError(f"--kv {text}: expected whole numbers separated by commas, such as 256,1024") from None
     return tuple(slots)
 
 
@@ -49,9 +41,7 @@ def check_targets(text: str) -> None:
     """Refuses a target that this version cannot lower to."""
     for target in text.split(","):
         if target not in TARGETS:
-            raise RequestError(
-                f"--target {target}: expected {', '.join(TARGETS)}; other targets are not built yet"
-            )
+            raise RequestError(f"--target {target}: expected {', '.join(TARGETS)}; other targets are not built yet")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -67,9 +57,7 @@ def main(args: argparse.Namespace) -> int:
         slots=parse_slots(args.kv),
     )
     began = time.monotonic()
-    manifest = build(
-        request, args.out, progress=lambda what: print(f"building {what}", file=sys.stderr, flush=True)
-    )
+    manifest = build(request, args.out, progress=lambda what: print(f"building {what}", file=sys.stderr, flush=True))
     summary = {
         "bundle": str(args.out),
         "seconds": round(time.monotonic() - began, 1),

@@ -59,9 +59,7 @@ class Control:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)'
-    )
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="prompts to use (default 2)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -92,9 +90,7 @@ def check(bundle: Bundle, prompts: list[NDArray[np.int64]], progress=lambda _: N
     for gear in bundle.manifest.gears:
         progress(gear.name)
         for name, engine in candidates.items():
-            comparisons += _merged(
-                c for prompt in prompts for c in _compare(eager, engine, name, gear, prompt)
-            )
+            comparisons += _merged(c for prompt in prompts for c in _compare(eager, engine, name, gear, prompt))
         controls += _controls(eager, candidates["onnx-cpu"], gear, prompts[0])
     ok = all(c.ok for c in comparisons) and all(c.caught for c in controls)
     return {
@@ -127,9 +123,7 @@ def _difference(got: NDArray, want: NDArray) -> float:
     return float(np.abs(got - want).max() / max(1.0, float(np.abs(want).max())))
 
 
-def _compare(
-    eager: Engine, engine: Engine, name: str, gear: Gear, prompt: NDArray[np.int64]
-) -> Iterator[Comparison]:
+def _compare(eager: Engine, engine: Engine, name: str, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
     """Steps both engines in lockstep on the same tokens and the same commits."""
 
     def compared(quantity: str, got: NDArray, want: NDArray, where: str) -> Comparison:
@@ -272,15 +266,21 @@ def _progress(what: str) -> None:
 
 
 def _print(report: dict) -> None:
-    print(f"{'gear':24} {'graphs':9} {'quantity':20} {'difference':>11}  {'tolerance':>9}")
+    quantities = ("logits", "hidden", "choice", "draft scores", "cache after commit")
+    rows: dict[tuple[str, str], dict[str, dict]] = {}
     for c in report["comparisons"]:
-        print(
-            f"{c['gear']:24} {c['graphs']:9} {c['quantity']:20} {c['difference']:11.2e}  {c['tolerance']:9.0e}"
-            f"  {'ok' if c['ok'] else 'DIFFERS at ' + c['where']}"
-        )
-    caught = sum(c["caught"] for c in report["controls"])
-    print(f"{caught} of {len(report['controls'])} deliberate faults caught")
+        rows.setdefault((c["gear"], c["graphs"]), {})[c["quantity"]] = c
+    print(f"largest difference from eager PyTorch, as a share of the largest value; {report['tolerance']:.0e} is allowed")
+    print(f"{'gear':24} {'graphs':9}" + "".join(f"{quantity:>20}" for quantity in quantities))
+    for (gear, graphs), found in rows.items():
+        cells = [f"{found[q]['difference']:.1e}{'' if found[q]['ok'] else ' !'}" if q in found else "" for q in quantities]
+        print(f"{gear:24} {graphs:9}" + "".join(f"{cell:>20}" for cell in cells))
+    for c in report["comparisons"]:
+        if not c["ok"]:
+            print(f"DIFFERS: {c['gear']}, {c['graphs']} graphs: {c['quantity']} at {c['where']}: {c['difference']:.2e}")
     for c in report["controls"]:
         if not c["caught"]:
             print(f"NOT CAUGHT: {c['gear']}: {c['fault']} (difference {c['difference']:.2e})")
+    caught = sum(c["caught"] for c in report["controls"])
+    print(f"{caught} of {len(report['controls'])} deliberate faults caught")
     print("ok" if report["ok"] else "FAILED")

@@ -23,27 +23,14 @@ import numpy as np
 from draftwood import __version__
 from draftwood.tools import demo
 from draftwood.tools.prompts import read_prompts
+from draftwood.tools.weigh import Weighed, weigh
 
 if TYPE_CHECKING:
-    from draftwood.manifest import Gear
-    from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.cpu_engine import CpuEngine
     from draftwood.trees import RankPaths, Topology
 
 TREE_ROWS = (4, 8, 16)
 SLOTS = 512
-TIMED_STEPS = 30  # a gear is timed over this many steps, gears in turn so that a drift hits all
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """One gear as the demo weighs it: expected accept length, measured step time, what follows from both."""
-
-    gear: str
-    rows: int
-    expected_accept_length: float
-    step_ms: float
-    expected_tokens_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _best_tree(candidates: list[Candidate]) -> Candidate:
+def _best_tree(candidates: list[Weighed]) -> Weighed:
     """The best gear that speculates: the demo shows one even where plain decoding is the faster choice."""
     return max((c for c in candidates if c.rows > 1), key=lambda c: c.expected_tokens_per_s)
 
@@ -133,42 +120,6 @@ def _build(trees: list[tuple[str, Topology]], folder: Path) -> float:
     return time.monotonic() - began
 
 
-def weigh(engine: CpuEngine, paths: RankPaths) -> list[Candidate]:
-    """Times every gear of the bundle in turn and weighs it by its expected accept length."""
-    gears = engine.bundle.manifest.gears
-    caches = {gear.name: engine.new_cache(gear.slots) for gear in gears}
-    for cache in caches.values():
-        engine.prefill(cache, np.zeros(64, np.int64))
-    times: dict[str, list[float]] = {gear.name: [] for gear in gears}
-    for _ in range(TIMED_STEPS):
-        for gear in gears:
-            times[gear.name].append(_step_seconds(engine, caches[gear.name], gear))
-    return [_candidate(engine.bundle, gear, paths, float(np.median(times[gear.name]))) for gear in gears]
-
-
-def _step_seconds(engine: CpuEngine, cache: Any, gear: Gear) -> float:
-    topology, tree = engine.bundle.trees[gear.tree]
-    began = time.perf_counter()
-    if topology.depth:
-        engine.draft(np.zeros((1, engine.bundle.manifest.dims.hidden), np.float32))
-    engine.verify(cache, np.zeros(tree.rows, np.int64), tree)
-    elapsed = time.perf_counter() - began
-    cache.rollback(cache.length)
-    return elapsed
-
-
-def _candidate(bundle: Bundle, gear: Gear, paths: RankPaths, seconds: float) -> Candidate:
-    topology, _ = bundle.trees[gear.tree]
-    expected = paths.expected_accept_length(topology)
-    return Candidate(
-        gear=gear.name,
-        rows=topology.rows,
-        expected_accept_length=expected,
-        step_ms=1000 * seconds,
-        expected_tokens_per_s=expected / seconds,
-    )
-
-
 def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> Answer:
     """Answers one prompt plainly and with the gear, and compares the tokens."""
     from draftwood.runtime.decode import Decoding, Options
@@ -199,7 +150,7 @@ def _summary(
     folder: Path,
     built: float,
     report: dict[str, Any],
-    candidates: list[Candidate],
+    candidates: list[Weighed],
     gear: str,
     answers: list[Answer],
     ok: bool,
@@ -222,14 +173,12 @@ def _print_plan(paths: RankPaths, trees: list[tuple[str, Topology]]) -> None:
     name, tree = trees[1]
     print(f"{name}: the {tree.nodes} nodes visited most often in {paths.contexts} counted contexts;")
     print(f"expected accept length {paths.expected_accept_length(tree):.2f} tokens a step\n")
-    labels = {
-        row: f"{100 * paths.visits(path) / paths.contexts:.0f} %" for row, path in enumerate(tree.paths, 1)
-    }
+    labels = {row: f"{100 * paths.visits(path) / paths.contexts:.0f} %" for row, path in enumerate(tree.paths, 1)}
     print(draw_text(tree, labels), end="\n\n", flush=True)
 
 
 def _print_answers(
-    folder: Path, report: dict[str, Any], candidates: list[Candidate], gear: str, answers: list[Answer]
+    folder: Path, report: dict[str, Any], candidates: list[Weighed], gear: str, answers: list[Answer]
 ) -> None:
     worst = max(comparison["difference"] for comparison in report["comparisons"])
     caught = sum(control["caught"] for control in report["controls"])
@@ -242,12 +191,10 @@ def _print_answers(
     for c in candidates:
         mark = "  <-" if c.gear == gear else ""
         print(
-            f"{c.gear:18} {c.rows:4} {c.expected_accept_length:15.2f} {c.step_ms:10.2f}"
+            f"{c.gear:18} {c.rows:4} {c.expected_accept_length:15.2f} {c.draft_ms + c.verify_ms:10.2f}"
             f" {c.expected_tokens_per_s:18.0f}{mark}"
         )
-    print(
-        f"\n{'prompt':12} {'tokens':>6} {'equal':>6} {'accept':>7} {'plain/s':>8} {'tree/s':>8} {'speed-up':>9}"
-    )
+    print(f"\n{'prompt':12} {'tokens':>6} {'equal':>6} {'accept':>7} {'plain/s':>8} {'tree/s':>8} {'speed-up':>9}")
     for one in answers:
         print(
             f"{one.id:12} {one.tokens:6} {'yes' if one.tokens_equal else 'NO':>6} {one.accept_length:7.2f}"

@@ -106,7 +106,5 @@ def draw_speedups(report: dict[str, Any], path: Path) -> None:
     left.legend(frameon=False)
     gains = [gain for turn in report["per_turn"] for gain in turn["accepted"]]
     right.hist(gains, bins=[x + 0.5 for x in range(max(gains, default=1) + 1)], rwidth=0.9)
-    right.set(
-        xlabel="tokens gained by a step", ylabel="steps", title=f"mean {report['accept_length']['mean']:.2f}"
-    )
+    right.set(xlabel="tokens gained by a step", ylabel="steps", title=f"mean {report['accept_length']['mean']:.2f}")
     figure.savefig(path, format="png", metadata={"Software": None})

@@ -20,35 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue, as it stands")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids to continue")
-    prompt.add_argument(
-        "--chat", type=Path, metavar="FILE.json", help='[{"role": "user", "content": "..."}, ...]'
-    )
+    prompt.add_argument("--chat", type=Path, metavar="FILE.json", help='[{"role": "user", "content": "..."}, ...]')
     add_decoding_arguments(parser)
-    parser.add_argument(
-        "--gear", metavar="NAME", help="a gear of the bundle; grows to larger KV lengths as needed"
-    )
+    parser.add_argument("--gear", metavar="NAME", help="a gear of the bundle; grows to larger KV lengths as needed")
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the result as JSON instead of streaming the text"
-    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     """What decides a text; ``options`` reads it back."""
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)"
-    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps every token (default)")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past the end token")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable"
-    )
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
 
 
@@ -72,9 +60,7 @@ def prompt_ids(bundle: Bundle, args: argparse.Namespace) -> list[int]:
         try:
             return [int(part) for part in args.prompt_ids.split(",")]
         except ValueError:
-            raise RequestError(
-                f"--prompt-ids {args.prompt_ids}: expected whole numbers, such as 1,2,3"
-            ) from None
+            raise RequestError(f"--prompt-ids {args.prompt_ids}: expected whole numbers, such as 1,2,3") from None
     if bundle.text is None:
         raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
     if args.prompt is not None:

@@ -83,8 +83,7 @@ def widen(
     teacher = Checkpoint.open(source)
     asked = (hidden, intermediate, layers, heads, kv_heads)
     sizes: dict[str, Any] = {
-        name: getattr(teacher.config, name) if size is None else size
-        for name, size in zip(_SIZES, asked, strict=True)
+        name: getattr(teacher.config, name) if size is None else size for name, size in zip(_SIZES, asked, strict=True)
     }
     _check_sizes(teacher.config, sizes)
     eps = teacher.config.rms_norm_eps * teacher.config.hidden / sizes["hidden"]
@@ -232,9 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="new size (default: the source's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the source's")
     parser.add_argument("--seed", type=int, default=0, help="of the values that nothing reads")
-    parser.add_argument(
-        "--medusa", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen these heads too"
-    )
+    parser.add_argument("--medusa", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen these heads too")
     args = parser.parse_args(arguments)
     sizes = {name: getattr(args, name) for name in _SIZES}
     try:

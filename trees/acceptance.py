@@ -76,9 +76,7 @@ def accept(
     return buffers.paths[best], int(buffers.depths[best]), int(drawn_T[best])
 
 
-def best_row(
-    buffers: TreeBuffers, tokens_T: NDArray[np.int64], drawn_T: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def best_row(buffers: TreeBuffers, tokens_T: NDArray[np.int64], drawn_T: NDArray[np.int64]) -> NDArray[np.int64]:
     """The last accepted row, int64[...], for tokens and draws int64[..., T] with any axes in front."""
     missed_T = 1 - _matches(buffers, tokens_T, drawn_T).astype(np.int64)
     # Accepted is what has no miss between the root and itself: a sum, since NPU graphs have no cumprod.
@@ -87,9 +85,7 @@ def best_row(
     return np.argmax(reached_T * (buffers.depths + 1), axis=-1)
 
 
-def _matches(
-    buffers: TreeBuffers, tokens_T: NDArray[np.int64], drawn_T: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _matches(buffers: TreeBuffers, tokens_T: NDArray[np.int64], drawn_T: NDArray[np.int64]) -> NDArray[np.bool_]:
     """bool[..., T]: the row carries the token drawn at its parent; the root always matches."""
     carries_T = buffers.valid & (tokens_T == drawn_T[..., buffers.parents])
     # Of siblings that carry it the first alone counts, as in `walk`; the root is no sibling of its children.

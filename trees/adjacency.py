@@ -87,9 +87,7 @@ def from_networkx(graph: "networkx.DiGraph", where: str = "networkx graph") -> T
     roots = [node for node in nodes if node not in edges]
     _check_cycles(edges, where)
     if len(roots) != 1:
-        raise TreeError(
-            f"{where}: expected one root (a node without a parent), got {len(roots)}: {roots[:5]}"
-        )
+        raise TreeError(f"{where}: expected one root (a node without a parent), got {len(roots)}: {roots[:5]}")
     return _grow(edges, nodes, roots[0], where)
 
 

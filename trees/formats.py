@@ -68,9 +68,7 @@ def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
     if name is not None and name not in found:
         raise TreeError(f"{where}: no tree named {name!r}; the file has {sorted(found)}")
     if name is None and len(found) > 1:
-        raise TreeError(
-            f"{where}: expected one tree, got {sorted(found)}; say which, as in FILE#{min(found)}"
-        )
+        raise TreeError(f"{where}: expected one tree, got {sorted(found)}; say which, as in FILE#{min(found)}")
     return _from_lists(found[name] if name is not None else next(iter(found.values())), where)
 
 

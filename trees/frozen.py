@@ -39,9 +39,7 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
         topology = Topology.from_paths([tuple(path) for path in fields["rank_paths"]])
         tables: dict[str, Any] = {name: np.array(fields[name], np.int64) for name in _BUFFERS}
     except (TypeError, ValueError) as error:
-        raise TreeError(
-            f"{where}: a table is not made of whole numbers: {error}; build the bundle again"
-        ) from error
+        raise TreeError(f"{where}: a table is not made of whole numbers: {error}; build the bundle again") from error
     for name in ("valid", "mask"):
         tables[name] = tables[name].astype(np.bool_)
     buffers = TreeBuffers(**tables)
@@ -49,7 +47,5 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
     expected = tensorize(topology)
     for name in _BUFFERS:
         if not np.array_equal(getattr(buffers, name), getattr(expected, name)):
-            raise TreeError(
-                f"{where}: {name} belongs to another tree than rank_paths; build the bundle again"
-            )
+            raise TreeError(f"{where}: {name} belongs to another tree than rank_paths; build the bundle again")
     return topology, buffers

@@ -68,9 +68,7 @@ class RankPaths:
         visits = self._visits()
         return 1 + sum(visits[path] for path in topology.paths) / self.contexts
 
-    def best_tree(
-        self, nodes: int, max_depth: int | None = None, max_children: int | None = None
-    ) -> Topology:
+    def best_tree(self, nodes: int, max_depth: int | None = None, max_children: int | None = None) -> Topology:
         """The tree of `nodes` draft nodes with the greatest expected accept length: exact.
 
         Ties go to the shallower node, then to the smaller rank path. A parent is visited at least as often as

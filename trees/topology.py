@@ -172,9 +172,7 @@ def _check_rows(parents: tuple[int, ...], ranks: tuple[int, ...]) -> None:
         where = f"topology row {row}"
         _require(0 <= parent < row, f"{where}: its parent must be an earlier row, 0..{row - 1}, got {parent}")
         _require(rank >= 0, f"{where}: a rank must be 0 or more, got {rank}")
-        _require(
-            here not in seen, f"{where}: sibling ranks must differ, got rank {rank} twice under {parent}"
-        )
+        _require(here not in seen, f"{where}: sibling ranks must differ, got rank {rank} twice under {parent}")
         # Increasing (parent, rank) is the canonical order, without a rank path in hand.
         _require(here > last, f"{where}: rows go by depth, then rank path; build with Topology.from_paths")
         seen.add(here)

@@ -87,9 +87,7 @@ def test_weights_are_those_of_the_model(tmp_path: Path, shards: str, fields: dic
     state = save_llama(tmp_path, shards=shards, **fields).state_dict()
     checkpoint = Checkpoint.open(tmp_path)
     for ours, parts in teacher_parts(checkpoint.config).items():
-        torch.testing.assert_close(
-            checkpoint.weight(ours), torch.cat([state[p] for p in parts]), rtol=0, atol=0
-        )
+        torch.testing.assert_close(checkpoint.weight(ours), torch.cat([state[p] for p in parts]), rtol=0, atol=0)
     assert ("lm_head.weight" in checkpoint.names()) == (not checkpoint.config.tied)
     assert ("layers.1.o.bias" in checkpoint.names()) == bool(fields.get("attention_bias"))
     assert len(list(tmp_path.glob("*.safetensors"))) == (
@@ -149,9 +147,7 @@ def test_rope_spellings_agree(tmp_path: Path, rope: dict) -> None:
 @pytest.mark.parametrize("head_dim", [8, 64, 96, 128])
 @pytest.mark.parametrize("theta", [10_000.0, 5e5, 1.6e7])
 @pytest.mark.parametrize("rope", ROPES)
-def test_rope_tables_are_those_of_transformers(
-    tmp_path: Path, rope: dict, theta: float, head_dim: int
-) -> None:
+def test_rope_tables_are_those_of_transformers(tmp_path: Path, rope: dict, theta: float, head_dim: int) -> None:
     theirs = LlamaConfig(**SIZES, head_dim=head_dim, rope_parameters={"rope_theta": theta, **rope})
     theirs.architectures = ["LlamaForCausalLM"]
     theirs.save_pretrained(tmp_path)

@@ -21,9 +21,7 @@ TEACHER = TeacherConfig(
 )  # fmt: skip
 
 
-def make_heads(
-    heads: int = 2, blocks: int = 1, tied: bool = False, dtype: torch.dtype = torch.float32
-) -> dict:
+def make_heads(heads: int = 2, blocks: int = 1, tied: bool = False, dtype: torch.dtype = torch.float32) -> dict:
     torch.manual_seed(0)
     tensors = {}
     for i in range(heads):
@@ -45,9 +43,7 @@ def save(folder: Path, tensors: dict, kind: str = "safetensors") -> Path:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
-@pytest.mark.parametrize(
-    ("heads", "blocks", "tied"), [(2, 1, False), (5, 3, False), (3, 2, True), (1, 0, False)]
-)
+@pytest.mark.parametrize(("heads", "blocks", "tied"), [(2, 1, False), (5, 3, False), (3, 2, True), (1, 0, False)])
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
 def test_opened(tmp_path: Path, kind: str, heads: int, blocks: int, tied: bool, prefix: str) -> None:
     tensors = make_heads(heads, blocks, tied)
@@ -92,9 +88,7 @@ def without(*keys: str) -> dict:
 REFUSED = [
     pytest.param(without("1."), "head 1 is missing; expected heads 0 to 2", id="gap"),
     pytest.param(without("0."), "head 0 is missing", id="no first head"),
-    pytest.param(
-        without("2.0.linear.bias"), r"2\.0 holds linear.weight; expected linear.bias and", id="no bias"
-    ),
+    pytest.param(without("2.0.linear.bias"), r"2\.0 holds linear.weight; expected linear.bias and", id="no bias"),
     pytest.param(without("2.1"), r"2\.1 holds nothing; expected weight", id="one tied head"),
     pytest.param(without("0.1"), r"1\.1 holds weight; expected nothing", id="only the first tied"),
     pytest.param(
@@ -117,12 +111,8 @@ REFUSED = [
         r"unexpected key lm_head\.weight",
         id="unexpected key",
     ),
-    pytest.param(
-        make_heads() | {"00.0.linear.weight": torch.ones(1)}, "unexpected key 00", id="leading zero"
-    ),
-    pytest.param(
-        make_heads() | {"medusa_head.0.1.weight": torch.ones(1)}, "with and without 'medusa_head", id="both"
-    ),
+    pytest.param(make_heads() | {"00.0.linear.weight": torch.ones(1)}, "unexpected key 00", id="leading zero"),
+    pytest.param(make_heads() | {"medusa_head.0.1.weight": torch.ones(1)}, "with and without 'medusa_head", id="both"),
     pytest.param(
         make_heads() | {"0.1.weight": torch.ones(VOCABULARY, HIDDEN, dtype=torch.int8)},
         r"0\.1\.weight has dtype (I8|torch.int8); expected one of F32",

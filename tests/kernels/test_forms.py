@@ -20,10 +20,10 @@ CONTRACTS = {contract.name: contract for contract in NPU_CONTRACTS + CPU_CONTRAC
 OPERATORS = {name: contract.operator for name, contract in CONTRACTS.items()}
 
 # The formulas below are float64, the operators fp32 (unit roundoff 6e-8) over sums of at most 24 terms of
-# order 1; measured 5e-7 at most.
-FORMULA = {"rtol": 0.0, "atol": 5e-6}
-# Two fp32 programs that add in another order and take another exp; measured 5e-7 at most.
-RUNTIME = {"rtol": 0.0, "atol": 5e-6}
+# order 1; measured 2e-6 at most (swiglu, whose products reach 60).
+FORMULA = {"rtol": 0.0, "atol": 1e-5}
+# Two fp32 programs that add in another order and take another exp; measured 2e-6 at most.
+RUNTIME = {"rtol": 0.0, "atol": 1e-5}
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -317,9 +317,7 @@ def test_fake_is_shaped_like_the_reference(name: str, dtype: torch.dtype) -> Non
     arguments = in_dtype(ARGUMENTS[name](), dtype)
     real = call(name, arguments)
     with FakeTensorMode() as mode:
-        fake_arguments = torch.utils._pytree.tree_map_only(
-            Tensor, mode.from_tensor, in_dtype(ARGUMENTS[name](), dtype)
-        )
+        fake_arguments = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, in_dtype(ARGUMENTS[name](), dtype))
         fake = call(name, fake_arguments)
 
     def described(tensor: Tensor) -> tuple:
@@ -335,9 +333,7 @@ def test_opcheck(name: str) -> None:
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     tests += [] if name in MUTATING else ["test_aot_dispatch_dynamic"]
     arguments, options = ARGUMENTS[name]()
-    assert set(torch.library.opcheck(OPERATORS[name], arguments, options, test_utils=tests).values()) == {
-        "SUCCESS"
-    }
+    assert set(torch.library.opcheck(OPERATORS[name], arguments, options, test_utils=tests).values()) == {"SUCCESS"}
 
 
 class OneOperator(torch.nn.Module):
@@ -355,9 +351,7 @@ class OneOperator(torch.nn.Module):
         return self.operator(**dict(zip(self.tensors, tensors, strict=True)), **self.rest)
 
 
-def export(
-    path: Path, name: str, arguments: tuple[tuple, dict], dynamic: dict[str, dict] | None = None
-) -> Path:
+def export(path: Path, name: str, arguments: tuple[tuple, dict], dynamic: dict[str, dict] | None = None) -> Path:
     module = OneOperator(name, arguments)
     shapes = tuple((dynamic or {}).get(key) for key in module.tensors)
     program = torch.export.export(
@@ -399,9 +393,7 @@ def test_onnx_form(tmp_path: Path, case: str) -> None:
     assert {node.domain for node in model.graph.node} == {""} and not model.functions
     # The second output of attention, its log-sum-exp, is an empty placeholder.
     count = 1 if name == "npu_fused_infer_attention_score" else None
-    for got, wanted in zip(
-        onnx_run(path, name, arguments)[:count], call(name, arguments)[:count], strict=True
-    ):
+    for got, wanted in zip(onnx_run(path, name, arguments)[:count], call(name, arguments)[:count], strict=True):
         assert_close(got, wanted, RUNTIME)
 
 
@@ -430,9 +422,7 @@ SYMBOLIC = {
 @pytest.fixture(scope="module")
 def symbolic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("symbolic")
-    return {
-        name: export(folder / f"{name}.onnx", name, ARGUMENTS[name](), SYMBOLIC[name]) for name in SYMBOLIC
-    }
+    return {name: export(folder / f"{name}.onnx", name, ARGUMENTS[name](), SYMBOLIC[name]) for name in SYMBOLIC}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -472,9 +462,7 @@ def bound_run(path: Path, arguments: tuple, aliased: bool) -> tuple[np.ndarray, 
         else:
             binding.bind_output(output)
     session.run_with_iobinding(binding)
-    return binding.copy_outputs_to_cpu()[0], [
-        values[side].numpy().copy() for side in ("key_cache", "value_cache")
-    ]
+    return binding.copy_outputs_to_cpu()[0], [values[side].numpy().copy() for side in ("key_cache", "value_cache")]
 
 
 def test_append_attention_writes_a_shared_buffer_in_place(symbolic: dict[str, Path]) -> None:

@@ -9,8 +9,8 @@ from draftwood.runtime.bundle import Bundle
 
 
 @pytest.fixture
-def copy(bundle_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(bundle_folder, tmp_path / "copy"))
+def copy(tiny_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("name", ["onnx/weights.safetensors", "onnx/step.onnx", "trees/ragged.json"])

@@ -5,9 +5,7 @@ from draftwood.errors import InvariantError
 from draftwood.manifest import Dims
 from draftwood.runtime.cache import Cache
 
-DIMS = Dims(
-    layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127
-)
+DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
 
 
 def opened(length: int = 10, rows: int = 7) -> Cache:

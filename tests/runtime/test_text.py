@@ -59,9 +59,7 @@ def byte_level():
     tokenizer.train_from_iterator(LINES, trainer)
     # Added tokens are spelled as text: one with characters that are no bytes, one that looks like bytes.
     tokenizer.add_tokens([AddedToken("中 x"), AddedToken("Ġé")])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
     return tokenizer
 
 
@@ -101,9 +99,7 @@ def mixed():
 
 def wordpiece():
     words = ["[UNK]", "the", "fox", "##es", "##y", ".", "don", "'", "t"]
-    tokenizer = tokenizers.Tokenizer(
-        models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
-    )
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
@@ -139,9 +135,7 @@ def streamed(text, ids, cuts=(), stops=()):
 
 
 any_text = st.text(
-    st.one_of(
-        st.characters(exclude_categories=["Cs"]), st.sampled_from("ab 中文字é\u0301😀👍🏽\u200d\ufffd\n")
-    )
+    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("ab 中文字é\u0301😀👍🏽\u200d\ufffd\n"))
 )
 any_cuts = st.lists(st.integers(0, 1000), max_size=8)
 
@@ -163,15 +157,11 @@ def test_streamed_text_of_any_tokens_is_the_decoded_text(texts, name, ids, cuts)
 
 @settings(max_examples=300, deadline=None)
 @given(
-    ids=st.lists(
-        st.sampled_from([0xC3, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 0x98, 0x80, 0xEF, 0xBF, 0xBD, 0xFF, 0x61, -1])
-    )
+    ids=st.lists(st.sampled_from([0xC3, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 0x98, 0x80, 0xEF, 0xBF, 0xBD, 0xFF, 0x61, -1]))
 )
 def test_streamed_broken_bytes_are_the_decoded_bytes(texts, ids):
     """Bytes that begin, continue and break characters, and a special token (-1) that may stand among them."""
-    alphabet = {
-        bytes_of: texts["byte_level"].token_id(bytes_of) for bytes_of in pre_tokenizers.ByteLevel.alphabet()
-    }
+    alphabet = {bytes_of: texts["byte_level"].token_id(bytes_of) for bytes_of in pre_tokenizers.ByteLevel.alphabet()}
     spelled = {byte: alphabet[character] for byte, character in spelling().items()} | {-1: 1}
     tokens = [spelled[byte] for byte in ids]
     assert streamed(texts["byte_level"], tokens)[0] == texts["byte_level"].decode(tokens)
@@ -216,9 +206,7 @@ def test_a_character_is_never_split(texts, name):
 
 
 def test_invalid_bytes_are_not_held_for_ever(texts):
-    (lead,) = [
-        texts["byte_level"].token_id(character) for byte, character in spelling().items() if byte == 0xE4
-    ]
+    (lead,) = [texts["byte_level"].token_id(character) for byte, character in spelling().items() if byte == 0xE4]
     stream = Stream(texts["byte_level"])
     assert [stream.push([lead]) for _ in range(4)] == ["", "\ufffd", "\ufffd", "\ufffd"]
     assert stream.finish() == "\ufffd"

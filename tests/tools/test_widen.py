@@ -52,9 +52,7 @@ def outputs(model: LlamaForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "fields", [{}, {"tie_word_embeddings": True, "attention_bias": True}], ids=["plain", "biased"]
-)
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "attention_bias": True}], ids=["plain", "biased"])
 def test_logits_are_kept(tmp_path: Path, shape: dict, fields: dict) -> None:
     small = save_teacher(tmp_path / "small", **fields)
     wide = widen(tmp_path / "small", tmp_path / "wide", **shape)

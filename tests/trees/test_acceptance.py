@@ -90,9 +90,7 @@ def test_there_are_as_many_shapes_as_catalan_says():
 @given(st.data())
 def test_both_forms_agree_on_padded_trees_with_equal_siblings(data):
     tree = data.draw(topologies())
-    buffers = tensorize(
-        tree, tree.rows + data.draw(st.integers(0, 4)), tree.depth + data.draw(st.integers(1, 3))
-    )
+    buffers = tensorize(tree, tree.rows + data.draw(st.integers(0, 4)), tree.depth + data.draw(st.integers(1, 3)))
     ids = st.lists(st.integers(0, 2), min_size=buffers.rows, max_size=buffers.rows)
     tokens, drawn = data.draw(ids), data.draw(ids)
     accepted = walk(tree, tokens[: tree.rows], drawn.__getitem__)
@@ -133,9 +131,7 @@ def test_draw_is_called_once_per_accepted_row_only():
 def test_medusas_defect_is_absent():
     # A path padded with token id 0 lets Medusa's own rule accept a node that is not there.
     tree = Topology.from_paths([(0,), (1,), (0, 0)])
-    path, length, bonus = accept(
-        tensorize(tree, rows=6), np.array([5, 6, 7, 8, 0, 0]), np.array([7, 0, 0, 0, 0, 0])
-    )
+    path, length, bonus = accept(tensorize(tree, rows=6), np.array([5, 6, 7, 8, 0, 0]), np.array([7, 0, 0, 0, 0, 0]))
     assert (path.tolist(), length, bonus) == ([0, 2, 2], 1, 0)
 
 

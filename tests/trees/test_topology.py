@@ -18,9 +18,7 @@ def test_exports_are_what_the_package_holds():
 
 def test_package_needs_numpy_alone():
     heavy = "{'networkx', 'matplotlib', 'torch'} & set(sys.modules)"
-    subprocess.run(
-        [sys.executable, "-c", f"import sys, draftwood.trees; sys.exit(bool({heavy}))"], check=True
-    )
+    subprocess.run([sys.executable, "-c", f"import sys, draftwood.trees; sys.exit(bool({heavy}))"], check=True)
 
 
 def test_examples_in_docstrings_run():
@@ -33,9 +31,7 @@ def test_plain_tree_is_the_root_alone():
     plain = Topology.plain()
     assert (plain.rows, plain.nodes, plain.depth, plain.width) == (1, 0, 0, 0)
     assert plain.paths == () and plain.children(0) == ()
-    assert (
-        plain == Topology.chain(0) == Topology.full(()) == Topology.backbone(0, 3) == Topology.from_paths([])
-    )
+    assert plain == Topology.chain(0) == Topology.full(()) == Topology.backbone(0, 3) == Topology.from_paths([])
 
 
 def test_ragged_tree_in_canonical_order():

@@ -20,8 +20,15 @@ from draftwood.errors import RequestError
 
 # Sources whose licence lets weights trained on them be shipped; see the model card.
 SHIPPABLE = (
-    "gsm8k_train", "mbpp_train", "svamp", "sgd_dialogues", "xquad_de_en", "wikitext2",
-    "wikipedia_sample", "books", "tinyshakespeare",
+    "gsm8k_train",
+    "mbpp_train",
+    "svamp",
+    "sgd_dialogues",
+    "xquad_de_en",
+    "wikitext2",
+    "wikipedia_sample",
+    "books",
+    "tinyshakespeare",
 )
 _STDLIB_SKIP = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "ensurepip"}
 

@@ -1,7 +1,7 @@
-"""Batched generation by a frozen teacher: a grown-in-place KV cache, greedy and sampled rows side by side.
+"""Batched generation by a frozen teacher: a KV cache written in place, greedy and sampled rows side by side.
 
-transformers' own ``generate`` copies the whole cache at every token and keeps finished rows; on two cores that
-costs more than the model. Here the cache is written in place and finished rows are dropped.
+transformers' own ``generate`` copies the whole cache at every token and keeps finished rows to the end; on two
+cores that costs as much as the model. Here the cache is written in place and finished rows are dropped.
 """
 
 from __future__ import annotations
@@ -14,16 +14,121 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils import logging
 
 from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.errors import RequestError
 
-# B rows, P prompt columns, S columns so far, G key/value heads, E head dimension, V vocabulary, N new tokens
+# B rows, P prompt columns, C all columns, T fed columns, G key/value heads, E head size, V vocabulary, N new tokens
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _DROP_SHARE = 0.2
 
 
-class GrownInPlace(CacheLayerMixin):
+def load_teacher(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """The teacher of a folder, frozen and in evaluation mode, on the GPU if there is one.
+
+    Raises:
+        CheckpointError: the folder is not a teacher that Draftwood supports.
+        RequestError: it is not of the Llama family, the only one trained here.
+    """
+    family = Checkpoint.open(folder).config.family
+    if family != "llama":
+        raise RequestError(f"{folder}: a teacher of the family {family}; drafters are trained for llama only")
+    logging.disable_progress_bar()
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def generate(
+    model: LlamaForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    uniforms_BN: np.ndarray,
+    ends: Sequence[int],
+) -> list[list[int]]:
+    """Continues every prompt by up to N tokens; a text ends behind its first end token, which it keeps.
+
+    Args:
+        prompts: B prompts of one or more token ids; similar lengths save padding.
+        temperatures: one a prompt, 0 for greedy.
+        uniforms_BN: float in [0, 1): row and step decide the draw, whatever other rows do.
+    """
+    rows = _Rows(model, prompts, temperatures, uniforms_BN)
+    texts: list[list[int]] = [[] for _ in prompts]
+    ends_ = torch.tensor(ends, dtype=torch.int64)
+    open_B = torch.ones(len(prompts), dtype=torch.bool)
+    for _ in range(uniforms_BN.shape[1]):
+        drawn_B = rows.step(model)
+        for row in open_B.nonzero()[:, 0].tolist():
+            texts[rows.names[row]].append(int(drawn_B[row]))
+        open_B &= ~torch.isin(drawn_B, ends_)
+        if not open_B.any():
+            break
+        if int((~open_B).sum()) >= max(1, _DROP_SHARE * len(open_B)):
+            rows.keep(open_B.nonzero()[:, 0])
+            open_B = open_B[open_B]
+    return texts
+
+
+class _Rows:
+    """The rows still being written: cache, left-padded mask, positions, and the tokens to feed next."""
+
+    def __init__(
+        self, model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], temperatures: Sequence[float],
+        uniforms_BN: np.ndarray,
+    ) -> None:  # fmt: skip
+        count, new = uniforms_BN.shape
+        longest = max(map(len, prompts))
+        feed_BP = torch.zeros(count, longest, dtype=torch.int64)
+        seen_BC = torch.zeros(count, longest + new, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            feed_BP[row, longest - len(prompt) :] = torch.tensor(prompt)
+            seen_BC[row, longest - len(prompt) :] = True
+        self.padded = not bool(seen_BC.all())  # without a mask attention takes a faster path
+        self.names = list(range(count))
+        self.column = self.written = 0
+        self.feed_BT, self.seen_BC = feed_BP.to(model.device), seen_BC.to(model.device)
+        self.positions_BT = (self.seen_BC[:, :longest].cumsum(1) - 1).clamp(min=0)
+        self.heat_B = torch.tensor(temperatures, device=model.device)
+        self.uniforms_BN = torch.from_numpy(uniforms_BN).to(model.device)
+        self.cache = Cache(layers=[InPlaceLayer(longest + new) for _ in range(model.config.num_hidden_layers)])
+
+    def step(self, model: LlamaForCausalLM) -> Tensor:
+        """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
+        self.written += self.feed_BT.shape[1]
+        hidden_BTH = model.model(
+            self.feed_BT, attention_mask=self.seen_BC[:, : self.written] if self.padded else None,
+            position_ids=self.positions_BT, past_key_values=self.cache, use_cache=True,
+        ).last_hidden_state  # fmt: skip
+        drawn_B = draw(model.lm_head(hidden_BTH[:, -1]), self.heat_B, self.uniforms_BN[:, self.column])
+        self.feed_BT, self.positions_BT = drawn_B[:, None], self.positions_BT[:, -1:] + 1
+        self.column += 1
+        return drawn_B.cpu()
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but these."""
+        self.names = [self.names[row] for row in rows.tolist()]
+        rows = rows.to(self.feed_BT.device)
+        for name in ("feed_BT", "seen_BC", "positions_BT", "heat_B", "uniforms_BN"):
+            setattr(self, name, getattr(self, name)[rows])
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
+def draw(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor) -> Tensor:
+    """One token a row, int64 [B]: the argmax where the temperature is 0, else by inverse distribution function."""
+    tokens_B = logits_BV.max(-1).indices  # several times faster than argmax on a CPU
+    hot = (temperature_B > 0).nonzero()[:, 0]
+    if len(hot):
+        summed = (logits_BV[hot].float() / temperature_B[hot, None]).softmax(-1).cumsum(-1)
+        wanted = uniform_B[hot, None].float() * summed[:, -1:]
+        tokens_B[hot] = torch.searchsorted(summed, wanted, right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
+    return tokens_B
+
+
+class InPlaceLayer(CacheLayerMixin):
     """One layer's keys and values, [B, G, capacity, E], of which the first columns are in use."""
 
     is_sliding = False
@@ -38,7 +143,9 @@ class GrownInPlace(CacheLayerMixin):
         self.values = torch.zeros_like(self.keys)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         begin, self.length = self.length, self.length + key_states.shape[2]
@@ -54,82 +161,3 @@ class GrownInPlace(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.capacity
-
-
-def load_teacher(folder: Path, dtype: torch.dtype | None = None, device: str | None = None) -> LlamaForCausalLM:
-    """The teacher of a folder, frozen, in evaluation mode; float32 unless ``dtype`` says otherwise.
-
-    Raises:
-        CheckpointError: the folder is not a teacher that Draftwood supports.
-    """
-    Checkpoint.open(folder)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
-    return model.to(device).eval().requires_grad_(False)
-
-
-@torch.inference_mode()
-def generate(
-    model: LlamaForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    uniforms_BN: np.ndarray,
-    ends: Sequence[int],
-) -> list[list[int]]:
-    """Continues every prompt by up to N tokens; a text ends behind its first end token, which it keeps.
-
-    Temperature 0 is greedy. A sampled token is the inverse of the distribution function at the row's own
-    uniform number, so what a row yields does not depend on when other rows finish.
-
-    Args:
-        prompts: B prompts of one or more token ids; similar lengths save padding.
-        uniforms_BN: float, in [0, 1).
-    """
-    count, new = uniforms_BN.shape
-    longest = max(map(len, prompts))
-    ids_BP = torch.zeros(count, longest, dtype=torch.int64)
-    seen_BS = torch.zeros(count, longest + new, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids_BP[row, longest - len(prompt) :] = torch.tensor(prompt)
-        seen_BS[row, longest - len(prompt) :] = True
-    device = model.device
-    padded = not bool(seen_BS.all())
-    seen_BS, uniforms, heat = seen_BS.to(device), torch.from_numpy(uniforms_BN).to(device), torch.tensor(temperatures)
-    cache = Cache(layers=[GrownInPlace(longest + new) for _ in range(model.config.num_hidden_layers)])
-    positions = (seen_BS[:, :longest].cumsum(1) - 1).clamp(min=0)
-    feed, live, texts = ids_BP.to(device), torch.arange(count), [[] for _ in range(count)]
-    done = torch.zeros(count, dtype=torch.bool)
-    heat, end_ids = heat.to(device), torch.tensor(list(ends), dtype=torch.int64)
-    for step in range(new):
-        hidden = model.model(
-            feed, attention_mask=seen_BS[:, : longest + step] if padded else None,
-            position_ids=positions, past_key_values=cache, use_cache=True,
-        ).last_hidden_state[:, -1]  # fmt: skip
-        drawn = draw(model.lm_head(hidden), heat, uniforms[:, step]).cpu()
-        for at in (~done).nonzero()[:, 0].tolist():
-            texts[int(live[at])].append(int(drawn[at]))
-        done |= torch.isin(drawn, end_ids)
-        if bool(done.all()):
-            break
-        positions, feed = positions[:, -1:] + 1, drawn[:, None].to(device)
-        if int(done.sum()) >= max(1, _DROP_SHARE * len(done)):
-            keep = (~done).nonzero()[:, 0]
-            live, done = live[keep], done[keep]
-            keep = keep.to(device)
-            seen_BS, uniforms, heat = seen_BS[keep], uniforms[keep], heat[keep]
-            positions, feed = positions[keep], feed[keep]
-            for layer in cache.layers:
-                layer.keys, layer.values = layer.keys[keep], layer.values[keep]
-    return texts
-
-
-def draw(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor) -> Tensor:
-    """One token a row, int64 [B]: the argmax where the temperature is 0, else by inverse distribution function."""
-    tokens_B = logits_BV.argmax(-1)
-    hot = (temperature_B > 0).nonzero()[:, 0]
-    if len(hot):
-        scaled = logits_BV[hot].float() / temperature_B[hot, None]
-        summed = scaled.softmax(-1).cumsum(-1)
-        wanted = uniform_B[hot, None].float() * summed[:, -1:]
-        tokens_B[hot] = torch.searchsorted(summed, wanted, right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
-    return tokens_B

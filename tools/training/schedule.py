@@ -33,9 +33,7 @@ class HybridOptimizer:
         self.parts: list[torch.optim.Optimizer] = []
         if matrices:
             self.parts.append(
-                torch.optim.Muon(
-                    matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-                )
+                torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
             )
         if rest:
             settings = {"lr": learning_rate, "betas": (0.9, 0.95), "weight_decay": 0.0, "fused": True}

@@ -36,10 +36,20 @@ from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, texts
 def demo_config(vocabulary: int) -> LlamaConfig:
     """8.0 M parameters: 8 layers of 256, 4 query and 2 key/value heads of 64, tied embeddings."""
     return LlamaConfig(
-        vocab_size=vocabulary, hidden_size=256, intermediate_size=704, num_hidden_layers=8,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=2048,
-        rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True, bos_token_id=0, eos_token_id=1, pad_token_id=1,
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
     )
 
 

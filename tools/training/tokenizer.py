@@ -36,7 +36,9 @@ def train_tokenizer(rows: Iterable[Row], size: int) -> tokenizers.Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts_of(rows), trainer)
@@ -47,8 +49,12 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
     """Writes ``tokenizer.json`` and ``tokenizer_config.json`` as Hugging Face readers expect them."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BEGIN, "eos_token": END, "pad_token": END,
-        "chat_template": CHAT_TEMPLATE, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": END,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

@@ -1,0 +1,233 @@
+"""Building a bundle: whole or not at all, equal bytes for equal inputs, and refusals before any work."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors.torch import load_file, save_file
+
+from draftwood.compiler import bundle as module
+from draftwood.compiler.bundle import BuildRequest, build, load_modules
+from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.errors import CheckpointError, RequestError, TreeError, UserError
+from draftwood.manifest import Manifest, encode
+from draftwood.trees import Topology
+from draftwood.trees.frozen import thaw
+
+PLAIN = ("plain", Topology.plain())
+GRAPHS = ["step", "prefill-t32-kv128", "decode-kv128", "verify-t7-kv128", "draft"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory, save_llama: Callable) -> tuple[Path, BuildRequest, Manifest]:
+    """A tied Llama without drafter and without tokenizer, at two KV lengths."""
+    source = tmp_path_factory.mktemp("bare")
+    save_llama(source, tie_word_embeddings=True)
+    request = BuildRequest(model=source, drafter=None, trees=(PLAIN,), slots=(128, 256))
+    folder = source.parent / "bare-bundle"
+    return folder, request, build(request, folder)
+
+
+def test_manifest_digests_are_right(built: Any) -> None:
+    files = contents(built.folder)
+    manifest = files.pop("manifest.json")
+    assert manifest == encode(built.manifest)
+    assert encode(msgspec.json.decode(manifest, type=Manifest)) == manifest
+    assert built.manifest.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def test_two_builds_are_equal_byte_for_byte(built: Any, tmp_path: Path) -> None:
+    build(built.request, tmp_path / "again")
+    first, second = contents(built.folder), contents(tmp_path / "again")
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_with_a_drafter(built: Any) -> None:
+    manifest = built.manifest
+    drafter = MedusaCheckpoint.open(built.request.drafter, Checkpoint.open(built.request.model).config)
+    assert manifest.drafter is not None and manifest.drafter.digest == drafter.digest()
+    assert (manifest.drafter.levels, manifest.drafter.blocks, manifest.drafter.tied) == (3, 1, False)
+    assert manifest.drafter.candidates == 10
+    assert [graph.name for graph in manifest.graphs] == GRAPHS
+    assert [(gear.name, gear.graph) for gear in manifest.gears] == [
+        ("plain-kv128", "decode-kv128"), ("ragged-kv128", "verify-t7-kv128"),
+    ]  # fmt: skip
+    dims = manifest.dims
+    assert (dims.branch_rows, dims.path_rows, dims.context, dims.vocabulary) == (7, 4, 127, 101)
+
+
+def test_without_a_drafter(bare: tuple[Path, BuildRequest, Manifest]) -> None:
+    folder, request, manifest = bare
+    assert manifest.drafter is None and not manifest.tokenizer and not (folder / "tokenizer").exists()
+    assert {graph.kind for graph in manifest.graphs} == {"step", "prefill", "decode"}
+    assert [gear.name for gear in manifest.gears] == ["plain-kv128", "plain-kv256"]
+    assert manifest.teacher.digest == Checkpoint.open(request.model).digest()
+    assert manifest.dims.context == 255
+    assert not any("draft" in name or "heads" in name for name in contents(folder))
+
+
+def test_tokenizer_is_copied(built: Any) -> None:
+    assert built.manifest.tokenizer
+    copied = {path.name: path.read_text() for path in (built.folder / "tokenizer").iterdir()}
+    assert copied == {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}"}
+
+
+def test_trees_are_frozen_in(built: Any) -> None:
+    for (name, tree), entry in zip(built.request.trees, built.manifest.trees, strict=True):
+        topology, buffers = thaw((built.folder / entry.file).read_text(), entry.file)
+        assert topology == tree and (entry.name, entry.rows, entry.depth) == (name, buffers.rows, buffers.depth)
+
+
+def test_weights_are_those_of_the_checkpoint(built: Any) -> None:
+    checkpoint, stored = Checkpoint.open(built.request.model), load_file(built.folder / built.manifest.weights)
+    for name in checkpoint.names():
+        assert stored.pop(name).equal(checkpoint.weight(name).float())
+    assert {name.partition(".")[0] for name in stored} == {"heads", "rope_cos", "rope_sin"}
+    assert stored["rope_cos"].shape == (128, 16)
+
+
+def test_modules_of_a_bundle_without_drafter(bare: tuple[Path, BuildRequest, Manifest]) -> None:
+    folder, request, manifest = bare
+    decoder, heads = load_modules(folder / manifest.weights, Checkpoint.open(request.model).config, None)
+    assert heads is None and not any(parameter.requires_grad for parameter in decoder.parameters())
+    assert decoder.head_weight is decoder.embed.weight and decoder.rope_cos.shape == (256, 16)
+
+
+def test_files_say_nothing_of_the_builder(built: Any) -> None:
+    for name, data in contents(built.folder).items():
+        assert str(built.request.model).encode() not in data and b"/tmp" not in data, name
+
+
+def test_others_may_read_the_folder(built: Any) -> None:
+    assert built.folder.stat().st_mode & 0o777 == 0o755
+
+
+def fail_late(error: BaseException) -> Callable[..., None]:
+    """A lowering that writes two graphs, then fails."""
+    left = iter(range(2))
+
+    def lowering(step: object, program: object, spans: object, weights_file: str, path: Path) -> None:
+        if next(left, None) is None:
+            raise error
+        path.write_text("graph")
+
+    return lowering
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("torch.export"), RuntimeError),
+        (OSError(28, "No space left on device"), RequestError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+    ids=["our fault", "full disk", "interrupted"],
+)
+def test_a_failed_build_leaves_nothing(
+    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type
+) -> None:
+    monkeypatch.setattr(module, "trace", lambda step: None)
+    monkeypatch.setattr(module, "lower_to_onnx", fail_late(error))
+    with pytest.raises(raised):
+        build(built.request, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_appears_meanwhile_is_not_overwritten(
+    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "trace", lambda step: None)
+    monkeypatch.setattr(module, "lower_to_onnx", lambda *_: None)
+
+    def appear(*_: object) -> bool:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").write_text("")
+        return False
+
+    monkeypatch.setattr(module, "_copy_tokenizer", appear)
+    with pytest.raises(RequestError, match="cannot be written"):
+        build(built.request, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert list(contents(tmp_path / "out")) == ["theirs"]
+
+
+DEEP = ("deep", Topology.chain(4))
+REFUSED = [
+    pytest.param({"slots": (100,)}, RequestError, "--kv 100: .*multiple of 128", id="not a multiple"),
+    pytest.param({"slots": (0,)}, RequestError, "--kv 0: .*positive", id="zero"),
+    pytest.param({"slots": (-128,)}, RequestError, "--kv -128: .*positive", id="negative"),
+    pytest.param({"slots": (128, 384)}, RequestError, "knows 256 positions; choose at most 256", id="too long"),
+    pytest.param({"trees": (PLAIN, DEEP)}, TreeError, "deep: 4 levels deep, but .* 3 heads", id="too deep"),
+    pytest.param(
+        {"trees": (PLAIN, ("one", Topology.chain(1))), "drafter": None}, TreeError, "no --drafter", id="no heads"
+    ),
+    pytest.param(
+        {"trees": (PLAIN, ("wide", Topology.full((5, 5, 5))))}, TreeError, "156 rows do not fit KV", id="too many rows"
+    ),
+    pytest.param({"trees": (PLAIN, ("rare", Topology.from_paths([(101,)])))}, TreeError, "rank 101 is past", id="rank"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
+def test_refused(built: Any, tmp_path: Path, changes: dict, error: type[UserError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        build(replace(built.request, **changes), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["folder", "file"])
+def test_an_existing_target_is_refused(built: Any, tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "out")
+    with pytest.raises(RequestError, match="exists already"):
+        build(built.request, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_target_below_a_file_is_refused(built: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="cannot be written"):
+        build(built.request, tmp_path / "file" / "out")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, save_llama: Callable) -> Iterator[BuildRequest]:
+    """A teacher without its last norm."""
+    save_llama(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    yield BuildRequest(model=tmp_path, drafter=None, trees=(PLAIN,), slots=(128,))
+
+
+def test_a_missing_tensor_is_refused(damaged: BuildRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    where = tmp_path_factory.mktemp("out")
+    with pytest.raises(CheckpointError, match=r"1 tensors missing, first model\.norm\.weight"):
+        build(damaged, where / "out")
+    assert list(where.iterdir()) == []
+
+
+def test_progress_names_every_graph(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "trace", lambda step: None)
+    monkeypatch.setattr(module, "lower_to_onnx", lambda *_: None)
+    seen: list[str] = []
+    build(built.request, tmp_path / "out", seen.append)
+    assert seen == ["weights", *GRAPHS]
+
+
+def test_manifest_is_readable_json(built: Any) -> None:
+    text = (built.folder / "manifest.json").read_text()
+    fields = json.loads(text)
+    assert fields["schema_version"] == 1 and list(fields) == sorted(fields)
+    assert fields["provenance"].keys() >= {"draftwood", "torch", "onnx"}

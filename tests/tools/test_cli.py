@@ -1,0 +1,143 @@
+"""The command line: lazy, quiet about what a user got wrong, and exact in its exit codes."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import draftwood
+from draftwood.errors import InvariantError, TreeError
+from draftwood.tools import cli
+
+# What scripts outside the repository rely on: flags may be added, none may go.
+DECODING = {"--max-new-tokens", "--temperature", "--seed", "--json"}
+CONTRACT = {
+    "demo": {"--json"},
+    "build": {"--model", "--drafter", "--tree", "--kv", "--target", "--out", "--json"},
+    "check": {"--prompts", "--json"},
+    "run": DECODING
+    | {"--prompt", "--prompt-ids", "--chat", "--top-p", "--top-k", "--gear", "--plain"}
+    | {"--ignore-eos", "--trace"},
+    "bench": DECODING | {"--prompts", "--limit"},
+    "inspect": {"--png", "--json"},
+    "doctor": {"--json"},
+}
+
+
+def command(monkeypatch: pytest.MonkeyPatch, main: Callable[[argparse.Namespace], int]) -> int:
+    """The exit code of a command `fake` that does `main`."""
+    module = SimpleNamespace(add_arguments=lambda parser: None, main=main)
+    monkeypatch.setitem(sys.modules, "draftwood.tools.fake", module)
+    monkeypatch.setitem(cli.COMMANDS, "fake", ("fake", "a command of the test"))
+    return cli.main(["fake"])
+
+
+def failing(error: BaseException) -> Callable[[argparse.Namespace], int]:
+    def main(args: argparse.Namespace) -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_flags_of_the_contract_exist(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    import_module(f"draftwood.tools.{cli.COMMANDS[name][0]}").add_arguments(parser)
+    assert CONTRACT[name] <= set(parser._option_string_actions)
+
+
+def test_help_lists_every_command_and_imports_none(python: Callable[..., str]) -> None:
+    code = """
+import sys
+from draftwood.tools.cli import main
+assert main(["--help"]) == 0
+print({"numpy", "torch", "msgspec", "onnxruntime", "draftwood.tools.build"} & set(sys.modules))
+"""
+    lines = python(code).splitlines()
+    assert lines[-1] == "set()"
+    for name in (*cli.COMMANDS, *cli.RESERVED):
+        assert any(line.split()[:1] == [name] for line in lines), name
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"draftwood {draftwood.__version__}\n"
+
+
+@pytest.mark.parametrize("name", cli.RESERVED)
+def test_reserved_commands_say_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--whatever", "1"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"draftwood: error: {name} comes with a later version")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["nope"], ["inspect"], ["inspect", "plain", "--nope"], ["inspect", "plain", "--js"]],
+    ids=["nothing", "unknown command", "missing argument", "unknown flag", "abbreviated flag"],
+)
+def test_wrong_arguments_end_in_usage_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: draftwood")
+    assert ": error: " in err.splitlines()[-1]
+
+
+def test_a_command_decides_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command(monkeypatch, lambda args: 1) == 1
+
+
+def test_user_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(monkeypatch, failing(TreeError("node 3:\nno parent"))) == 2
+    assert capsys.readouterr().err == "draftwood: error: node 3:; no parent\n"
+
+
+def test_a_missing_package_names_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+    assert command(monkeypatch, failing(missing)) == 2
+    expected = "fake needs torch, which is not installed: pip install 'draftwood[build]'"
+    assert capsys.readouterr().err == f"draftwood: error: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvariantError("a promise"), ModuleNotFoundError("No module", name="draftwood.nope"), KeyError("x")],
+    ids=["broken promise", "module of ours", "bug"],
+)
+def test_our_own_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(type(error)):
+        command(monkeypatch, failing(error))
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command(monkeypatch, failing(KeyboardInterrupt())) == 130
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "draftwood.tools.cli", "inspect", "chain:200"]
+    with subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_building_without_torch(python: Callable[..., str]) -> None:
+    code = """
+import sys
+from draftwood.tools.cli import main
+sys.stderr = sys.stdout
+print(main(["build", "--model", "m", "--out", "o"]))
+"""
+    expected = "build needs torch, which is not installed: pip install 'draftwood[build]'"
+    assert python(code, blocked=["torch"]) == f"draftwood: error: {expected}\n2\n"

@@ -1,0 +1,209 @@
+"""build, check, run and bench from the command line, on a tiny teacher."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.decode import Options
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.trace import Trace
+from draftwood.tools import bench as bench_command
+from draftwood.tools import check as check_command
+from draftwood.tools.bench import bench, logit_noise, tolerance
+from draftwood.tools.check import check, sample_prompts
+from draftwood.tools.cli import main
+from draftwood.tools.prompts import read_prompts
+
+CHAT = [{"role": "user", "content": "the cat"}]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {"id": "a/1", "prompt": "the cat sat", "conversation": "a", "source": "cats", "turn": 1},
+        {"id": "a/2", "prompt": "on the mat", "conversation": "a", "source": "cats", "turn": 2},
+        {"id": "b/1", "prompt": "and the hat", "conversation": "b", "source": "hats", "turn": 1},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict:
+    assert main([str(argument) for argument in (*arguments, "--json")]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_build_adds_plain_decoding(tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = output(capsys, "build", "--model", tiny_teacher, "--kv", "128", "--out", tmp_path / "b")
+    assert report["gears"] == ["plain-kv128"]
+    assert Bundle.open(tmp_path / "b").manifest.drafter is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kv", "100"], "multiple of 128"),
+        (["--kv", "x"], "expected whole numbers"),
+        (["--kv", "128", "--target", "tpu"], "--target tpu"),
+        (["--kv", "128", "--tree", "chain:3"], "3 levels deep, but there is no --drafter"),
+        (["--kv", "128", "--tree", "bush:3"], "bush"),
+        (["--kv", "1024"], "knows 512 positions"),
+    ],
+    ids=["slots", "slots-text", "target", "no-drafter", "tree", "positions"],
+)
+def test_build_refuses_in_one_line(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["build", "--model", str(tiny_teacher), "--out", str(tmp_path / "b"), *options]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and message in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_prints_the_same_text_for_every_gear(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(CHAT))
+    common = [
+        "run",
+        tiny_bundle,
+        "--chat",
+        tmp_path / "chat.json",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "3",
+        "--ignore-eos",
+    ]
+    plain, tree = (output(capsys, *common, *gear) for gear in (["--plain"], ["--gear", "ragged-kv128"]))
+    assert tree["token_ids"] == plain["token_ids"] and tree["text"] == plain["text"]
+    assert tree["steps"] < plain["steps"] and tree["finish_reason"] == "length"
+
+
+def test_run_writes_a_trace(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--trace", tmp_path / "t.jsonl", "--ignore-eos")
+    events = Trace.read(tmp_path / "t.jsonl").events
+    assert len(events) == result["steps"] + 1
+    output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--trace", tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt-ids", "1,x"], "whole numbers"),
+        (["--prompt-ids", "1,999"], "outside the vocabulary"),
+        (["--prompt", "a " * 400], "context is 255"),
+        (["--chat", "nowhere.json"], "not a readable JSON file"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--gear", "x"], "it holds plain-kv128"),
+        (["--prompt", "a", "--trace", "t.txt"], "t.txt"),
+    ],
+    ids=["ids", "vocabulary", "context", "chat", "temperature", "gear", "trace"],
+)
+def test_run_refuses_in_one_line(
+    tiny_bundle: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["run", str(tiny_bundle), *options]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_bench_finds_all_turns_identical(
+    tiny_bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: str
+) -> None:
+    picture = tmp_path / "bench.png"
+    options = ["--prompts", prompts, "--max-new-tokens", "24", "--temperature", temperature, "--ignore-eos"]
+    report = output(capsys, "bench", tiny_bundle, *options, "--png", picture)
+    assert (report["turns"], report["identical"], report["ties"], report["differences"]) == (3, 3, 0, [])
+    assert {"mean", "p1", "p50", "p99"} == set(report["speedup"])
+    assert report["accept_length"]["mean"] > 1 and 0 < report["host_share"] < 1
+    assert set(report["by_source"]) == {"cats", "hats"} and len(report["per_turn"]) == 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_reports_a_difference_that_is_no_tie(
+    tiny_bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A faulty engine: with more than one row, every fifth choice is another token."""
+    engine = CpuEngine(Bundle.open(tiny_bundle))
+    honest = engine.verify
+
+    def faulty(cache, tokens, tree):  # type: ignore[no-untyped-def]
+        result = honest(cache, tokens, tree)
+        if tree.rows > 1 and cache.length % 5 == 0:
+            result.choice_R[:] = (result.choice_R + 7) % 300
+        return result
+
+    monkeypatch.setattr(engine, "verify", faulty)
+    plain, tree = (policy_for(engine.bundle, gear) for gear in ("plain-kv128", "ragged-kv128"))
+    options = Options(max_new_tokens=24, ignore_eos=True)
+    report = bench(engine, read_prompts(prompts), options, plain, tree)
+    assert not report["ok"] and report["identical"] < 3 and report["ties"] == 0
+    assert all(d["margin"] > d["tolerance"] for d in report["differences"])
+
+
+def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Path) -> None:
+    engine = CpuEngine(Bundle.open(tiny_bundle))
+    done: dict = {}
+    contexts = bench_command._contexts(engine, read_prompts(prompts), done)
+    _, first = next(contexts)
+    result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), policy_for(engine.bundle, plain=True))
+    done["a"] = (first, result)
+    _, second = next(contexts)
+    text = engine.bundle.text
+    assert text is not None and text.decode(result.token_ids) in text.decode(second)
+    assert second[: len(first)] == first
+
+
+def test_noise_and_tolerance(tiny_bundle: Path) -> None:
+    engine = CpuEngine(Bundle.open(tiny_bundle))
+    noise = logit_noise(engine, np.random.default_rng(0).integers(2, 300, 60).tolist())
+    assert 0 <= noise < 1e-4  # fp32 rounding of logits of magnitude 10
+    assert tolerance(1e-6, 0.0) == pytest.approx(4e-6) and tolerance(1e-6, 0.5) == pytest.approx(8e-6, rel=1e-3)
+
+
+def test_check_passes_and_is_stored(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = output(capsys, "check", tiny_bundle, "--limit", "1")
+    assert report["ok"] and all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
+    assert {c["graphs"] for c in report["comparisons"]} == {"onnx", "onnx-cpu"}
+    assert json.loads((tiny_bundle / "check.json").read_text()) == report
+    Bundle.open(tiny_bundle)  # the report is not part of what the manifest vouches for
+
+
+def test_check_fails_where_a_graph_computes_something_else(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    from draftwood.tools import eager_engine
+
+    def wrong(folder, config, heads):  # type: ignore[no-untyped-def]
+        decoder, drafter = load_modules(folder, config, heads)
+        decoder.layers[1].down.weight = type(decoder.layers[1].down.weight)(decoder.layers[1].down.weight * 1.01, False)
+        return decoder, drafter
+
+    load_modules = eager_engine.load_modules
+    monkeypatch.setattr(eager_engine, "load_modules", wrong)
+    report = check(bundle, list(sample_prompts(bundle, None, 1)))
+    assert not report["ok"] and any(not c["ok"] and c["quantity"] == "logits" for c in report["comparisons"])
+
+
+def test_a_missed_fault_is_a_failure(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    monkeypatch.setattr(check_command, "TOLERANCE", 1e9)  # so lax that nothing is told apart
+    report = check(bundle, list(sample_prompts(bundle, None, 1)))
+    assert all(c["ok"] for c in report["comparisons"]) and not report["ok"]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "not json", '{"prompt": 3}'])
+def test_a_bad_prompt_file_is_named_by_line(
+    tmp_path: Path, line: str, tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    assert main(["bench", str(tiny_bundle), "--prompts", str(path)]) == 2
+    assert "line 2" in capsys.readouterr().err

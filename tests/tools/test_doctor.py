@@ -1,0 +1,114 @@
+"""The doctor: right about this machine, and never a patient."""
+
+import argparse
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood import environment
+from draftwood.tools import build, doctor, machine
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ASK = "from draftwood.tools.cli import main; print(main(['doctor', '--json']))"
+X86 = "processor : 0\nmodel name : Some Xeon\nflags : fpu avx2 avx512f amx_tile amx_int8\n"
+ARM = "processor : 0\nBogoMIPS : 200.00\nFeatures : fp asimd asimddp sve i8mm bf16\n"
+
+
+@pytest.fixture
+def npu_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine on which torch_npu, CANN and one NPU are found."""
+    (tmp_path / "dynamo" / "torchair").mkdir(parents=True)
+    monkeypatch.setattr(environment, "torch_npu_folder", lambda: tmp_path)
+    monkeypatch.setattr(environment, "cann_available", lambda: True)
+    monkeypatch.setattr(machine, "_count_npus", lambda: 1)
+    versions = {"torch_npu": "2.13.0", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(doctor, "version", lambda name: versions.get(name, "1.0"))
+    return tmp_path
+
+
+def test_text_answers_for_every_ability(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(argparse.Namespace(json=False)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for ability in doctor.NEEDS:
+        (line,) = (line for line in lines if line.startswith(f"  {ability}  "))
+        assert line.removeprefix(f"  {ability}").split()[0] in ("yes", "no")
+
+
+def test_this_machine_runs_and_builds() -> None:
+    found = doctor.report()
+    assert found["can"]["run bundles"]["ok"]
+    assert found["can"]["build bundles"]["ok"]
+    assert "CPUExecutionProvider" in found["onnxruntime_providers"]
+    assert found["cpu"]["threads"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("blocked", "lost"),
+    [
+        (["torch"], {"build bundles", "train"}),
+        (["onnxruntime"], {"run bundles", "build bundles", "train"}),
+        (["transformers", "matplotlib", "networkx"], {"train"}),
+        ([name for name in doctor.EXTRAS if name != "torch_npu"], {"run bundles", "build bundles", "train"}),
+    ],
+    ids=["torch", "onnxruntime", "extras", "everything"],
+)
+def test_absent_packages(blocked: list[str], lost: set[str], python: Callable[..., str]) -> None:
+    out = python(ASK, blocked=blocked)
+    assert out.endswith("\n0\n")
+    found = json.loads(out.removesuffix("0\n"))
+    assert {name for name, facts in found["can"].items() if not facts["ok"]} == lost | set(doctor.NOT_YET)
+    assert all(found["packages"][name]["version"] is None for name in blocked)
+    assert all(facts["missing"] for name, facts in found["can"].items() if name in lost)
+
+
+def test_a_broken_onnxruntime_is_reported(python: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "site" / "onnxruntime").mkdir(parents=True)
+    (tmp_path / "site" / "onnxruntime" / "__init__.py").write_text("raise OSError('no libgomp')\n")
+    out = python(ASK, environment={"PYTHONPATH": str(tmp_path / "site")})
+    assert json.loads(out.removesuffix("0\n"))["onnxruntime_providers"] == ["broken: no libgomp"]
+
+
+def test_an_npu_host(npu_host: Path) -> None:
+    found = doctor.report()
+    assert found["ascend"]["torchair"] == "real"
+    assert found["can"]["run on an NPU"]["missing"] == []
+    assert "this machine has an NPU: run the commands below" in found["next_steps"]
+    assert len(found["with_an_npu"]) == 5
+    assert "draftwood doctor" in doctor.render(found)
+
+
+def test_torch_npu_without_cann(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "cann_available", lambda: False)
+    found = doctor.report()
+    assert found["ascend"]["torchair"] == "offline"
+    assert found["can"]["run on an NPU"]["missing"] == ["cann", "npu"]
+    assert any("TORCH_DEVICE_BACKEND_AUTOLOAD=0" in step for step in found["next_steps"])
+
+
+def test_torch_and_torch_npu_of_two_releases(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: "2.12.0" if name == "torch" else "2.13.0.post1")
+    assert any("do not fit" in step for step in doctor.report()["next_steps"])
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "features"),
+    [(X86, ["avx2", "avx512f", "amx_tile", "amx_int8"]), (ARM, ["asimddp", "sve", "i8mm", "bf16"]), ("", [])],
+    ids=["x86", "Arm", "unknown"],
+)
+def test_processor_features(cpuinfo: str, features: list[str]) -> None:
+    assert machine.processor(cpuinfo)["features"] == features
+
+
+def test_extras_are_those_of_the_project() -> None:
+    extras: dict[str, Any] = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    for package, extra in doctor.EXTRAS.items():
+        assert any(line.startswith((f"{package}=", f"{package}>")) for line in extras[extra]), package
+    assert doctor.CPU_TORCH.split()[2] in PROJECT["optional-dependencies"]["build"]
+
+
+def test_what_comes_later_is_not_offered_yet() -> None:
+    assert ("lower for the NPU" in doctor.NOT_YET) == ("ge" not in build.TARGETS)

@@ -1,0 +1,106 @@
+"""The command ``draftwood``: finds the subcommand's module, and turns errors into exit codes.
+
+A subcommand is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported only when it is
+asked for: ``draftwood --help`` and ``draftwood doctor`` are quick and need nothing but the base installation.
+
+Exit codes: 0 done, 1 the command says no, 2 the input cannot be used, 130 interrupted, 141 output closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import draftwood
+from draftwood.errors import RequestError, UserError
+
+COMMANDS = {
+    "demo": ("demo_run", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
+    "build": ("build", "freeze a checkpoint and its draft trees into a bundle"),
+    "check": ("check", "compare every graph of a bundle with eager PyTorch"),
+    "run": ("run", "answer one prompt with a bundle"),
+    "bench": ("bench", "compare speculative with plain decoding: tokens and speed"),
+    "inspect": ("inspect_view", "show a draft tree or a bundle"),
+    "doctor": ("doctor", "say what this machine can do and what is missing"),
+}
+RESERVED = ("plan", "calibrate", "profile", "train")
+LATER = "comes with a later version"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; never raises for what a user can get wrong."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # No option before the command takes a value, so the first other word is the command.
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    try:
+        code = _run(command, arguments)
+        sys.stdout.flush()  # here, where a closed pipe is still handled
+        return code
+    except SystemExit as stop:  # argparse has printed its help, or usage and error
+        return stop.code if isinstance(stop.code, int) else 0
+    except UserError as error:
+        return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        return _refuse(_missing(command, error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _silence_stdout()
+        return 141
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command in RESERVED:
+        raise RequestError(f"{command} {LATER} of Draftwood; this is {draftwood.__version__}")
+    module = importlib.import_module(f"draftwood.tools.{COMMANDS[command][0]}") if command in COMMANDS else None
+    return module.main(_parse(command, module, arguments)) if module else _parse_alone(arguments)
+
+
+def _parse(command: str, module: ModuleType | None, arguments: list[str]) -> argparse.Namespace:
+    # No abbreviations: a later flag must not change what a script means today.
+    summary = (draftwood.__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="draftwood", description=summary, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"draftwood {draftwood.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    helps = {name: line for name, (_, line) in COMMANDS.items()} | dict.fromkeys(RESERVED, LATER)
+    for name, line in helps.items():
+        description = f"{line[0].upper()}{line[1:]}."
+        subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
+        if module is not None and name == command:
+            module.add_arguments(subparser)
+    return parser.parse_args(arguments)
+
+
+def _parse_alone(arguments: list[str]) -> int:
+    """Without a known command the parser itself answers: help, version, or usage and error."""
+    _parse("", None, arguments)
+    return 2
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> str:
+    from draftwood.tools.doctor import EXTRAS, install
+
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error  # not an optional package but a fault of ours
+    return f"{command} needs {package}, which is not installed: {install(package)}"
+
+
+def _refuse(message: str) -> int:
+    print("draftwood: error:", "; ".join(message.splitlines()), file=sys.stderr)
+    return 2
+
+
+def _silence_stdout() -> None:
+    """Sends what is left in the buffer nowhere, or Python would complain about it on exit."""
+    with contextlib.suppress(OSError, ValueError):  # a replaced stdout may have no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

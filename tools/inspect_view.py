@@ -1,0 +1,185 @@
+"""``draftwood inspect``: a draft tree or a bundle, as text, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from draftwood.manifest import GraphSignature
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.trees import Topology
+
+
+MANIFEST = "manifest.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject",
+        metavar="TREE|BUNDLE",
+        help="a tree file, a tree such as full:3x2 or medusa:FILE, or a bundle's folder",
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    path = _existing(args.subject)
+    if path is not None and path.is_dir():
+        from draftwood.runtime.bundle import Bundle
+
+        bundle = Bundle.open(path)
+        name, (topology, _) = max(bundle.trees.items(), key=lambda item: item[1][0].rows)
+        found, text = bundle_figures(bundle), bundle_text
+    else:
+        name, topology = read_tree_or_spec(args.subject, path)
+        found, text = tree_figures(name, topology), tree_text
+    if args.png:
+        _draw(topology, name, args.png)
+    print(json.dumps(found, indent=2) if args.json else text(found))
+    return 0
+
+
+def _existing(subject: str) -> Path | None:
+    path = Path(subject)
+    try:
+        # A bundle is also known by the file that describes it.
+        return (path.parent if path.name == MANIFEST else path) if path.exists() else None
+    except OSError as error:
+        raise RequestError(f"{subject}: cannot be opened: {error.strerror}") from error
+
+
+def read_tree_or_spec(subject: str, path: Path | None) -> tuple[str, Topology]:
+    """A tree and its name, from the file at `path` or else from a spec of the command line.
+
+    Raises:
+        RequestError: neither a file nor one spec.
+        TreeError: a file or spec that is wrong.
+    """
+    from draftwood.trees import parse_specs, read_tree
+
+    if path is not None:
+        return path.stem, read_tree(path)
+    if subject != "plain" and ":" not in subject:
+        raise RequestError(
+            f"{subject}: no such file or folder, nor a tree; expected a bundle, a tree file or a tree such as full:3x2"
+        )
+    trees = parse_specs(subject)
+    if "," in subject and len(trees) > 2:
+        raise RequestError(f"{subject}: names {len(trees) - 1} trees; expected one")
+    return trees[-1]  # plain decoding always comes first
+
+
+def tree_figures(name: str, topology: Topology) -> dict[str, Any]:
+    """Sizes, rank paths, drawing and invariants of a tree, as plain values."""
+    from draftwood.trees import draw_text, tensorize, violations
+
+    broken = violations(tensorize(topology))
+    by_depth = Counter(topology.depths)
+    return {
+        "kind": "tree",
+        "name": name,
+        "rows": topology.rows,
+        "nodes": topology.nodes,
+        "depth": topology.depth,
+        "width": topology.width,
+        "leaves": sum(not topology.children(row) for row in range(topology.rows)),
+        "nodes_by_depth": [by_depth[depth] for depth in range(1, topology.depth + 1)],
+        "rank_paths": [list(path) for path in topology.paths],
+        "drawing": draw_text(topology),
+        "invariants_hold": not broken,
+        "violations": [f"{found.name} at row {found.row}: {found.message}" for found in broken],
+    }
+
+
+def tree_text(found: dict[str, Any]) -> str:
+    """`tree_figures` for people."""
+    hold = "invariants    all hold" if found["invariants_hold"] else "\n".join(found["violations"])
+    per_depth = " ".join(map(str, found["nodes_by_depth"])) or "none"
+    return "\n".join(
+        [
+            f"tree          {found['name']}",
+            f"nodes         {found['nodes']} (root not counted), by depth: {per_depth}",
+            f"leaves        {found['leaves']}",
+            hold,
+            "",
+            found["drawing"],
+        ]
+    )
+
+
+def bundle_figures(bundle: Bundle) -> dict[str, Any]:
+    """What an opened, and so verified, bundle holds, as plain values."""
+    import msgspec
+
+    manifest = bundle.manifest
+    # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
+    values = msgspec.to_builtins(manifest, builtin_types=())
+    keep = ("schema_version", "dims", "drafter", "trees", "gears", "tokenizer", "provenance")
+    sizes = {name: (bundle.folder / name).stat().st_size for name in manifest.files}
+    return {
+        "kind": "bundle",
+        "folder": str(bundle.folder),
+        **{key: values[key] for key in keep},
+        "teacher": values["teacher"],
+        "graphs": [_graph(graph, sizes) for graph in manifest.graphs],
+        "weights": {"file": manifest.weights, "bytes": sizes[manifest.weights]},
+        "files_verified": len(sizes),
+        "bytes": sum(sizes.values()),
+        "invariants_hold": True,  # or the bundle had not opened
+    }
+
+
+def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
+    facts = {key: getattr(graph, key) for key in ("name", "kind", "rows", "slots", "file")}
+    return {**facts, "bytes": sizes[graph.file]}
+
+
+def bundle_text(found: dict[str, Any]) -> str:
+    """`bundle_figures` for people."""
+    drafter = found["drafter"] or {"kind": "none"}
+    tokenizer = "with" if found["tokenizer"] else "without"
+    sections = {
+        f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
+            ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
+            ("weights", f"{found['weights']['file']}, {found['weights']['bytes'] / 1e6:.1f} MB"),
+        ],
+        "teacher": [("digest", found["teacher"]["digest"]), *found["dims"].items()],
+        "drafter": list(drafter.items()),
+        "trees, all invariants hold": [
+            ("name", "rows", "depth", "width"),
+            *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in found["trees"]),
+        ],
+        "gears": [
+            ("name", "tree", "slots", "graph"),
+            *((gear["name"], gear["tree"], gear["slots"], gear["graph"]) for gear in found["gears"]),
+        ],
+        "graphs, 0 = chosen at run time": [
+            ("name", "kind", "rows", "slots", "bytes"),
+            *(tuple(graph[key] for key in ("name", "kind", "rows", "slots", "bytes")) for graph in found["graphs"]),
+        ],
+        "built with": list(found["provenance"].items()),
+    }
+    return "\n\n".join("\n".join([title, *_columns(rows)]) for title, rows in sections.items())
+
+
+def _columns(rows: list[tuple[Any, ...]]) -> list[str]:
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    cells = [[f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+def _draw(topology: Topology, name: str, path: Path) -> None:
+    from draftwood.tools.pictures import draw_picture
+
+    title = f"{name}: {topology.rows} rows, depth {topology.depth}, width {topology.width}"
+    try:
+        draw_picture(topology, path, title=title)
+    except OSError as error:
+        raise RequestError(f"--png {path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,74 @@
+"""How much memory one process holds that has opened a bundle and decoded with every gear.
+
+    python -m draftwood.tools.memory BUNDLE [--json]
+
+Prints the proportional set size beside the size of the weights; Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from draftwood.errors import UserError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.cpu_engine import CpuEngine
+
+# What a bundle may cost: its weights once and a quarter (caches, tables, packing), and the process itself.
+ALLOWED_RATIO, ALLOWED_MB = 1.25, 300
+
+
+def measure(folder: Path) -> dict[str, float | int | bool]:
+    """Opens the bundle, runs a step of every gear, and reads /proc/self/smaps_rollup. Sizes in MB (1e6 bytes)."""
+    bundle = Bundle.open(folder)
+    engine = CpuEngine(bundle)
+    for gear in bundle.manifest.gears:
+        cache = engine.new_cache(gear.slots)
+        engine.prefill(cache, np.zeros(8, np.int64))
+        topology, tree = bundle.trees[gear.tree]
+        if topology.depth:
+            engine.draft(np.zeros((1, bundle.manifest.dims.hidden), np.float32))
+        engine.verify(cache, np.zeros(tree.rows, np.int64), tree)
+    weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
+    pss = _proportional_set_mb()
+    return {
+        "gears": len(bundle.manifest.gears),
+        "weights_mb": weights,
+        "pss_mb": pss,
+        "allowed_mb": ALLOWED_RATIO * weights + ALLOWED_MB,
+        "ok": pss <= ALLOWED_RATIO * weights + ALLOWED_MB,
+    }
+
+
+def _proportional_set_mb() -> float:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kilobytes * 1024 / 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="memory of one process that decodes with every gear of a bundle")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    try:
+        report = measure(args.bundle)
+    except UserError as error:
+        print(f"memory: error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print(
+            f"{report['gears']} gears, weights {report['weights_mb']:.0f} MB, proportional set size"
+            f" {report['pss_mb']:.0f} MB of {report['allowed_mb']:.0f} MB allowed"
+        )
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

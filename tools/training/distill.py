@@ -1,0 +1,174 @@
+"""Lets the frozen teacher write the texts its drafter learns from (self-distillation).
+
+    python -m draftwood.tools.training.distill --teacher DIR --data DIR --out DIR --rows 14000
+
+Prompts are user turns and beginnings of texts from the training nine tenths. Resumable: shards that are there
+are kept, and a shard depends on the settings and its number alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
+from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.errors import RequestError, UserError
+from draftwood.runtime.text import Text
+from draftwood.tools.training.contexts import INDEX
+from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
+from draftwood.tools.training.generate import generate, load_teacher
+
+# B rows of a batch, N new tokens
+
+# Every second text is greedy, the others are sampled: the two uses a drafter must serve.
+TEMPERATURES = (0.0, 0.8)
+# Tokens of a text row that serve as its prompt, and the longest chat prompt that is used.
+TEXT_PROMPT, LONGEST_PROMPT = 48, 384
+# Texts in a shard: enough for batches of prompts of like length, few enough to lose little when stopped.
+SHARD_ROWS = 1024
+
+
+class Prompts:
+    """Prompt number i of a seed: the rows in one random order, over and over, with another turn each time."""
+
+    def __init__(self, rows: Sequence[Row], text: Text, begin: int | None, seed: int) -> None:
+        if not rows:
+            raise RequestError("no rows to take prompts from; name a folder with more data")
+        self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
+        self.order = np.random.default_rng(seed).permutation(len(rows))
+
+    def source(self, number: int) -> int:
+        """The place in the corpus of the row that prompt ``number`` is made of."""
+        return int(self.order[number % len(self.order)])
+
+    def __call__(self, number: int) -> list[int]:
+        row = self.rows[self.source(number)]
+        if "text" in row:
+            begin = [] if self.begin is None else [self.begin]
+            # Only the first tokens are wanted, and no token is as long as 40 characters on average.
+            return [*begin, *self.text.encode(row["text"][: 40 * TEXT_PROMPT], special=False)][:TEXT_PROMPT]
+        turns = [at for at, message in enumerate(row["messages"]) if message["role"] == "user"]
+        chosen = int(np.random.default_rng((self.seed, number)).integers(len(turns))) if turns else -1
+        for turn in reversed(turns[: chosen + 1]):
+            prompt = self.text.chat([dict(message) for message in row["messages"][: turn + 1]])
+            if len(prompt) <= LONGEST_PROMPT:
+                return prompt
+        return []
+
+
+def write_shard(
+    model: LlamaForCausalLM, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
+    new_tokens: int, batch: int,
+) -> int:  # fmt: skip
+    """Generates texts ``shard * rows`` and on, and writes tokens and index; returns the tokens generated."""
+    numbers = range(shard * rows, (shard + 1) * rows)
+    made = {number: prompt for number in numbers if (prompt := prompts(number))}
+    uniforms = np.random.default_rng((prompts.seed, shard)).random((rows, new_tokens), dtype=np.float32)
+    texts: dict[int, list[int]] = {}
+    ordered = sorted(made, key=lambda number: (len(made[number]), number))
+    for at in range(0, len(ordered), batch):
+        chosen = ordered[at : at + batch]
+        written = generate(
+            model, [made[n] for n in chosen], [TEMPERATURES[n % len(TEMPERATURES)] for n in chosen],
+            uniforms[[n - numbers.start for n in chosen]], ends,
+        )  # fmt: skip
+        texts.update({n: made[n] + new for n, new in zip(chosen, written, strict=True)})
+    index = np.zeros(len(made), INDEX)
+    index["length"] = [len(texts[n]) for n in made]
+    index["start"] = np.cumsum(index["length"]) - index["length"]
+    index["prompt"] = [len(made[n]) for n in made]
+    index["temperature"] = [TEMPERATURES[n % len(TEMPERATURES)] for n in made]
+    index["source"] = [prompts.source(n) for n in made]
+    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint16) for n in made] or [np.zeros(0, np.uint16)])
+    _save(folder / f"shard-{shard:04}.npy", tokens)
+    _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
+    return int((index["length"] - index["prompt"]).sum())
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.save(file, array)
+    part.replace(path)
+
+
+def distill(
+    teacher: Path, corpus: Sequence[Row], out: Path, *, rows: int, new_tokens: int = 160, batch: int = 128,
+    seed: int = 0, shard_rows: int = SHARD_ROWS,
+) -> None:  # fmt: skip
+    """Writes the shards that are missing for ``rows`` texts (rounded up to whole shards) to ``out``.
+
+    Raises:
+        RequestError: ``out`` holds shards of other settings, or the teacher's ids do not fit 16 bits.
+    """
+    checkpoint = Checkpoint.open(teacher)
+    if checkpoint.config.vocabulary > 2**16:
+        raise RequestError(f"{teacher}: vocabulary {checkpoint.config.vocabulary}; shards hold ids below 65536")
+    if min(rows, new_tokens, batch) < 1:
+        raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
+    settings = {
+        "teacher": checkpoint.digest(), "corpus_rows": len(corpus), "new_tokens": new_tokens, "batch": batch,
+        "seed": seed, "shard_rows": shard_rows, "ends": list(checkpoint.config.eos),
+    }  # fmt: skip
+    _check_settings(out, settings)
+    prompts = Prompts(corpus, Text.load(teacher), checkpoint.config.bos, seed)
+    model, total, began = None, 0, time.monotonic()
+    for shard in range(-(-rows // shard_rows)):
+        if (out / f"shard-{shard:04}.index.npy").is_file():
+            continue
+        # bf16 weights: twice as fast as float32, and text that a bf16 teacher would write as well.
+        model = model or load_teacher(teacher, torch.bfloat16)
+        total += write_shard(model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch)
+        rate = round(total / (time.monotonic() - began))
+        record = {"shard": shard, "texts": (shard + 1) * shard_rows, "new_tokens": total, "tokens_per_s": rate}
+        with (out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(record) + "\n")
+        print(record, file=sys.stderr, flush=True)
+
+
+def _check_settings(out: Path, settings: dict) -> None:
+    path = out / "distill.json"
+    if path.is_file():
+        stored = json.loads(path.read_text())
+        differ = [name for name in settings if stored.get(name) != settings[name]]
+        if differ:
+            raise RequestError(
+                f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
+    parser.add_argument("--data", type=Path, required=True, help="folder of .jsonl[.gz] rows")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    parser.add_argument("--sources", default=",".join(SHIPPABLE), help="file stems to read, separated by commas")
+    parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to whole shards of 1024")
+    parser.add_argument("--new-tokens", type=int, default=160, help="tokens a text at most")
+    parser.add_argument("--batch", type=int, default=128, help="texts written at a time")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    try:
+        rows = [*read_folder(args.data, tuple(args.sources.split(","))), *stdlib_rows()]
+        distill(
+            args.teacher, [row for row in rows if not held_out(row)], args.out, rows=args.rows,
+            new_tokens=args.new_tokens, batch=args.batch, seed=args.seed,
+        )  # fmt: skip
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Weighs the gears of a bundle on this machine: expected accept length over measured step time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from draftwood.manifest import Gear
+    from draftwood.runtime.cache import Cache
+    from draftwood.runtime.engine import Engine
+    from draftwood.trees import RankPaths
+
+COMMITTED = 200  # tokens of text behind which steps are timed
+TIMED_SECONDS = 0.3  # a gear is timed over at least this long, gears in turn so that a drift hits all
+LEAST_ROUNDS = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighed:
+    """One gear: expected accept length, median times of its steps, and what follows from both."""
+
+    gear: str
+    rows: int
+    expected_accept_length: float
+    draft_ms: float
+    verify_ms: float
+    expected_tokens_per_s: float
+    # The bound on its speed-up over plain decoding: no host time at all.
+    bound: float
+
+
+def weigh(engine: Engine, paths: RankPaths) -> list[Weighed]:
+    """Times every gear of the bundle, plain decoding first, and weighs it by its expected accept length."""
+    gears = engine.bundle.manifest.gears
+    caches = {gear.slots: _filled(engine, gear.slots) for gear in gears}
+    times: dict[str, list[tuple[float, float]]] = {gear.name: [] for gear in gears}
+    began = time.perf_counter()
+    rounds = 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() - began < TIMED_SECONDS * len(gears):
+        for gear in gears:
+            times[gear.name].append(_step_seconds(engine, caches[gear.slots], gear))
+        rounds += 1
+    medians = {name: np.median(np.array(pairs), axis=0) for name, pairs in times.items()}
+    plain = min(float(medians[gear.name].sum()) for gear in gears if gear.tree == "plain")
+    return [_weighed(engine, gear, paths, *map(float, medians[gear.name]), plain) for gear in gears]
+
+
+def _filled(engine: Engine, slots: int) -> Cache:
+    cache = engine.new_cache(slots)
+    engine.prefill(cache, np.zeros(min(COMMITTED, slots // 2), np.int64))
+    return cache
+
+
+def _step_seconds(engine: Engine, cache: Cache, gear: Gear) -> tuple[float, float]:
+    topology, tree = engine.bundle.trees[gear.tree]
+    began = time.perf_counter()
+    if topology.depth:
+        engine.draft(np.zeros((1, engine.bundle.manifest.dims.hidden), np.float32))
+    drafted = time.perf_counter()
+    engine.verify(cache, np.zeros(tree.rows, np.int64), tree)
+    verified = time.perf_counter()
+    cache.rollback(cache.length)
+    return drafted - began if topology.depth else 0.0, verified - drafted
+
+
+def _weighed(engine: Engine, gear: Gear, paths: RankPaths, draft: float, verify: float, plain: float) -> Weighed:
+    topology, _ = engine.bundle.trees[gear.tree]
+    expected = paths.expected_accept_length(topology)
+    return Weighed(
+        gear=gear.name,
+        rows=topology.rows,
+        expected_accept_length=expected,
+        draft_ms=1000 * draft,
+        verify_ms=1000 * verify,
+        expected_tokens_per_s=expected / (draft + verify),
+        bound=expected * plain / (draft + verify),
+    )
