@@ -36,6 +36,7 @@ class Bundle:
             BundleError: not a bundle, of another schema version, or a file is missing or altered.
         """
         manifest = read_manifest(folder)
+        _check_names(folder, manifest)
         for name, digest in manifest.files.items():
             _verify(folder, name, digest)
         try:
@@ -79,6 +80,16 @@ def read_manifest(folder: Path) -> Manifest:
         return msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
         raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
+
+
+def _check_names(folder: Path, manifest: Manifest) -> None:
+    """Everything that the manifest refers to must be among what it vouches for and describes."""
+    files = [manifest.weights, *(g.file for g in manifest.graphs), *(tree.file for tree in manifest.trees)]
+    trees, graphs = ({part.name for part in parts} for parts in (manifest.trees, manifest.graphs))
+    unknown = [name for name in files if name not in manifest.files]
+    unknown += [gear.name for gear in manifest.gears if gear.tree not in trees or gear.graph not in graphs]
+    if unknown or "plain" not in trees:
+        raise BundleError(f"{folder}: the manifest refers to {(unknown or ['plain'])[0]}, which it does not describe")
 
 
 def _verify(folder: Path, name: str, digest: str) -> None:

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
 from draftwood.trees import TreeBuffers
@@ -79,6 +79,17 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack:
         raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
 
 
+def fixed(spec: TensorSignature) -> tuple[int, ...]:
+    """The shape of a tensor of a static graph."""
+    assert not any(isinstance(size, str) for size in spec.shape), f"{spec.name} has a run-time size"
+    return tuple(int(size) for size in spec.shape)
+
+
+def allocate(spec: TensorSignature) -> NDArray:
+    """Zeros of the declared shape and dtype."""
+    return np.zeros(fixed(spec), NUMPY[spec.dtype])
+
+
 class Bindings:
     """One session with its inputs and outputs bound by name to numpy memory."""
 
@@ -129,7 +140,7 @@ class Drafter:
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
         graph = bundle.graph("draft")
         self._bindings = Bindings(session(bundle, graph, threads), graph)
-        arrays = [np.zeros(spec.shape, NUMPY[spec.dtype]) for spec in (*graph.inputs, *graph.outputs)]
+        arrays = [allocate(spec) for spec in (*graph.inputs, *graph.outputs)]
         self._hidden_1H, self._candidates_IK, self._scores_IK = arrays
         self._bindings.input("hidden", self._hidden_1H)
         self._bindings.output("candidates", self._candidates_IK)

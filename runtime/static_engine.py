@@ -13,7 +13,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
-from draftwood.runtime.engine import NUMPY, Bindings, Drafter, StepResult, session
+from draftwood.runtime.engine import Bindings, Drafter, StepResult, allocate, fixed, session
 from draftwood.trees import TreeBuffers
 
 
@@ -88,11 +88,11 @@ class _Graph:
 
     def __init__(self, bindings: Bindings, signature: GraphSignature) -> None:
         self._bindings = bindings
-        self._cache_shape = next(s.shape for s in signature.inputs if s.name == "key_cache.0")
+        self._cache_shape = next(fixed(s) for s in signature.inputs if s.name == "key_cache.0")
         own = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"}
-        self.inputs = {s.name: np.zeros(s.shape, NUMPY[s.dtype]) for s in signature.inputs if s.name in own}
+        self.inputs = {s.name: allocate(s) for s in signature.inputs if s.name in own}
         results = {"logits", "choice", "hidden"}
-        self._outputs = {s.name: np.zeros(s.shape, NUMPY[s.dtype]) for s in signature.outputs if s.name in results}
+        self._outputs = {s.name: allocate(s) for s in signature.outputs if s.name in results}
         self._branches = any(s.name == "branch.out" for s in signature.outputs)
         for name, array in self.inputs.items():
             bindings.input(name, array)

@@ -270,10 +270,14 @@ def _print(report: dict) -> None:
     rows: dict[tuple[str, str], dict[str, dict]] = {}
     for c in report["comparisons"]:
         rows.setdefault((c["gear"], c["graphs"]), {})[c["quantity"]] = c
-    print(f"largest difference from eager PyTorch, as a share of the largest value; {report['tolerance']:.0e} is allowed")
+    print(
+        f"largest difference from eager PyTorch, as a share of the largest value; {report['tolerance']:.0e} is allowed"
+    )
     print(f"{'gear':24} {'graphs':9}" + "".join(f"{quantity:>20}" for quantity in quantities))
     for (gear, graphs), found in rows.items():
-        cells = [f"{found[q]['difference']:.1e}{'' if found[q]['ok'] else ' !'}" if q in found else "" for q in quantities]
+        cells = [
+            f"{found[q]['difference']:.1e}{'' if found[q]['ok'] else ' !'}" if q in found else "" for q in quantities
+        ]
         print(f"{gear:24} {graphs:9}" + "".join(f"{cell:>20}" for cell in cells))
     for c in report["comparisons"]:
         if not c["ok"]:

@@ -6,7 +6,6 @@ Resumable: the newest checkpoint under ``--out`` is continued, with more or fewe
 Needs transformers (``pip install draftwood[train]``).
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -20,10 +19,6 @@ import numpy as np
 import tokenizers
 import torch
 from torch.nn import functional as F
-
-from draftwood.environment import hide_torch_npu
-
-hide_torch_npu()  # transformers imports whatever torch_npu it finds
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
