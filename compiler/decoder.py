@@ -7,8 +7,9 @@ accepted rows of the previous tree (the *branch*) into place. Three forms of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -93,6 +94,12 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
         self.down = nn.Linear(config.intermediate, config.hidden, bias=False)
 
+    def enter(self, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """(normed, residual): what the block before still has to add is added here; the first has nothing."""
+        if added_TH is None:
+            return self.attn_norm(residual_TH), residual_TH
+        return self.attn_norm.added(added_TH, residual_TH)
+
     def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, N*D], k and v [T, K*D], before rotary."""
         config = self.config
@@ -107,11 +114,12 @@ class Layer(nn.Module):
     def attend(
         self,
         x_TH: Tensor,
-        cos_T1D: Tensor,
-        sin_T1D: Tensor,
         moved_2PKD: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
+        *,
+        cos_T1D: Tensor,
+        sin_T1D: Tensor,
         placement: Placement,
         form: Form,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -147,11 +155,12 @@ class Layer(nn.Module):
     def append(
         self,
         x_TH: Tensor,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
         moved_2PKD: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
+        *,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
         bias: Tensor,
         last: Tensor,
         total: Tensor,
@@ -227,19 +236,8 @@ class Decoder(nn.Module):
         placement = place(visible_TT, committed_1, accepted_1, path_P.shape[0], slots, kv_heads)
         position_T = committed_1 + depths_T
         cos_T1D, sin_T1D = (t.index_select(0, position_T)[:, None] for t in (self.rope_cos, self.rope_sin))
-        moved = branch_L2BKD.index_select(2, path_P)
-        residual = self.embed(tokens_T)
-        added, news = torch.zeros_like(residual), []
-        written: list[Tensor] = []
-        for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
-            normed, residual = self._enter(layer, i, added, residual)
-            out, new, *pair = layer.attend(
-                normed, cos_T1D, sin_T1D, moved[i], caches[2 * i], caches[2 * i + 1], placement, form
-            )
-            added, residual = layer.feed_forward(out, residual)
-            news.append(new)
-            written += pair
-        return self._finish(added, residual, rows_R, news, written)
+        attend = partial(Layer.attend, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form)
+        return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
 
     def step_cpu(
         self,
@@ -256,35 +254,31 @@ class Decoder(nn.Module):
         """Symbolic step for onnxruntime. caches: [1, K, C, D]; bias covers the moved and the new rows."""
         half = self.config.head_dim // 2
         cos_TE, sin_TE = (t.index_select(0, positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
-        moved = branch_L2BKD.index_select(2, path_P)
-        residual = self.embed(tokens_T)
-        added, news = torch.zeros_like(residual), []
+        attend = partial(Layer.append, cos_TE=cos_TE, sin_TE=sin_TE, bias=bias_11WS, last=last_1, total=total)
+        return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
+
+    def _run(
+        self,
+        tokens_T: Tensor,
+        moved_L2PKD: Tensor,
+        caches: list[Tensor],
+        rows_R: Tensor | None,
+        attend: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],
+    ) -> StepOutput:
+        """All blocks, and the head on the rows asked for; ``attend`` runs one block's attention."""
+        residual_TH = self.embed(tokens_T)
+        added_TH: Tensor | None = None
+        news: list[Tensor] = []
         written: list[Tensor] = []
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
-            normed, residual = self._enter(layer, i, added, residual)
-            out, new, *pair = layer.append(
-                normed, cos_TE, sin_TE, moved[i], caches[2 * i], caches[2 * i + 1], bias_11WS, last_1, total
-            )
-            added, residual = layer.feed_forward(out, residual)
+            normed_TH, residual_TH = layer.enter(added_TH, residual_TH)
+            out, new, *pair = attend(layer, normed_TH, moved_L2PKD[i], caches[2 * i], caches[2 * i + 1])
+            added_TH, residual_TH = layer.feed_forward(out, residual_TH)
             news.append(new)
             written += pair
-        return self._finish(added, residual, rows_R, news, written)
-
-    def _enter(self, layer: Layer, index: int, added: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        if index == 0:  # nothing to add yet
-            return layer.attn_norm(residual), residual
-        return layer.attn_norm.added(added, residual)
-
-    def _finish(
-        self,
-        added: Tensor,
-        residual: Tensor,
-        rows_R: Tensor | None,
-        news: list[Tensor],
-        written: list[Tensor],
-    ) -> StepOutput:
+        assert added_TH is not None, "a teacher has at least one layer"
         if rows_R is not None:
-            added, residual = added.index_select(0, rows_R), residual.index_select(0, rows_R)
-        hidden_RH, _ = self.norm.added(added, residual)
+            added_TH, residual_TH = added_TH.index_select(0, rows_R), residual_TH.index_select(0, rows_R)
+        hidden_RH, _ = self.norm.added(added_TH, residual_TH)
         logits_RV = self.head(hidden_RH)
         return StepOutput(logits_RV, logits_RV.argmax(-1), hidden_RH, torch.stack(news), written)

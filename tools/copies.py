@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
 from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.tools.script import refusing
 
 CAPACITIES = (256, 1024, 4096, 16384)
 COMMITTED, ROUNDS, STEPS = 100, 10, 10
@@ -79,17 +79,14 @@ def _draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, format="png", metadata={"Software": None})
 
 
+@refusing
 def main() -> int:
     parser = argparse.ArgumentParser(description="time of a step against the capacity of the cache")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--png", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    try:
-        report = measure(args.bundle)
-    except UserError as error:
-        print(f"copies: error: {error}", file=sys.stderr)
-        return 2
+    report = measure(args.bundle)
     if args.png:
         _draw(report, args.png)
     if args.json:

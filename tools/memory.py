@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.tools.script import refusing
 
 # What a bundle may cost: its weights once and a quarter (caches, tables, packing), and the process itself.
 ALLOWED_RATIO, ALLOWED_MB = 1.25, 300
@@ -50,16 +50,13 @@ def _proportional_set_mb() -> float:
     return kilobytes * 1024 / 1e6
 
 
+@refusing
 def main() -> int:
     parser = argparse.ArgumentParser(description="memory of one process that decodes with every gear of a bundle")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    try:
-        report = measure(args.bundle)
-    except UserError as error:
-        print(f"memory: error: {error}", file=sys.stderr)
-        return 2
+    report = measure(args.bundle)
     if args.json:
         print(json.dumps(report))
     else:

@@ -28,7 +28,8 @@ from torch import Tensor
 from draftwood.compiler.checkpoint import Checkpoint, expected_tensors, tokenizer_files
 from draftwood.compiler.config import DType, TeacherConfig
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import RequestError
+from draftwood.tools.script import refusing
 
 # H hidden size, H' the widened one; q heads of one key/value head form a group of g, widened g'.
 
@@ -222,6 +223,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
         raise
 
 
+@refusing
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code, 2 when the input cannot be used."""
     parser = argparse.ArgumentParser(prog="draftwood.tools.widen", description=__doc__.splitlines()[0])
@@ -234,15 +236,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--medusa", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen these heads too")
     args = parser.parse_args(arguments)
     sizes = {name: getattr(args, name) for name in _SIZES}
-    try:
-        small = Checkpoint.open(args.source).config
-        wide = widen(args.source, args.target, **sizes, dtype=args.dtype, seed=args.seed)
-        if args.medusa:
-            heads, wide_heads = args.medusa
-            widen_medusa(heads, wide_heads, small, hidden=wide.hidden, dtype=args.dtype)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    small = Checkpoint.open(args.source).config
+    wide = widen(args.source, args.target, **sizes, dtype=args.dtype, seed=args.seed)
+    if args.medusa:
+        heads, wide_heads = args.medusa
+        widen_medusa(heads, wide_heads, small, hidden=wide.hidden, dtype=args.dtype)
     shape = f"{wide.layers} layers of {wide.hidden}, {wide.heads} heads over {wide.kv_heads}"
     print(f"{args.target}: {shape}, {wide.dtype}")
     return 0

@@ -15,7 +15,10 @@ def resolve(name: str) -> Path:
     return NAMES.get(name, Path(name))
 
 
-def rank_paths() -> RankPaths:
-    """The rank paths that the demo teacher's own text took through the demo heads' candidates."""
-    path = NAMES["demo-medusa"] / "rank_paths.json"
+def rank_paths(temperature: float = 0.0) -> RankPaths:
+    """The rank paths that the demo teacher's own text took through the demo heads' candidates.
+
+    They were counted twice, on greedy text and on text sampled at temperature 0.8.
+    """
+    path = NAMES["demo-medusa"] / f"rank_paths_{'sampled' if temperature else 'greedy'}.json"
     return RankPaths.from_json(path.read_text(), str(path))

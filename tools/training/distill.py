@@ -20,8 +20,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import RequestError
 from draftwood.runtime.text import Text
+from draftwood.tools.script import refusing
 from draftwood.tools.training.contexts import INDEX
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher
@@ -147,6 +148,7 @@ def _check_settings(out: Path, settings: dict) -> None:
     path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
+@refusing
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
@@ -158,15 +160,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=128, help="texts written at a time")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
-    try:
-        rows = [*read_folder(args.data, tuple(args.sources.split(","))), *stdlib_rows()]
-        distill(
-            args.teacher, [row for row in rows if not held_out(row)], args.out, rows=args.rows,
-            new_tokens=args.new_tokens, batch=args.batch, seed=args.seed,
-        )  # fmt: skip
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    rows = [*read_folder(args.data, tuple(args.sources.split(","))), *stdlib_rows()]
+    distill(
+        args.teacher, [row for row in rows if not held_out(row)], args.out, rows=args.rows,
+        new_tokens=args.new_tokens, batch=args.batch, seed=args.seed,
+    )  # fmt: skip
     return 0
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.compiler.medusa import MedusaHeads
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import RequestError
+from draftwood.tools.script import refusing
 from draftwood.tools.training.contexts import Contexts, Distilled, contexts_of
 from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.medusa_heads import accuracy, loss_of, ranks_of, save_heads, start_heads
@@ -156,6 +157,7 @@ def _steps(
             }  # fmt: skip
 
 
+@refusing
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
@@ -171,11 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = vars(parser.parse_args(arguments))
-    try:
-        print(json.dumps(train(args.pop("teacher"), args.pop("distilled"), args.pop("out"), **args)))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    print(json.dumps(train(args.pop("teacher"), args.pop("distilled"), args.pop("out"), **args)))
     return 0
 
 

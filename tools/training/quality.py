@@ -20,8 +20,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import RequestError
 from draftwood.runtime.text import Text
+from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher
 from draftwood.tools.training.ngram import NGrams
@@ -147,6 +148,7 @@ def report(teacher: Path, data: Path, prompt_file: Path, new_tokens: int, source
     return result
 
 
+@refusing
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
@@ -156,11 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args(arguments)
-    try:
-        result = report(args.teacher, args.data, args.prompts, args.new_tokens, tuple(args.sources.split(",")))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    result = report(args.teacher, args.data, args.prompts, args.new_tokens, tuple(args.sources.split(",")))
     print(json.dumps(result, ensure_ascii=False) if args.json else _table(result))
     return 0
 

@@ -15,7 +15,8 @@ import torch
 
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import RequestError
+from draftwood.tools.script import refusing
 from draftwood.tools.training.contexts import NONE, Distilled, contexts_of
 from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.medusa_heads import load_heads, ranks_of
@@ -85,6 +86,7 @@ def compact(paths: RankPaths, largest: int = _LARGEST_FILE) -> str:
     return text
 
 
+@refusing
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
@@ -95,14 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--temperature", choices=("0", "0.8", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     args = parser.parse_args(arguments)
-    try:
-        paths = count_paths(
-            args.teacher, args.medusa, args.distilled, contexts=args.contexts,
-            temperature=None if args.temperature == "both" else float(args.temperature),
-        )  # fmt: skip
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    paths = count_paths(
+        args.teacher, args.medusa, args.distilled, contexts=args.contexts,
+        temperature=None if args.temperature == "both" else float(args.temperature),
+    )  # fmt: skip
     args.out.write_text(compact(paths))
     lengths = {rows: round(paths.expected_accept_length(paths.best_tree(rows - 1)), 3) for rows in ROWS}
     if args.json:

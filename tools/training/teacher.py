@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, texts_of, train_tokenizer
@@ -163,7 +164,8 @@ def _finish(out: Path, model: LlamaForCausalLM, valid_N: np.ndarray, valid_bytes
     _log(out, {"valid_nats": round(nats, 4), "valid_bits_per_byte": round(float(bits), 4)})
 
 
-def main() -> None:
+@refusing
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of .jsonl[.gz] rows")
     parser.add_argument("--out", type=Path, required=True, help="folder for tokenizer, checkpoints, log and model")
@@ -176,7 +178,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="compile the step (needs a C++ compiler)")
     train(parser.parse_args())
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
