@@ -123,7 +123,7 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
         position: index in the whole sequence (prompt included) of the token to draw, >= 0.
 
     Returns:
-        The first id whose inclusive cumulative probability exceeds ``uniform(seed, position)``.
+        The token in whose step of the CDF ``uniform(seed, position)`` lies, tokens in the order of ``_locate``.
 
     Raises:
         InvariantError: a NaN or +inf among the logits, or nothing but -inf.
@@ -135,7 +135,7 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
     if sampling.greedy:
         return _argmax(logits_V)
     ids_K, probs_K = _kept(logits_V, sampling)
-    step = _step(probs_K, np.cumsum(probs_K), uniform(sampling.seed, position))
+    step, _, _ = _locate(probs_K, uniform(sampling.seed, position))
     return step if ids_K is None else int(ids_K[step])
 
 
@@ -154,17 +154,33 @@ def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
         rivals = np.delete(logits_V, best)
         return float(logits_V[best]) - float(rivals.max()) if rivals.size else math.inf
     _, probs_K = _kept(logits_V, sampling)
-    edges_K, u = np.cumsum(probs_K), uniform(sampling.seed, position)
-    step = _step(probs_K, edges_K, u)
-    below = u - float(edges_K[step - 1]) if probs_K[:step].any() else math.inf
-    above = float(edges_K[step]) - u if probs_K[step + 1 :].any() else math.inf
-    return min(below, above)
+    u = uniform(sampling.seed, position)
+    _, lower, upper = _locate(probs_K, u)
+    # The edges 0 and 1 are those of the whole CDF: no other token lies beyond them.
+    return min(u - lower if lower > 0 else math.inf, upper - u if upper < 1 else math.inf)
 
 
-def _step(probs_K: Probabilities, edges_K: Probabilities, u: float) -> int:
-    step = int(np.searchsorted(edges_K, u, side="right"))
-    # Rounding may leave the last edge a little below 1, and u between the two.
-    return step if step < edges_K.size else int(np.flatnonzero(probs_K)[-1])
+def _locate(probs_K: Probabilities, u: float) -> tuple[int, float, float]:
+    """Inverse CDF: the index whose step holds ``u``, and the step's edges (0 and 1 at the ends of the CDF).
+
+    Tokens stand in the order of rising octaves of probability (2^e <= p < 2^(e+1)), by index inside one. An
+    edge is off by the rounding of all that lies below it; with the thousands of rare tokens first, nothing
+    large lies below their edges, so the same token is drawn from logits that differ by rounding. In index
+    order a draw in a thousand from a flat tail would not be.
+    """
+    octave_K = np.frexp(probs_K)[1]
+    first = int(octave_K.min())
+    octave_K[probs_K == 0] = first  # no octave consists of them alone, so none is entered for nothing
+    edges = np.cumsum(np.bincount(octave_K - first, weights=probs_K))
+    octave = min(int(np.searchsorted(edges, u, side="right")), edges.size - 1)
+    start = float(edges[octave - 1]) if octave else 0.0
+    members = np.flatnonzero((octave_K == first + octave) & (probs_K > 0))
+    inner = start + np.cumsum(probs_K[members])
+    # Rounding may leave the last edge a little below u.
+    at = min(int(np.searchsorted(inner, u, side="right")), members.size - 1)
+    lower = float(inner[at - 1]) if at else start
+    last = octave == edges.size - 1 and at == members.size - 1
+    return int(members[at]), lower, 1.0 if last else float(inner[at])
 
 
 def _argmax(logits_V: Logits) -> int:
