@@ -45,6 +45,8 @@ class Answer:
     tokens: int
     tokens_equal: bool
     accept_length: float
+    plain_seconds: float
+    speculative_seconds: float
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     speedup: float
@@ -144,11 +146,18 @@ def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> An
         tokens=len(plain.token_ids),
         tokens_equal=plain.token_ids == fast.token_ids,
         accept_length=fast.accept_length_mean,
+        plain_seconds=plain.decode_seconds,
+        speculative_seconds=fast.decode_seconds,
         plain_tokens_per_s=rates[0],
         speculative_tokens_per_s=rates[1],
         speedup=rates[1] / rates[0],
         text=fast.text or "",
     )
+
+
+def _total_speedup(answers: list[Answer]) -> float:
+    """All prompts taken together: a long answer counts for what it is."""
+    return sum(one.plain_seconds for one in answers) / sum(one.speculative_seconds for one in answers)
 
 
 def _summary(
@@ -168,6 +177,7 @@ def _summary(
         "gear": gear,
         "gears": [asdict(candidate) for candidate in candidates],
         "speedup_mean": float(np.mean([one.speedup for one in answers])),
+        "speedup_total": _total_speedup(answers),
         "prompts": [asdict(one) for one in answers],
     }
 
@@ -205,5 +215,7 @@ def _print_answers(
             f"{one.id:12} {one.tokens:6} {'yes' if one.tokens_equal else 'NO':>6} {one.accept_length:7.2f}"
             f" {one.plain_tokens_per_s:8.0f} {one.speculative_tokens_per_s:8.0f} {one.speedup:9.2f}"
         )
-    print(f"\nmean speed-up {np.mean([one.speedup for one in answers]):.2f}; the answer to {answers[0].id!r}:")
+    mean = float(np.mean([one.speedup for one in answers]))
+    print(f"\nspeed-up {_total_speedup(answers):.2f} over all tokens, {mean:.2f} as the mean of the prompts;", end=" ")
+    print(f"the answer to {answers[0].id!r}:")
     print(answers[0].text)

@@ -126,21 +126,23 @@ def train(args: argparse.Namespace) -> None:
     run = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
     feed = batches(train_N, args.batch, args.window, args.seed, step)
     began, first, seen = time.monotonic(), step, 0.0
-    while step < args.steps:
+    until = min(args.steps, args.until or args.steps)
+    while step < until:
         with torch.autocast(device_of(model), dtype=torch.bfloat16):
             loss = run(model, next(feed).to(model.device))
         loss.backward()
         optimizer.step(stable_decay(step, args.steps, warmup=200))
         step += 1
         seen = 0.98 * seen + 0.02 * loss.item() if seen else loss.item()
-        if step % 50 == 0 or step == args.steps:
+        if step % 50 == 0 or step == until:
             record = {"step": step, "train_nats": round(seen, 4)}
-            if step % 500 == 0 or step == args.steps:
+            if step % 500 == 0 or step == until:
                 record["valid_nats"] = round(validate(model, valid_N, limit=128), 4)
                 _save(checkpoint, model, optimizer, step)
             rate = (step - first) * args.batch * args.window / (time.monotonic() - began)
             _log(args.out, {**record, "tokens_per_s": round(rate)})
-    _finish(args.out, model, valid_N, valid_bytes)
+    if step == args.steps:
+        _finish(args.out, model, valid_N, valid_bytes)
 
 
 def _save(path: Path, model: LlamaForCausalLM, optimizer: HybridOptimizer, step: int) -> None:
@@ -172,6 +174,7 @@ def main() -> int:
     parser.add_argument("--sources", default=",".join(SHIPPABLE), help="file stems to read, separated by commas")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--until", type=int, help="stop after this step, to be resumed (default: --steps)")
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--window", type=int, default=512, help="tokens a window")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
