@@ -18,7 +18,7 @@ from draftwood.trees import TreeBuffers
 # T tree rows, R rows with logits, V vocabulary, H hidden, I levels, K candidates
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
-_pool_size: int | None = None
+_shared = False
 
 
 class StepResult(NamedTuple):
@@ -52,23 +52,33 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def set_threads(threads: int | None) -> None:
-    """Sizes the process-wide pool: all processors where None. Only the first call in a process counts."""
-    global _pool_size
-    if _pool_size is None:
-        _pool_size = threads or default_threads()
-        ort.set_global_thread_pool_sizes(_pool_size, 1)
+def share_threads(threads: int | None = None) -> None:
+    """One thread pool for all sessions of this process, the fastest where several sessions take turns.
+
+    For programs that own their process, such as the command line: from then on onnxruntime refuses every
+    session, also one made elsewhere, without ``use_per_session_threads = False``. Only the first call counts;
+    all processors where ``threads`` is None.
+    """
+    global _shared
+    if not _shared:
+        _shared = True
+        ort.set_global_thread_pool_sizes(threads or default_threads(), 1)
 
 
 def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack: bool = True) -> ort.InferenceSession:
-    """A session on one process-wide thread pool: pools of their own, spinning, cost tens of milliseconds.
+    """A session of one graph, on the shared pool if there is one.
 
+    Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
+    the pools of two sessions that take turns would rob each other, so only the ``step`` graph's spins.
     ``prepack`` keeps a second, faster layout of the weights in memory; without it the sessions of a bundle
     share one memory map.
     """
-    set_threads(threads)
     options = ort.SessionOptions()
-    options.use_per_session_threads = False
+    if _shared:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = threads or default_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if graph.kind == "step" else "0")
     options.log_severity_level = 3
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")

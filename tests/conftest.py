@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 from draftwood.environment import hide_torch_npu  # noqa: E402
-from draftwood.runtime.engine import set_threads  # noqa: E402
+from draftwood.runtime.engine import share_threads  # noqa: E402
 
 hide_torch_npu()
 
 # Threads only quarrel over work this small: on a busy machine the suite takes minutes more with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-set_threads(1)
+share_threads(1)
 
 settings.register_profile("draftwood", derandomize=True, deadline=None)
 settings.load_profile("draftwood")

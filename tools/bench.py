@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.cpu_engine import CpuEngine
+    from draftwood.runtime.engine import share_threads
     from draftwood.runtime.policy import policy_for
     from draftwood.tools.prompts import read_prompts
     from draftwood.tools.run import options
@@ -86,7 +87,8 @@ def main(args: argparse.Namespace) -> int:
     prompts, chosen = read_prompts(args.prompts, args.limit), options(args)
     if bundle.text is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
-    engine = CpuEngine(bundle, args.threads)
+    share_threads(args.threads)
+    engine = CpuEngine(bundle)
     report = bench(engine, prompts, chosen, policy_for(bundle, plain=True), policy_for(bundle, args.gear))
     if args.png:
         from draftwood.tools.pictures import draw_speedups

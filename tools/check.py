@@ -66,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.engine import share_threads
 
+    share_threads()
     bundle = Bundle.open(args.bundle)
     report = check(bundle, list(sample_prompts(bundle, args.prompts, args.limit)), progress=_progress)
     (args.bundle / "check.json").write_text(json.dumps(report, indent=1) + "\n")

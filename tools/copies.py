@@ -20,6 +20,7 @@ import numpy as np
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
 from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.engine import share_threads
 from draftwood.tools.script import refusing
 
 CAPACITIES = (256, 1024, 4096, 16384)
@@ -29,6 +30,7 @@ COMMITTED, ROUNDS, STEPS = 100, 10, 10
 def measure(folder: Path) -> dict[str, Any]:
     """Median step time in ms by capacity, capacities in turn, each warm from steps that are not counted."""
     bundle = Bundle.open(folder)
+    share_threads()
     engine = CpuEngine(bundle)
     largest = max(bundle.manifest.trees, key=lambda tree: tree.rows).name
     caches = {slots: engine.new_cache(slots) for slots in CAPACITIES}

@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.cpu_engine import CpuEngine
+    from draftwood.runtime.engine import share_threads
     from draftwood.tools.check import check, sample_prompts
 
     paths = demo.rank_paths()
@@ -73,6 +74,7 @@ def main(args: argparse.Namespace) -> int:
         _print_plan(paths, trees)
     folder = args.out or _cache_folder(args.size)
     built = _build(trees, folder, args.size)
+    share_threads()
     bundle = Bundle.open(folder)
     _say("checking every gear against eager PyTorch")
     report = check(bundle, list(sample_prompts(bundle, None, 1)))

@@ -16,6 +16,7 @@ import numpy as np
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.engine import share_threads
 from draftwood.tools.script import refusing
 
 # What a bundle may cost: its weights once and a quarter (caches, tables, packing), and the process itself.
@@ -25,6 +26,7 @@ ALLOWED_RATIO, ALLOWED_MB = 1.25, 300
 def measure(folder: Path) -> dict[str, float | int | bool]:
     """Opens the bundle, runs a step of every gear, and reads /proc/self/smaps_rollup. Sizes in MB (1e6 bytes)."""
     bundle = Bundle.open(folder)
+    share_threads()
     engine = CpuEngine(bundle)
     for gear in bundle.manifest.gears:
         cache = engine.new_cache(gear.slots)

@@ -76,6 +76,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.cpu_engine import CpuEngine
     from draftwood.runtime.decode import Decoding
+    from draftwood.runtime.engine import share_threads
     from draftwood.runtime.policy import policy_for
     from draftwood.runtime.trace import Trace, form_of, save
 
@@ -85,7 +86,8 @@ def main(args: argparse.Namespace) -> int:
     trace = Trace() if args.trace else None
     policy = policy_for(bundle, args.gear, args.plain)
     prompt, chosen = prompt_ids(bundle, args), options(args)
-    decoding = Decoding(CpuEngine(bundle, args.threads), prompt, chosen, policy, trace)
+    share_threads(args.threads)
+    decoding = Decoding(CpuEngine(bundle), prompt, chosen, policy, trace)
     for piece in decoding:
         if not args.json:
             print(piece, end="", flush=True)

@@ -20,6 +20,7 @@ from draftwood.compiler.bundle import BuildRequest, build
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.engine import share_threads
 from draftwood.runtime.policy import policy_for
 from draftwood.tools import demo
 from draftwood.tools.bench import bench
@@ -42,7 +43,8 @@ def measure(size: str, args: argparse.Namespace) -> dict[str, Any]:
         planned = ((f"planned-{rows}", paths.best_tree(rows - 1)) for rows in TREE_ROWS)
         trees = (("plain", Topology.plain()), *planned)
         build(BuildRequest(model=teacher, drafter=heads, trees=trees, slots=(SLOTS,)), folder, _say)
-    engine = CpuEngine(Bundle.open(folder), args.threads)
+    share_threads(args.threads)
+    engine = CpuEngine(Bundle.open(folder))
     _say(f"{size}: weighing the gears")
     weighed = weigh(engine, paths)
     best = max((w for w in weighed if w.rows > 1), key=lambda w: w.expected_tokens_per_s)

@@ -45,7 +45,7 @@ def session(built: Any) -> Callable[[str], onnxruntime.InferenceSession]:
     @cache
     def opened(name: str) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        options.use_per_session_threads, options.log_severity_level = False, 3  # the pool of tests/conftest.py
         path = built.folder / "onnx" / f"{name}.onnx"
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -273,7 +273,9 @@ def test_tied_heads_use_the_output_matrix_of_the_teacher(
     spans = write_weights(tmp_path / "w", entries)
     lower_to_onnx(step, trace(step), spans, "w", tmp_path / "draft.onnx")
     hidden = noise(1, 64, seed=7)
-    got = onnxruntime.InferenceSession(tmp_path / "draft.onnx").run(None, {"hidden": hidden.numpy()})
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False  # the pool of tests/conftest.py
+    got = onnxruntime.InferenceSession(tmp_path / "draft.onnx", options).run(None, {"hidden": hidden.numpy()})
     tokens, scores = step.module(hidden)
     assert np.array_equal(got[0], tokens)
     np.testing.assert_allclose(got[1], scores, rtol=0, atol=RUNTIME)

@@ -369,8 +369,14 @@ def export(path: Path, name: str, arguments: tuple[tuple, dict], dynamic: dict[s
     return path
 
 
+def opened(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False  # the pool of tests/conftest.py
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 def onnx_run(path: Path, name: str, arguments: tuple[tuple, dict]) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = opened(path)
     tensors = OneOperator(name, arguments).tensors
     feeds = {node.name: tensors[node.name].contiguous().numpy() for node in session.get_inputs()}
     return session.run(None, feeds)
@@ -449,7 +455,7 @@ def test_append_attention_in_onnxruntime(symbolic: dict[str, Path], rows: int, s
 
 def bound_run(path: Path, arguments: tuple, aliased: bool) -> tuple[np.ndarray, list[np.ndarray]]:
     """The rows of the step and the caches that were given to it, afterwards."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = opened(path)
     tensors = OneOperator("append_attention", (arguments, {})).tensors
     values = {key: onnxruntime.OrtValue.ortvalue_from_numpy(t.numpy().copy()) for key, t in tensors.items()}
     binding = session.io_binding()

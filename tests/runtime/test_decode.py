@@ -127,3 +127,22 @@ def test_a_bundle_runs_where_there_is_no_torch(
     printed = python(f"from draftwood.tools.cli import main; main({arguments!r})", blocked=blocked)
     expected = decoded(CpuEngine(bundle), prompt, "plain-kv128", max_new_tokens=20)
     assert tuple(json.loads(printed)["token_ids"]) == expected.token_ids
+
+
+def test_a_program_with_sessions_of_its_own_is_left_alone(
+    tiny_bundle: Path, prompt: list[int], bundle: Bundle, python: Callable[..., str]
+) -> None:
+    code = f"""
+import json, onnxruntime
+from pathlib import Path
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.policy import policy_for
+bundle = Bundle.open(Path({str(tiny_bundle)!r}))
+decoding = Decoding(CpuEngine(bundle), {prompt}, Options(max_new_tokens=20, ignore_eos=True), policy_for(bundle))
+print(json.dumps(decoding.run().token_ids))
+onnxruntime.InferenceSession({str(tiny_bundle / "onnx" / "draft.onnx")!r})
+"""
+    expected = decoded(CpuEngine(bundle), prompt, "plain-kv128", max_new_tokens=20)
+    assert tuple(json.loads(python(code))) == expected.token_ids
