@@ -6,6 +6,8 @@ bundle is either understood in full or not opened. All paths are relative to the
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -117,6 +119,17 @@ class Manifest(_Struct, frozen=True):
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
     files: dict[str, str]
+
+
+def cache_names(layers: int) -> list[str]:
+    """Names of the cache inputs in call order, key then value of every layer; an output adds ``.out``."""
+    return [f"{side}_cache.{i}" for i in range(layers) for side in ("key", "value")]
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hex, as ``files`` lists it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def encode(manifest: Manifest) -> bytes:

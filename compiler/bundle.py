@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import shutil
 import tempfile
@@ -46,6 +45,12 @@ class BuildRequest:
     drafter: Path | None
     trees: tuple[tuple[str, Topology], ...]
     slots: tuple[int, ...]
+
+    @property
+    def sizes(self) -> StepSizes:
+        """What the largest tree asks of every static step."""
+        rows, depths = zip(*((tree.rows, tree.depth) for _, tree in self.trees), strict=True)
+        return StepSizes(branch_rows=max(rows), path_rows=max(depths) + 1)
 
 
 def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None) -> m.Manifest:
@@ -150,7 +155,7 @@ def _write_weights(
 
 def _steps(request: BuildRequest, decoder: Decoder, heads: MedusaHeads | None, candidates: int) -> list[Step]:
     rows = sorted({tree.rows for _, tree in request.trees})
-    sizes = StepSizes(branch_rows=rows[-1], path_rows=max(tree.depth for _, tree in request.trees) + 1)
+    sizes = request.sizes
     steps = [cpu_step(decoder)]
     for slots in request.slots:
         steps += [prefill_step(decoder, sizes, r, slots) for r in PREFILL_ROWS if r < slots]
@@ -176,13 +181,7 @@ def _copy_tokenizer(model: Path, folder: Path) -> bool:
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {path.relative_to(folder).as_posix(): m.file_digest(path) for path in files}
 
 
 def _manifest(
@@ -196,7 +195,7 @@ def _manifest(
 ) -> m.Manifest:
     config = teacher.config
     graphs = {(s.signature.rows, s.signature.slots): s.signature.name for s in steps if s.signature.kind != "prefill"}
-    rows = max(tree.rows for _, tree in request.trees)
+    sizes = request.sizes
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=m.Dims(
@@ -206,8 +205,8 @@ def _manifest(
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             vocabulary=config.vocabulary,
-            branch_rows=rows,
-            path_rows=max(tree.depth for _, tree in request.trees) + 1,
+            branch_rows=sizes.branch_rows,
+            path_rows=sizes.path_rows,
             context=max(request.slots) - 1,
         ),
         teacher=m.Teacher(digest=teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
@@ -244,4 +243,4 @@ def _provenance() -> dict[str, str]:
     return {"draftwood": draftwood.__version__, **{p: importlib.metadata.version(p) for p in packages}}
 
 
-__all__ = ["BuildRequest", "build", "file_digest", "load_modules"]
+__all__ = ["BuildRequest", "build", "load_modules"]

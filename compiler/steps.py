@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from draftwood.compiler.config import TeacherConfig
 from draftwood.compiler.decoder import Decoder, Form, StepOutput
 from draftwood.compiler.medusa import MedusaHeads
-from draftwood.manifest import GraphKind, GraphSignature, TensorSignature
+from draftwood.manifest import GraphKind, GraphSignature, TensorSignature, cache_names
 
 # T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots,
 # S seen slots, W = P + T
@@ -43,10 +43,6 @@ class Step:
         if parameter == "lm_head":
             return "embed.weight" if getattr(self.module, "tied_to_embedding", False) else "lm_head.weight"
         return name if name != parameter else None
-
-
-def cache_names(layers: int) -> list[str]:
-    return [f"{side}_cache.{i}" for i in range(layers) for side in ("key", "value")]
 
 
 def _tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from draftwood.errors import BundleError, RequestError, TreeError
-from draftwood.manifest import MANIFEST_FILE, SCHEMA_VERSION, Gear, GraphSignature, Manifest
+from draftwood.manifest import MANIFEST_FILE, SCHEMA_VERSION, Gear, GraphSignature, Manifest, file_digest
 from draftwood.runtime.text import Text
 from draftwood.trees import Topology, TreeBuffers
 from draftwood.trees.frozen import thaw
@@ -95,8 +94,7 @@ def _check_names(folder: Path, manifest: Manifest) -> None:
 def _verify(folder: Path, name: str, digest: str) -> None:
     path = folder / name
     try:
-        with path.open("rb") as file:
-            got = hashlib.file_digest(file, "sha256").hexdigest()
+        got = file_digest(path)
     except OSError:
         raise BundleError(f"{path}: missing; the manifest lists it; copy the whole bundle again") from None
     if got != digest:

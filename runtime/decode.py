@@ -23,7 +23,7 @@ from draftwood.runtime.policy import Policy
 from draftwood.runtime.sampling import Sampling, draw
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.trace import StepEvent, StepKind, Trace
-from draftwood.trees import TreeBuffers, walk
+from draftwood.trees import tree_tokens, walk
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -126,7 +126,8 @@ class Decoding:
         if cache.slots < gear.slots:
             cache.grow(gear.slots)
         clock.mark("host")
-        tokens_T = self._drafted(root, hidden_1H, buffers)
+        candidates_IK = self.engine.draft(hidden_1H)[0] if topology.depth else None
+        tokens_T = tree_tokens(buffers, root, candidates_IK)
         clock.mark("draft")
         result = self.engine.verify(cache, tokens_T, buffers)
         clock.mark("verify")
@@ -140,14 +141,6 @@ class Decoding:
         self._record(kind, gear.name, position, topology.rows, len(gained), accepted.path, gained)
         last = accepted.rows[-1]
         return gained, result.hidden_RH[last : last + 1]
-
-    def _drafted(self, root: int, hidden_1H: NDArray[np.float32], tree: TreeBuffers) -> NDArray[np.int64]:
-        """Token of every row: the root's, and for a node the candidate of its rank at its level."""
-        tokens_T = np.full(tree.rows, root, np.int64)
-        if tree.rows > 1:
-            candidates_IK, _ = self.engine.draft(hidden_1H)
-            tokens_T[1:] = candidates_IK[tree.depths[1:] - 1, tree.ranks[1:]]
-        return tokens_T
 
     def _draw(self, result: StepResult, row: int, position: int) -> int:
         if self.options.sampling.greedy:

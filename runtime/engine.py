@@ -10,7 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.manifest import GraphSignature, TensorSignature, cache_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
 from draftwood.trees import TreeBuffers
@@ -126,8 +126,7 @@ class Bindings:
         if sides is self._sides:
             return
         self._sides = sides
-        for i, side in enumerate(sides):
-            name = f"{'value' if i % 2 else 'key'}_cache.{i // 2}"
+        for name, side in zip(cache_names(len(sides) // 2), sides, strict=True):
             self.input(name, side.reshape(shape))
             self.output(f"{name}.out", side.reshape(shape))
 

@@ -107,13 +107,14 @@ def bench(
     """Runs every turn both ways; see the report's keys in ``_report``."""
     turns: list[Turn] = []
     differences: list[tuple[Prompt, list[int], Result, Result]] = []
+    done: dict[str, Result] = {}
     noise = 0.0
     _warm_up(engine, prompts[0], options, (plain, speculative))
-    for number, (prompt, ids) in enumerate(_contexts(engine, prompts, turns_out := {})):
+    for number, (prompt, ids) in enumerate(_contexts(engine, prompts, done)):
         order = (plain, speculative) if number % 2 else (speculative, plain)
         results = {id(policy): _decode(engine, ids, options, policy) for policy in order}
         (base, _), (fast, accepted) = results[id(plain)], results[id(speculative)]
-        turns_out[prompt.conversation] = (ids, base)
+        done[prompt.conversation] = base
         turns.append(_turn(prompt, base, fast, accepted))
         if not turns[-1].equal:
             differences.append((prompt, ids, base, fast))
@@ -124,9 +125,7 @@ def bench(
     return _report(turns, explained, noise, options)
 
 
-def _contexts(
-    engine: Engine, prompts: list[Prompt], done: dict[str, tuple[list[int], Result]]
-) -> Iterator[tuple[Prompt, list[int]]]:
+def _contexts(engine: Engine, prompts: list[Prompt], done: dict[str, Result]) -> Iterator[tuple[Prompt, list[int]]]:
     """Token ids of every turn; a later turn of a conversation carries the earlier ones and their answers."""
     text = engine.bundle.text
     assert text is not None
@@ -134,7 +133,7 @@ def _contexts(
     for prompt in prompts:
         messages = history.setdefault(prompt.conversation, [])
         if prompt.conversation in done:
-            messages.append({"role": "assistant", "content": text.decode(done[prompt.conversation][1].token_ids)})
+            messages.append({"role": "assistant", "content": text.decode(done[prompt.conversation].token_ids)})
         messages.append({"role": "user", "content": prompt.text})
         joined = "\n".join(message["content"] for message in messages)
         yield prompt, text.chat(messages) if text.has_chat else text.encode(joined)

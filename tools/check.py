@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.cache import Cache
     from draftwood.runtime.engine import Engine
-    from draftwood.trees import Topology, TreeBuffers
+    from draftwood.trees import Topology
 
 # fp32 graphs of one function differ by rounding and the order of sums: some 1e-6 of the largest value for the
 # models tried. A wrong mask or position moves logits by 1e-1; 1e-4 lies well away from both.
@@ -140,6 +140,8 @@ def _compare(eager: Engine, engine: Engine, name: str, gear: Gear, prompt: NDArr
             where=where,
         )
 
+    from draftwood.trees import tree_tokens
+
     topology, tree = eager.bundle.trees[gear.tree]
     caches = [e.new_cache(gear.slots) for e in (eager, engine)]
     want, got = (e.prefill(c, prompt) for e, c in zip((eager, engine), caches, strict=True))
@@ -150,7 +152,7 @@ def _compare(eager: Engine, engine: Engine, name: str, gear: Gear, prompt: NDArr
         if topology.depth:
             (tokens, want_scores), (_, got_scores) = eager.draft(hidden), engine.draft(hidden)
             yield compared("draft scores", got_scores, want_scores, f"step {step}")
-        tokens_T = _tree_tokens(text[-1], tokens if topology.depth else None, tree)
+        tokens_T = tree_tokens(tree, text[-1], tokens if topology.depth else None)
         want, got = (e.verify(c, tokens_T, tree) for e, c in zip((eager, engine), caches, strict=True))
         yield compared("logits", got.logits_RV, want.logits_RV, f"step {step}")
         yield compared("hidden", got.hidden_RH, want.hidden_RH, f"step {step}")
@@ -169,13 +171,6 @@ def _compare(eager: Engine, engine: Engine, name: str, gear: Gear, prompt: NDArr
     for i, (side, reference) in enumerate(zip(caches[1].sides, fresh.sides, strict=True)):
         side_name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
         yield compared("cache after commit", side[:, :length], reference[:, :length], side_name)
-
-
-def _tree_tokens(root: int, candidates_IK: NDArray[np.int64] | None, tree: TreeBuffers) -> NDArray[np.int64]:
-    tokens_T = np.full(tree.rows, root, np.int64)
-    if candidates_IK is not None:
-        tokens_T[1:] = candidates_IK[tree.depths[1:] - 1, tree.ranks[1:]]
-    return tokens_T
 
 
 def _path(topology: Topology, step: int) -> list[int]:

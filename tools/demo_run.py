@@ -27,7 +27,7 @@ import numpy as np
 from draftwood import __version__
 from draftwood.tools import demo
 from draftwood.tools.prompts import read_prompts
-from draftwood.tools.weigh import Weighed, weigh
+from draftwood.tools.weigh import Weighed, best_tree, weigh
 
 if TYPE_CHECKING:
     from draftwood.runtime.cpu_engine import CpuEngine
@@ -81,8 +81,7 @@ def main(args: argparse.Namespace) -> int:
     engine = CpuEngine(bundle)
     _say("timing the gears on this machine")
     candidates = weigh(engine, paths)
-    best = max(candidates, key=lambda candidate: candidate.expected_tokens_per_s)
-    speculative = best.gear if best.rows > 1 else _best_tree(candidates).gear
+    speculative = best_tree(candidates).gear
     answers = [answer(engine, prompt, speculative, args.max_new_tokens) for prompt in read_prompts(None)]
     ok = bool(report["ok"]) and all(one.tokens_equal for one in answers)
     if args.json:
@@ -90,11 +89,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         _print_answers(folder, report, candidates, speculative, answers)
     return 0 if ok else 1
-
-
-def _best_tree(candidates: list[Weighed]) -> Weighed:
-    """The best gear that speculates: the demo shows one even where plain decoding is the faster choice."""
-    return max((c for c in candidates if c.rows > 1), key=lambda c: c.expected_tokens_per_s)
 
 
 def _say(what: str) -> None:

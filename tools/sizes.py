@@ -28,7 +28,7 @@ from draftwood.tools.demo_sizes import SIZES, models
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.run import add_decoding_arguments, options
 from draftwood.tools.script import refusing
-from draftwood.tools.weigh import weigh
+from draftwood.tools.weigh import best_tree, weigh
 from draftwood.trees import Topology
 
 TREE_ROWS = (4, 6, 8, 12, 16, 24, 32)
@@ -47,7 +47,7 @@ def measure(size: str, args: argparse.Namespace) -> dict[str, Any]:
     engine = CpuEngine(Bundle.open(folder))
     _say(f"{size}: weighing the gears")
     weighed = weigh(engine, paths)
-    best = max((w for w in weighed if w.rows > 1), key=lambda w: w.expected_tokens_per_s)
+    best = best_tree(weighed)
     _say(f"{size}: {best.gear} promises {best.bound:.2f}x")
     policies = policy_for(engine.bundle, plain=True), policy_for(engine.bundle, best.gear)
     report = bench(engine, read_prompts(args.prompts, args.limit), options(args), *policies)

@@ -49,6 +49,11 @@ def weigh(engine: Engine, paths: RankPaths) -> list[Weighed]:
     return [_weighed(engine, gear, paths, *map(float, medians[gear.name]), plain) for gear in gears]
 
 
+def best_tree(weighed: list[Weighed]) -> Weighed:
+    """The best gear that speculates, also where plain decoding is the faster choice."""
+    return max((one for one in weighed if one.rows > 1), key=lambda one: one.expected_tokens_per_s)
+
+
 def _filled(engine: Engine, slots: int) -> Cache:
     cache = engine.new_cache(slots)
     engine.prefill(cache, np.zeros(min(COMMITTED, slots // 2), np.int64))

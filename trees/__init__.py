@@ -38,7 +38,7 @@ from draftwood.trees.formats import (
 from draftwood.trees.invariants import Violation, require, violations
 from draftwood.trees.spec import parse_specs
 from draftwood.trees.statistics import RankPaths
-from draftwood.trees.tensorize import TreeBuffers, tensorize
+from draftwood.trees.tensorize import TreeBuffers, tensorize, tree_tokens
 from draftwood.trees.topology import Topology
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "require",
     "tensorize",
     "to_networkx",
+    "tree_tokens",
     "violations",
     "walk",
     "write_tree",

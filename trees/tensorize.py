@@ -106,6 +106,18 @@ def mask_table(paths_TL: NDArray[np.int64]) -> NDArray[np.bool_]:
     return mask_TT
 
 
+def tree_tokens(buffers: TreeBuffers, root: int, candidates_IK: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """int64[T], the token of every row: the root's, and for a node the candidate of its rank at its level.
+
+    Args:
+        candidates_IK: the drafter's tokens by level and rank; None for a tree that is its root alone.
+    """
+    tokens_T = np.full(buffers.rows, root, np.int64)
+    if candidates_IK is not None:
+        tokens_T[1:] = candidates_IK[buffers.depths[1:] - 1, buffers.ranks[1:]]
+    return tokens_T
+
+
 def _row_budget(topology: Topology, rows: int | None) -> int:
     if rows is None:
         return topology.rows

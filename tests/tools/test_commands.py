@@ -155,7 +155,7 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     contexts = bench_command._contexts(engine, read_prompts(prompts), done)
     _, first = next(contexts)
     result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), policy_for(engine.bundle, plain=True))
-    done["a"] = (first, result)
+    done["a"] = result
     _, second = next(contexts)
     text = engine.bundle.text
     assert text is not None and text.decode(result.token_ids) in text.decode(second)
