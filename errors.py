@@ -5,6 +5,7 @@ DraftwoodError
 │   ├── TreeError            a draft tree or a tree file
 │   ├── CheckpointError      a teacher or drafter checkpoint
 │   ├── BundleError          a bundle: damaged, of another version, or not a bundle
+│   ├── LoweringError        a step that the target cannot express
 │   └── RequestError         a prompt, flag or setting
 └── InvariantError       our own promise is broken: keeps its traceback
 
@@ -30,6 +31,10 @@ class CheckpointError(UserError):
 
 class BundleError(UserError):
     """A bundle that is damaged, incomplete, of another schema version, or not a bundle."""
+
+
+class LoweringError(UserError):
+    """A step that the target of a build cannot express; names operator, step and source line."""
 
 
 class RequestError(UserError):

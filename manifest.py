@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+from draftwood.errors import BundleError
+
+SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 
 GraphKind = Literal["prefill", "decode", "verify", "draft", "step"]
@@ -26,7 +28,7 @@ class TensorSignature(_Struct, frozen=True):
     """One input or output; a string in ``shape`` is a size chosen at run time."""
 
     name: str
-    dtype: Literal["int64", "int32", "bool", "float32"]
+    dtype: Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
     shape: tuple[int | str, ...]
 
 
@@ -43,6 +45,17 @@ class GraphSignature(_Struct, frozen=True):
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
     aliases: dict[str, str]
+
+    @property
+    def caches(self) -> list[str]:
+        """Inputs that are written in place, in call order (``aliases`` itself has none: JSON sorts it)."""
+        written = set(self.aliases.values())
+        return [spec.name for spec in self.inputs if spec.name in written]
+
+    @property
+    def results(self) -> list[str]:
+        """Outputs that are not written into an input, in call order."""
+        return [spec.name for spec in self.outputs if spec.name not in self.aliases]
 
 
 class Tree(_Struct, frozen=True):
@@ -103,8 +116,25 @@ class Drafter(_Struct, frozen=True):
     tied: bool
 
 
+class NpuTarget(_Struct, frozen=True):
+    """What was lowered for an NPU: one ``.air`` file a graph, beside its text, and ``atc.sh``.
+
+    Graphs have the names of their ONNX siblings; a decode graph may have more rows than one. ``index`` says where
+    each weight lies; ``weights`` is there only once it is among the manifest's ``files``.
+    """
+
+    dtype: Literal["float16", "bfloat16"]
+    soc: str
+    index: str
+    weights: str
+    graphs: tuple[GraphSignature, ...]
+
+
 class Manifest(_Struct, frozen=True):
-    """Everything a runtime needs to know; ``files`` gives the SHA-256 of every other file of the bundle."""
+    """Everything a runtime needs to know; ``files`` gives the SHA-256 of every other file of the bundle.
+
+    ``graphs`` are those that onnxruntime runs, over ``weights``; both are empty where only an NPU is served.
+    """
 
     schema_version: int
     dims: Dims
@@ -113,7 +143,8 @@ class Manifest(_Struct, frozen=True):
     trees: tuple[Tree, ...]
     gears: tuple[Gear, ...]
     graphs: tuple[GraphSignature, ...]
-    weights: str
+    weights: str | None
+    npu: NpuTarget | None
     # True if tokenizer/ holds what turns text into ids.
     tokenizer: bool
     # Versions of the packages that built the bundle.
@@ -135,3 +166,25 @@ def file_digest(path: Path) -> str:
 def encode(manifest: Manifest) -> bytes:
     """Canonical bytes: sorted keys, two-space indent, so that equal manifests are equal files."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=2) + b"\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone; BundleError where it is missing, malformed or of another version."""
+    path = folder / MANIFEST_FILE
+    try:
+        data = path.read_bytes()
+    except OSError:
+        raise BundleError(f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build") from None
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version != SCHEMA_VERSION:
+            raise BundleError(
+                f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
+
+
+class _Version(msgspec.Struct):
+    schema_version: int

@@ -5,24 +5,27 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 import draftwood
 from draftwood import manifest as m
-from draftwood.compiler.checkpoint import Checkpoint, tokenizer_files
+from draftwood.compiler.checkpoint import Checkpoint, teacher_parts, tokenizer_files
 from draftwood.compiler.config import TeacherConfig, rope_tables
 from draftwood.compiler.decoder import Decoder
 from draftwood.compiler.medusa import MedusaHeads
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
-from draftwood.compiler.onnx_lowering import lower_to_onnx, trace
+from draftwood.compiler.onnx_lowering import lower_to_onnx
 from draftwood.compiler.steps import Step, StepSizes, cpu_step, medusa_step, prefill_step, verify_step
-from draftwood.compiler.weights import WeightEntry, WeightSpan, map_weights, write_weights
+from draftwood.compiler.tracing import trace
+from draftwood.compiler.weights import WeightEntry, map_weights, write_weights
 from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
@@ -34,6 +37,10 @@ SLOT_MULTIPLE = 128
 # The draft step ranks at least this many tokens a level, so that a bundle can be calibrated for wider trees.
 LEAST_CANDIDATES = 10
 
+Target = Literal["onnx", "ge"]
+# What happens to an NPU's weights: written into the bundle; used in the checkpoint's own files where they lie there
+# as they are needed; or left out, to be bound later.
+WeightMode = Literal["copy", "link", "none"]
 Progress = Callable[[str], None]
 
 
@@ -45,6 +52,11 @@ class BuildRequest:
     drafter: Path | None
     trees: tuple[tuple[str, Topology], ...]
     slots: tuple[int, ...]
+    prefill_rows: tuple[int, ...] = PREFILL_ROWS
+    targets: tuple[Target, ...] = ("onnx",)
+    weights: WeightMode = "copy"
+    # The chip that the NPU's compile commands name.
+    soc: str = "Ascend910B3"
 
     @property
     def sizes(self) -> StepSizes:
@@ -53,35 +65,68 @@ class BuildRequest:
         return StepSizes(branch_rows=max(rows), path_rows=max(depths) + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The opened checkpoints of a request."""
+
+    teacher: Checkpoint
+    drafter: MedusaCheckpoint | None
+
+    @classmethod
+    def open(cls, request: BuildRequest) -> Sources:
+        """Reads headers only; without weights, configurations only."""
+        if request.weights == "none":
+            teacher = Checkpoint.describe(request.model)
+            return cls(teacher, MedusaCheckpoint.describe(request.drafter) if request.drafter else None)
+        teacher = Checkpoint.open(request.model)
+        return cls(teacher, MedusaCheckpoint.open(request.drafter, teacher.config) if request.drafter else None)
+
+    def modules(self, positions: int) -> tuple[Decoder, MedusaHeads | None]:
+        """The modules without values, on the device of the context."""
+        config, drafter = self.teacher.config, self.drafter
+        heads = MedusaHeads(config.hidden, config.vocabulary, *_head_shape(drafter)) if drafter else None
+        decoder = Decoder(config, positions).requires_grad_(False)
+        return decoder, heads.requires_grad_(False) if heads else None
+
+    def weights(self, positions: int) -> list[WeightEntry]:
+        """Every weight of the bundle, rotary tables for ``positions`` positions among them."""
+        teacher, drafter = self.teacher, self.drafter
+        with torch.device("meta"):
+            modules = [module for module in self.modules(positions) if module is not None]
+        shapes = {name: tuple(t.shape) for module in modules for name, t in module.state_dict().items()}
+        parts = teacher_parts(teacher.config)
+        entries = [WeightEntry(n, shapes[n], partial(teacher.weight, n), parts[n]) for n in parts]
+        if drafter:
+            keys = drafter.keys
+            entries += [WeightEntry(n, shapes[n], partial(drafter.weight, n), (keys[n],)) for n in drafter.names()]
+        tables = zip(("rope_cos", "rope_sin"), rope_tables(teacher.config, positions), strict=True)
+        return entries + [WeightEntry(name, table.shape, partial(torch.from_numpy, table)) for name, table in tables]
+
+
 def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None) -> m.Manifest:
     """Writes the bundle ``out``; raises UserError before anything is written where the inputs do not fit."""
-    teacher = Checkpoint.open(request.model)
-    drafter = MedusaCheckpoint.open(request.drafter, teacher.config) if request.drafter else None
-    _check(request, teacher.config, drafter, out)
-    with _staged(out) as folder:
-        progress("weights")
-        (folder / "onnx").mkdir()
-        spans = _write_weights(folder / WEIGHTS_FILE, teacher, drafter, max(request.slots))
-        decoder, heads = load_modules(folder / WEIGHTS_FILE, teacher.config, _head_shape(drafter))
-        widest = max(LEAST_CANDIDATES, *(tree.width for _, tree in request.trees))
-        candidates = min(widest, teacher.config.vocabulary)
-        steps = _steps(request, decoder, heads, candidates)
-        for step in steps:
-            progress(step.signature.name)
-            path = folder / step.signature.file
-            lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path)
+    _check_request(request, out)
+    sources = Sources.open(request)
+    _check_fit(request, sources)
+    with staged(out) as folder:
+        graphs = _lower_onnx(folder, request, sources, progress) if "onnx" in request.targets else ()
+        npu = None
+        if "ge" in request.targets:
+            from draftwood.compiler.ge.target import lower_for_npu  # needs the torch_npu package
+
+            npu = lower_for_npu(folder, request, sources, progress)
         _write_trees(folder, request.trees)
         tokenizer = _copy_tokenizer(request.model, folder)
-        manifest = _manifest(request, teacher, drafter, steps, candidates, tokenizer, _digests(folder))
+        manifest = _manifest(request, sources, graphs, npu, tokenizer, _digests(folder))
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
     return manifest
 
 
 def load_modules(
-    weights: Path, config: TeacherConfig, heads: tuple[int, int, bool] | None
+    weights: Path | Mapping[str, Tensor], config: TeacherConfig, heads: tuple[int, int, bool] | None
 ) -> tuple[Decoder, MedusaHeads | None]:
     """The eager modules over a memory map of a bundle's weights; ``heads`` = (heads, blocks, tied)."""
-    tensors = map_weights(weights)
+    tensors = map_weights(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):
         decoder = Decoder(config, tensors["rope_cos"].shape[0])
         drafter = MedusaHeads(config.hidden, config.vocabulary, *heads) if heads else None
@@ -92,34 +137,68 @@ def load_modules(
     return decoder.requires_grad_(False), drafter.requires_grad_(False) if drafter else None
 
 
-def _head_shape(drafter: MedusaCheckpoint | None) -> tuple[int, int, bool] | None:
-    return (drafter.heads, drafter.blocks, drafter.tied) if drafter else None
+def static_steps(
+    request: BuildRequest, sizes: StepSizes, decoder: Decoder, heads: MedusaHeads | None, decode_rows: int = 1
+) -> list[Step]:
+    """The steps of every gear, as an accelerator runs them; ``decode_rows`` is what plain decoding is padded to."""
+    rows = sorted({tree.rows for _, tree in request.trees} - {1})
+    steps = []
+    for slots in request.slots:
+        steps += [prefill_step(decoder, sizes, r, slots) for r in request.prefill_rows if r < slots]
+        steps.append(verify_step(decoder, sizes, decode_rows, slots, decode=True))
+        steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in rows]
+    if heads is None:
+        return steps
+    return [*steps, medusa_step(heads, decoder, _candidates(request, decoder.config), sizes.dtype)]
 
 
-def _check(request: BuildRequest, config: TeacherConfig, drafter: MedusaCheckpoint | None, out: Path) -> None:
+def _candidates(request: BuildRequest, config: TeacherConfig) -> int:
+    return min(max(LEAST_CANDIDATES, *(tree.width for _, tree in request.trees)), config.vocabulary)
+
+
+def _head_shape(drafter: MedusaCheckpoint) -> tuple[int, int, bool]:
+    return (drafter.heads, drafter.blocks, drafter.tied)
+
+
+def _check_request(request: BuildRequest, out: Path) -> None:
+    """What can be said before a file is opened."""
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
+    if request.weights != "copy" and request.targets != ("ge",):
+        raise RequestError(f"--weights {request.weights}: ONNX graphs need their weights; give --target ge alone")
     for slots in request.slots:
         if slots % SLOT_MULTIPLE or slots <= 0:
             raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
-        if slots > config.max_positions:
-            raise RequestError(
-                f"--kv {slots}: the teacher knows {config.max_positions} positions; choose at most"
-                f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
-            )
+    if min(request.prefill_rows) < 1 or min(request.prefill_rows) >= max(request.slots):
+        raise RequestError(
+            f"--prefill {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
+            f" {max(request.slots)}"
+        )
+    for name, tree in request.trees:
+        if tree.rows + tree.depth + 1 >= min(request.slots):
+            raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
+
+
+def _check_fit(request: BuildRequest, sources: Sources) -> None:
+    """Whether the checkpoints can serve the request."""
+    config, drafter = sources.teacher.config, sources.drafter
+    longest = max(request.slots)
+    if longest > config.max_positions:
+        raise RequestError(
+            f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
+            f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
+        )
     levels = drafter.heads if drafter else 0
     for name, tree in request.trees:
         if tree.depth > levels:
             have = f"the drafter has {levels} heads" if drafter else "there is no --drafter"
             raise TreeError(f"tree {name}: {tree.depth} levels deep, but {have}; choose a shallower tree")
-        if tree.rows + tree.depth + 1 >= min(request.slots):
-            raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
         if tree.width > config.vocabulary:
             raise TreeError(f"tree {name}: rank {tree.width - 1} is past the vocabulary of {config.vocabulary}")
 
 
 @contextmanager
-def _staged(out: Path) -> Iterator[Path]:
+def staged(out: Path) -> Iterator[Path]:
     """A temporary folder beside ``out`` that becomes ``out`` if the body succeeds, and vanishes otherwise."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -136,31 +215,19 @@ def _staged(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_weights(
-    path: Path, teacher: Checkpoint, drafter: MedusaCheckpoint | None, positions: int
-) -> dict[str, WeightSpan]:
-    config = teacher.config
-    with torch.device("meta"):
-        shapes = {name: tuple(t.shape) for name, t in Decoder(config, positions).state_dict().items()}
-        if drafter:
-            heads = MedusaHeads(config.hidden, config.vocabulary, drafter.heads, drafter.blocks, drafter.tied)
-            head_shapes = {name: tuple(t.shape) for name, t in heads.state_dict().items()}
-    entries = [WeightEntry(n, shapes[n], partial(teacher.weight, n)) for n in teacher.names()]
-    if drafter:
-        entries += [WeightEntry(n, head_shapes[n], partial(drafter.weight, n)) for n in drafter.names()]
-    tables = zip(("rope_cos", "rope_sin"), rope_tables(config, positions), strict=True)
-    entries += [WeightEntry(name, table.shape, partial(torch.from_numpy, table)) for name, table in tables]
-    return write_weights(path, entries)
-
-
-def _steps(request: BuildRequest, decoder: Decoder, heads: MedusaHeads | None, candidates: int) -> list[Step]:
-    rows = sorted({tree.rows for _, tree in request.trees})
-    sizes = request.sizes
-    steps = [cpu_step(decoder)]
-    for slots in request.slots:
-        steps += [prefill_step(decoder, sizes, r, slots) for r in PREFILL_ROWS if r < slots]
-        steps += [verify_step(decoder, sizes, r, slots) for r in rows]
-    return steps if heads is None else [*steps, medusa_step(heads, decoder, candidates)]
+def _lower_onnx(
+    folder: Path, request: BuildRequest, sources: Sources, progress: Progress
+) -> tuple[m.GraphSignature, ...]:
+    progress("weights")
+    (folder / "onnx").mkdir()
+    spans = write_weights(folder / WEIGHTS_FILE, sources.weights(max(request.slots)))
+    heads = _head_shape(sources.drafter) if sources.drafter else None
+    modules = load_modules(folder / WEIGHTS_FILE, sources.teacher.config, heads)
+    steps = [cpu_step(modules[0]), *static_steps(request, request.sizes, *modules)]
+    for step in steps:
+        progress(step.signature.name)
+        lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, folder / step.signature.file)
+    return tuple(step.signature for step in steps)
 
 
 def _write_trees(folder: Path, trees: Sequence[tuple[str, Topology]]) -> None:
@@ -186,16 +253,13 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def _manifest(
     request: BuildRequest,
-    teacher: Checkpoint,
-    drafter: MedusaCheckpoint | None,
-    steps: list[Step],
-    candidates: int,
+    sources: Sources,
+    graphs: tuple[m.GraphSignature, ...],
+    npu: m.NpuTarget | None,
     tokenizer: bool,
     files: dict[str, str],
 ) -> m.Manifest:
-    config = teacher.config
-    graphs = {(s.signature.rows, s.signature.slots): s.signature.name for s in steps if s.signature.kind != "prefill"}
-    sizes = request.sizes
+    config, sizes = sources.teacher.config, request.sizes
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=m.Dims(
@@ -209,22 +273,31 @@ def _manifest(
             path_rows=sizes.path_rows,
             context=max(request.slots) - 1,
         ),
-        teacher=m.Teacher(digest=teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
-        drafter=_drafter(drafter, candidates) if drafter else None,
+        teacher=m.Teacher(digest=sources.teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
+        drafter=_drafter(sources.drafter, _candidates(request, config)) if sources.drafter else None,
         trees=tuple(
             m.Tree(name=n, file=f"trees/{n}.json", rows=t.rows, depth=t.depth, width=t.width) for n, t in request.trees
         ),
         gears=tuple(
-            m.Gear(name=f"{n}-kv{c}", tree=n, slots=c, graph=graphs[t.rows, c])
+            m.Gear(
+                name=f"{n}-kv{c}", tree=n, slots=c, graph=_graph_of(graphs or (npu.graphs if npu else ()), t.rows, c)
+            )
             for n, t in request.trees
             for c in request.slots
         ),
-        graphs=tuple(step.signature for step in steps),
-        weights=WEIGHTS_FILE,
+        graphs=graphs,
+        weights=WEIGHTS_FILE if graphs else None,
+        npu=npu,
         tokenizer=tokenizer,
         provenance=_provenance(),
         files=files,
     )
+
+
+def _graph_of(graphs: Sequence[m.GraphSignature], rows: int, slots: int) -> str:
+    kind = "decode" if rows == 1 else "verify"
+    fits = (g for g in graphs if g.kind == kind and g.slots == slots and (kind == "decode" or g.rows == rows))
+    return next(fits).name
 
 
 def _drafter(drafter: MedusaCheckpoint, candidates: int) -> m.Drafter:
@@ -243,4 +316,4 @@ def _provenance() -> dict[str, str]:
     return {"draftwood": draftwood.__version__, **{p: importlib.metadata.version(p) for p in packages}}
 
 
-__all__ = ["BuildRequest", "build", "load_modules"]
+__all__ = ["PREFILL_ROWS", "BuildRequest", "Sources", "build", "load_modules", "staged", "static_steps"]

@@ -6,6 +6,7 @@ Only safetensors are read. Opening looks at headers alone, so a checkpoint large
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,11 @@ class Checkpoint:
         kind = check_kinds(stored)
         dtype = cast(DType, str(DTYPES[kind]).removeprefix("torch."))
         return cls(folder, replace(config, dtype=dtype), stored)
+
+    @classmethod
+    def describe(cls, folder: Path) -> Checkpoint:
+        """The teacher that config.json describes, its weights unread and maybe absent; has no tensors."""
+        return cls(folder, read_config(folder), {})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,6 +153,14 @@ def read_header(file: Path) -> dict[str, Entry]:
         raise CheckpointError(f"{file}: no such file; fetch the whole checkpoint") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from None
+
+
+def byte_offset(file: Path, name: str) -> int:
+    """Where a tensor's bytes begin in a safetensors file that has passed ``read_header``."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        begin: int = json.loads(stream.read(length))[name]["data_offsets"][0]
+    return 8 + length + begin
 
 
 def read_tensor(file: Path, name: str) -> Tensor:

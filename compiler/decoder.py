@@ -54,7 +54,8 @@ def place(
     """
     rows = visible_TT.shape[0]
     order_P = torch.arange(moved)
-    moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, slots - 1)
+    spare_P = torch.full_like(order_P, slots - 1)
+    moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, spare_P)
     slot_W = torch.cat((moved_P, committed_1 + torch.arange(rows)))
     index = (slot_W[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
     # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.

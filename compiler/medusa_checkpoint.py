@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftwood.compiler._fields import Fields, read_json
 from draftwood.compiler.checkpoint import DTYPES, Entry, check_kinds, read_header, read_tensor, sha256_of
 from draftwood.compiler.config import TeacherConfig
 from draftwood.errors import CheckpointError
@@ -66,6 +67,19 @@ class MedusaCheckpoint:
         _check_shapes(teacher, keys, {key: entries[stored] for key, stored in plain.items()})
         dtype = DTYPES[check_kinds(entries)]
         return cls(file, len(heads), blocks, tied, dtype, {our: plain[key] for our, key in keys.items()}, read)
+
+    @classmethod
+    def describe(cls, path: Path) -> MedusaCheckpoint:
+        """Heads as a folder's config.json counts them, their weights unread and maybe absent; untied, in bf16."""
+        fields = Fields(path / "config.json", read_json(path / "config.json"))
+        heads, blocks = fields.whole("medusa_num_heads"), fields.whole("medusa_num_layers")
+        if heads < 1 or blocks < 0:
+            raise CheckpointError(f"{fields.path}: {heads} heads of {blocks} blocks; expected at least one head")
+
+        def absent(key: str) -> Tensor:
+            raise CheckpointError(f"{path}: {key} cannot be read; the heads were described and not opened")
+
+        return cls(fields.path, heads, blocks, False, torch.bfloat16, _names(heads, blocks, False), absent)
 
     def names(self) -> list[str]:
         """Our weight names: ``heads.{i}.blocks.{j}.weight``, ``.bias`` and ``heads.{i}.out.weight``."""

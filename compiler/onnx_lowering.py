@@ -10,29 +10,13 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
 from draftwood.compiler.steps import Step
 from draftwood.compiler.weights import WeightSpan
 from draftwood.kernels import onnx_forms
 
 OPSET = 18  # the newest that Ascend's ATC documents
-
-
-def trace(step: Step) -> ExportedProgram:
-    """torch.export of one step: the single source of every lowering."""
-    shapes = [
-        {i: Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)} or None
-        for spec in step.signature.inputs
-    ]
-    # A step's caches are its variadic arguments, which torch.export nests as one tuple.
-    plain = len(shapes) - len(step.signature.aliases)
-    nested = (*shapes[:plain], tuple(shapes[plain:])) if plain < len(shapes) else tuple(shapes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(
-            step.module.eval(), step.examples(), dynamic_shapes=nested if step.dynamic else None, strict=False
-        )
 
 
 def lower_to_onnx(

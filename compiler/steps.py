@@ -19,7 +19,14 @@ from draftwood.manifest import GraphKind, GraphSignature, TensorSignature, cache
 # T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots,
 # S seen slots, W = P + T
 
-_DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float32": torch.float32}
+DTYPES = {
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class Step:
     def examples(self) -> tuple[Tensor, ...]:
         """Zero inputs of the declared shapes, run-time sizes at their example values."""
         return tuple(
-            torch.zeros([self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=_DTYPES[spec.dtype])
+            torch.zeros([self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=DTYPES[spec.dtype])
             for spec in self.signature.inputs
         )
 
@@ -121,10 +128,11 @@ class MedusaStep(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSizes:
-    """What all static steps of a bundle share: the branch's rows and the path's slots."""
+    """What all static steps of a target share: the branch's rows, the path's slots, the element type."""
 
     branch_rows: int
     path_rows: int
+    dtype: str = "float32"
 
 
 def _cached(
@@ -136,9 +144,10 @@ def _cached(
     cache_shape: tuple[int | str, ...],
     rows: int,
     slots: int,
+    dtype: str = "float32",
 ) -> GraphSignature:
-    caches = [_tensor(n, "float32", *cache_shape) for n in cache_names(config.layers)]
-    written = [_tensor(f"{c.name}.out", "float32", *cache_shape) for c in caches]
+    caches = [_tensor(n, dtype, *cache_shape) for n in cache_names(config.layers)]
+    written = [_tensor(f"{c.name}.out", dtype, *cache_shape) for c in caches]
     return GraphSignature(
         name=name,
         kind=kind,
@@ -157,22 +166,28 @@ def _commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignat
         _tensor("committed", "int64", 1),
         _tensor("accepted", "int64", 1),
         _tensor("path", "int64", sizes.path_rows),
-        _tensor("branch", "float32", *branch),
+        _tensor("branch", sizes.dtype, *branch),
     ]
 
 
-def _teacher_outputs(config: TeacherConfig, rows: int | str) -> list[TensorSignature]:
+def _teacher_outputs(config: TeacherConfig, rows: int | str, dtype: str = "float32") -> list[TensorSignature]:
     return [
-        _tensor("logits", "float32", rows, config.vocabulary),
+        _tensor("logits", dtype, rows, config.vocabulary),
         _tensor("choice", "int64", rows),
-        _tensor("hidden", "float32", rows, config.hidden),
+        _tensor("hidden", dtype, rows, config.hidden),
     ]
 
 
-def verify_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form: Form = "fused") -> Step:
-    """Verification of a tree of ``rows`` rows at KV length ``slots``; the decode step for one row."""
+def verify_step(
+    decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form: Form = "fused", decode: bool | None = None
+) -> Step:
+    """Verification of a tree of ``rows`` rows at KV length ``slots``.
+
+    ``decode`` makes it the decode step, by default that of one row; a target whose attention needs more rows pads it.
+    """
     config = decoder.config
-    name = f"verify-t{rows}-kv{slots}" if rows > 1 else f"decode-kv{slots}"
+    decode = rows == 1 if decode is None else decode
+    name = f"decode-kv{slots}" if decode else f"verify-t{rows}-kv{slots}"
     inputs = [
         _tensor("tokens", "int64", rows),
         _tensor("depths", "int64", rows),
@@ -180,7 +195,7 @@ def verify_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form:
     ]
     branch = _tensor(
         "branch.out",
-        "float32",
+        sizes.dtype,
         config.layers,
         2,
         max(rows, sizes.branch_rows),
@@ -190,12 +205,13 @@ def verify_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form:
     signature = _cached(
         config,
         name,
-        "verify" if rows > 1 else "decode",
+        "decode" if decode else "verify",
         inputs + _commit_inputs(config, sizes),
-        [*_teacher_outputs(config, rows), branch],
+        [*_teacher_outputs(config, rows, sizes.dtype), branch],
         (config.kv_heads * slots, config.head_dim),
         rows,
         slots,
+        sizes.dtype,
     )
     return Step(VerifyStep(decoder, form, sizes.branch_rows), signature)
 
@@ -209,10 +225,11 @@ def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form
         f"prefill-t{rows}-kv{slots}",
         "prefill",
         inputs + _commit_inputs(config, sizes),
-        _teacher_outputs(config, 1),
+        _teacher_outputs(config, 1, sizes.dtype),
         (config.kv_heads * slots, config.head_dim),
         rows,
         slots,
+        sizes.dtype,
     )
     return Step(PrefillStep(decoder, form, sizes.branch_rows), signature)
 
@@ -238,7 +255,7 @@ def cpu_step(decoder: Decoder) -> Step:
     return Step(CpuStep(decoder, "cpu", 0), signature, dynamic)
 
 
-def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int) -> Step:
+def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
     """The draft step of Medusa heads."""
     levels, hidden = len(heads.heads), decoder.config.hidden
     signature = GraphSignature(
@@ -247,11 +264,25 @@ def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int) -> Step:
         file="onnx/draft.onnx",
         rows=1,
         slots=0,
-        inputs=(_tensor("hidden", "float32", 1, hidden),),
+        inputs=(_tensor("hidden", dtype, 1, hidden),),
         outputs=(
             _tensor("candidates", "int64", levels, candidates),
-            _tensor("scores", "float32", levels, candidates),
+            _tensor("scores", dtype, levels, candidates),
         ),
         aliases={},
     )
     return Step(MedusaStep(heads, decoder, candidates), signature)
+
+
+def rebuild(signature: GraphSignature, decoder: Decoder, heads: MedusaHeads | None) -> Step:
+    """The step that a signature came from, for modules that hold a bundle's weights."""
+    shapes = {spec.name: spec.shape for spec in signature.inputs}
+    if signature.kind == "draft":
+        assert heads is not None, "a bundle with a draft graph has a drafter"
+        tokens, scores = signature.outputs
+        return medusa_step(heads, decoder, int(tokens.shape[1]), scores.dtype)
+    dtype = next(spec.dtype for spec in signature.inputs if spec.name == "branch")
+    sizes = StepSizes(branch_rows=int(shapes["branch"][2]), path_rows=int(shapes["path"][0]), dtype=dtype)
+    if signature.kind == "prefill":
+        return prefill_step(decoder, sizes, signature.rows, signature.slots)
+    return verify_step(decoder, sizes, signature.rows, signature.slots, decode=signature.kind == "decode")

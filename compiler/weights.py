@@ -29,11 +29,15 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """A tensor to be written: ``read`` is called once, when its turn comes."""
+    """A tensor to be written: ``read`` is called once, when its turn comes.
+
+    ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
+    """
 
     name: str
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+    parts: tuple[str, ...] = ()
 
 
 def write_weights(

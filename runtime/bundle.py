@@ -6,17 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
-
 from draftwood.errors import BundleError, RequestError, TreeError
-from draftwood.manifest import MANIFEST_FILE, SCHEMA_VERSION, Gear, GraphSignature, Manifest, file_digest
+from draftwood.manifest import Gear, GraphSignature, Manifest, file_digest, read_manifest
 from draftwood.runtime.text import Text
 from draftwood.trees import Topology, TreeBuffers
 from draftwood.trees.frozen import thaw
-
-
-class _Version(msgspec.Struct):
-    schema_version: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,11 @@ class Bundle:
         return Text.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
 
     def graph(self, name: str) -> GraphSignature:
-        return next(graph for graph in self.manifest.graphs if graph.name == name)
+        """A graph for onnxruntime by its name; BundleError where the bundle holds none."""
+        for graph in self.manifest.graphs:
+            if graph.name == name:
+                return graph
+        raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
 
     def gear(self, name: str) -> Gear:
         """A gear by its name; RequestError lists what the bundle holds."""
@@ -63,28 +61,13 @@ class Bundle:
         raise RequestError(f"gear {name!r}: not in {self.folder}; it holds {names}")
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone; BundleError where it is missing, malformed or of another version."""
-    path = folder / MANIFEST_FILE
-    try:
-        data = path.read_bytes()
-    except OSError:
-        raise BundleError(f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build") from None
-    try:
-        version = msgspec.json.decode(data, type=_Version).schema_version
-        if version != SCHEMA_VERSION:
-            raise BundleError(
-                f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
-            )
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
-
-
 def _check_names(folder: Path, manifest: Manifest) -> None:
     """Everything that the manifest refers to must be among what it vouches for and describes."""
-    files = [manifest.weights, *(g.file for g in manifest.graphs), *(tree.file for tree in manifest.trees)]
-    trees, graphs = ({part.name for part in parts} for parts in (manifest.trees, manifest.graphs))
+    lowered = (*manifest.graphs, *(manifest.npu.graphs if manifest.npu else ()))
+    files = [*(graph.file for graph in lowered), *(tree.file for tree in manifest.trees)]
+    files += [manifest.weights] if manifest.weights else []
+    files += [manifest.npu.index] if manifest.npu else []
+    trees, graphs = ({part.name for part in parts} for parts in (manifest.trees, lowered))
     unknown = [name for name in files if name not in manifest.files]
     unknown += [gear.name for gear in manifest.gears if gear.tree not in trees or gear.graph not in graphs]
     if unknown or "plain" not in trees:

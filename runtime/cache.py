@@ -8,17 +8,24 @@ is a smaller length. Nothing is ever copied or compacted here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims
 
 # L layers, K key/value heads, C slots, D head dimension, B branch rows
 
-Array = NDArray[np.float32]
+# A numpy array, or what a device has in its place: slices, reshape and ravel are all that is asked of it.
+Array = Any
+
+
+def host_zeros(shape: tuple[int, ...]) -> Array:
+    """fp32 zeros in the host's memory."""
+    return np.zeros(shape, np.float32)
 
 
 class Cache:
@@ -26,22 +33,25 @@ class Cache:
 
     ``sides`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
     ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
-    that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch the rows of the
-    bundle's largest tree, as static graphs want it.
+    that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch that many rows, as static
+    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory.
     """
 
-    def __init__(self, dims: Dims, slots: int, padded: bool = False) -> None:
-        self.dims, self.padded = dims, padded
-        self.sides = [np.zeros((dims.kv_heads, slots, dims.head_dim), np.float32) for _ in range(2 * dims.layers)]
+    def __init__(
+        self, dims: Dims, slots: int, padded: int = 0, zeros: Callable[[tuple[int, ...]], Array] = host_zeros
+    ) -> None:
+        self.dims, self.padded, self._zeros = dims, padded, zeros
+        self.sides = [zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
-        self._branches = [np.zeros(self._branch_shape(dims.branch_rows), np.float32).ravel() for _ in range(2)]
+        most = padded or dims.branch_rows
+        self._branches = [zeros(self._branch_shape(most)).ravel() for _ in range(2)]
         self.length = 0
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
         self._branch_rows = self._buffer_rows(1)
 
     def _buffer_rows(self, rows: int) -> int:
-        return self.dims.branch_rows if self.padded else rows
+        return self.padded or rows
 
     def _branch_shape(self, rows: int) -> tuple[int, ...]:
         return (self.dims.layers, 2, rows, self.dims.kv_heads, self.dims.head_dim)
@@ -49,12 +59,12 @@ class Cache:
     @property
     def slots(self) -> int:
         """C, the spare slot counted."""
-        return self.sides[0].shape[1]
+        return int(self.sides[0].shape[1])
 
     @property
     def bytes(self) -> int:
         """Size of all buffers."""
-        return sum(side.nbytes for side in self.sides) + sum(branch.nbytes for branch in self._branches)
+        return sum(buffer.nbytes for buffer in (*self.sides, *self._branches))
 
     def room(self, rows: int) -> bool:
         """True if a step of ``rows`` rows fits behind the committed length, before the spare slot."""
@@ -71,7 +81,7 @@ class Cache:
 
     def _view(self, flat: Array, rows: int) -> Array:
         shape = self._branch_shape(rows)
-        return flat[: int(np.prod(shape))].reshape(shape)
+        return flat[: prod(shape)].reshape(shape)
 
     def branched(self, rows: int) -> None:
         """A verify step has run: moved rows are in place, ``rows`` rows lie open behind the length."""
@@ -108,7 +118,7 @@ class Cache:
         """Moves to a larger KV length; the one copy of committed slots in a cache's life at this length."""
         if slots < self.slots:
             raise InvariantError(f"grow to {slots}: the cache has {self.slots} slots already")
-        grown = [np.zeros((side.shape[0], slots, side.shape[2]), np.float32) for side in self.sides]
+        grown = [self._zeros((side.shape[0], slots, side.shape[2])) for side in self.sides]
         for new, old in zip(grown, self.sides, strict=True):
             new[:, : self.length] = old[:, : self.length]
         self.sides = grown  # a new list, by which an engine sees that it must bind again

@@ -28,6 +28,10 @@ class StepResult(NamedTuple):
     choice_R: NDArray[np.int64]
     hidden_RH: NDArray[np.float32]
 
+    def first(self, rows: int) -> StepResult:
+        """The first ``rows`` rows: what lies behind them is padding."""
+        return StepResult(self.logits_RV[:rows], self.choice_R[:rows], self.hidden_RH[:rows])
+
 
 class Engine(Protocol):
     """Runs the steps of a bundle; the caller owns the cache and commits."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwood.errors import RequestError
+from draftwood.tools.engines import add_engine_argument, open_engine
 
 if TYPE_CHECKING:
     from draftwood.runtime.decode import Options, Result
@@ -73,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the speed-ups of the turns")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_decoding_arguments(parser)
+    add_engine_argument(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.cpu_engine import CpuEngine
     from draftwood.runtime.engine import share_threads
     from draftwood.runtime.policy import policy_for
     from draftwood.tools.prompts import read_prompts
@@ -88,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
     if bundle.text is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads(args.threads)
-    engine = CpuEngine(bundle)
+    engine = open_engine(bundle, args.engine)
     report = bench(engine, prompts, chosen, policy_for(bundle, plain=True), policy_for(bundle, args.gear))
     if args.png:
         from draftwood.tools.pictures import draw_speedups

@@ -22,13 +22,17 @@ from draftwood.errors import RequestError, UserError
 COMMANDS = {
     "demo": ("demo_run", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
     "build": ("build", "freeze a checkpoint and its draft trees into a bundle"),
+    "bind": ("bind", "give an NPU bundle that was built without weights the weights of a checkpoint"),
     "check": ("check", "compare every graph of a bundle with eager PyTorch"),
     "run": ("run", "answer one prompt with a bundle"),
     "bench": ("bench", "compare speculative with plain decoding: tokens and speed"),
+    "calibrate": ("calibrate", "count the rank paths that a teacher's text takes through a drafter's candidates"),
+    "profile": ("profile_steps", "measure, or model, how long the steps of a gear take"),
+    "plan": ("plan", "choose draft trees and gears from statistics and a latency table"),
     "inspect": ("inspect_view", "show a draft tree or a bundle"),
     "doctor": ("doctor", "say what this machine can do and what is missing"),
 }
-RESERVED = ("plan", "calibrate", "profile", "train")
+RESERVED = ("train",)
 LATER = "comes with a later version"
 
 

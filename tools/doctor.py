@@ -34,8 +34,6 @@ NEEDS = {
     "run on an NPU": (*RUN, *BUILD, "torch_npu", "cann", "npu"),
     "train": (*RUN, *BUILD, "transformers"),
 }
-# What no machine can do with this version; a test holds it against what the commands offer.
-NOT_YET = ("lower for the NPU", "run on an NPU")
 CPU_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
 
@@ -60,6 +58,7 @@ def report() -> dict[str, Any]:
         "packages": packages,
         "onnxruntime_providers": _providers() if packages["onnxruntime"]["version"] else [],
         "ascend": ascend,
+        "attention": machine.probe_attention() if ascend["npus"] else [],
         "cpu": machine.processor(),
         "memory": machine.memory(),
         "can": can,
@@ -119,10 +118,9 @@ def _ability(name: str, packages: dict[str, Any], ascend: dict[str, Any]) -> dic
     # Needs go from the base to the widest extra, and a wider one brings the narrower ones along.
     installs = [install(need) for need in missing if need in EXTRAS]
     return {
-        "ok": not missing and name not in NOT_YET,
+        "ok": not missing,
         "missing": missing,
         "install": installs[-1] if installs else None,
-        "not_yet": name in NOT_YET,
     }
 
 
@@ -170,7 +168,7 @@ def render(found: dict[str, Any]) -> str:
     lines.append(f"  features      {' '.join(cpu['features']) or 'none known'}")
     lines.append(f"  memory        {sizes[0]}, {sizes[1]} available")
     lines.append(f"  onnxruntime   {', '.join(found['onnxruntime_providers']) or 'absent'}")
-    lines += [*_ascend_lines(found["ascend"]), "", "this machine can"]
+    lines += [*_ascend_lines(found["ascend"]), *_attention_lines(found["attention"]), "", "this machine can"]
     lines += [f"  {name:<18} {_answer(facts)}" for name, facts in found["can"].items()]
     lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]
     lines += ["", "with an NPU, run first (after CANN's set_env.sh)"]
@@ -187,11 +185,22 @@ def _ascend_lines(ascend: dict[str, Any]) -> list[str]:
     ]
 
 
+def _attention_lines(verdicts: list[dict[str, Any]]) -> list[str]:
+    """What the fused attention was found to do, by trying it."""
+    if not verdicts:
+        return []
+    width = max(len(verdict["ability"]) for verdict in verdicts)
+    return [
+        "",
+        "the NPU's fused attention, tried",
+        *(f"  {v['ability']:<{width}}  {'works' if v['works'] else 'no: ' + v['seen']}" for v in verdicts),
+    ]
+
+
 def _answer(facts: dict[str, Any]) -> str:
     if facts["ok"]:
         return "yes"
     names = {"cann": "CANN", "npu": "an NPU"}
     how = f" ({facts['install']})" if facts["install"] else ""
     missing = "missing " + ", ".join(names.get(need, need) for need in facts["missing"]) + how
-    later = ["comes with a later version of Draftwood"] if facts["not_yet"] else []
-    return "no   " + "; ".join([*later, *([missing] if facts["missing"] else [])])
+    return f"no   {missing}"

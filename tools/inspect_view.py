@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.manifest import GraphSignature
+    from draftwood.manifest import GraphSignature, NpuTarget
     from draftwood.runtime.bundle import Bundle
     from draftwood.trees import Topology
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tree file, a tree such as full:3x2 or medusa:FILE, or a bundle's folder",
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
+    parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -36,7 +37,14 @@ def main(args: argparse.Namespace) -> int:
 
         bundle = Bundle.open(path)
         name, (topology, _) = max(bundle.trees.items(), key=lambda item: item[1][0].rows)
-        found, text = bundle_figures(bundle), bundle_text
+        if args.npu:
+            from draftwood.tools.npu_view import npu_figures, npu_text
+
+            found, text = npu_figures(bundle), npu_text
+        else:
+            found, text = bundle_figures(bundle), bundle_text
+    elif args.npu:
+        raise RequestError(f"{args.subject}: --npu shows the NPU graphs of a bundle; name one")
     else:
         name, topology = read_tree_or_spec(args.subject, path)
         found, text = tree_figures(name, topology), tree_text
@@ -129,10 +137,20 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         **{key: values[key] for key in keep},
         "teacher": values["teacher"],
         "graphs": [_graph(graph, sizes) for graph in manifest.graphs],
-        "weights": {"file": manifest.weights, "bytes": sizes[manifest.weights]},
+        "weights": {"file": manifest.weights, "bytes": sizes[manifest.weights]} if manifest.weights else None,
+        "npu": _npu(manifest.npu, sizes) if manifest.npu else None,
         "files_verified": len(sizes),
         "bytes": sum(sizes.values()),
         "invariants_hold": True,  # or the bundle had not opened
+    }
+
+
+def _npu(npu: NpuTarget, sizes: dict[str, int]) -> dict[str, Any]:
+    return {
+        "dtype": npu.dtype,
+        "soc": npu.soc,
+        "graphs": [_graph(graph, sizes) for graph in npu.graphs],
+        "weights": {"file": npu.weights, "bytes": sizes.get(npu.weights)},
     }
 
 
@@ -148,7 +166,7 @@ def bundle_text(found: dict[str, Any]) -> str:
     sections = {
         f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
             ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
-            ("weights", f"{found['weights']['file']}, {found['weights']['bytes'] / 1e6:.1f} MB"),
+            *([("weights", _weights(found["weights"]))] if found["weights"] else []),
         ],
         "teacher": [("digest", found["teacher"]["digest"]), *found["dims"].items()],
         "drafter": list(drafter.items()),
@@ -164,9 +182,20 @@ def bundle_text(found: dict[str, Any]) -> str:
             ("name", "kind", "rows", "slots", "bytes"),
             *(tuple(graph[key] for key in ("name", "kind", "rows", "slots", "bytes")) for graph in found["graphs"]),
         ],
+        **(_npu_section(found["npu"]) if found["npu"] else {}),
         "built with": list(found["provenance"].items()),
     }
     return "\n\n".join("\n".join([title, *_columns(rows)]) for title, rows in sections.items())
+
+
+def _weights(weights: dict[str, Any]) -> str:
+    return f"{weights['file']}, {weights['bytes'] / 1e6:.1f} MB" if weights["bytes"] else "not bound yet"
+
+
+def _npu_section(npu: dict[str, Any]) -> dict[str, list[tuple[Any, ...]]]:
+    keys = ("name", "kind", "rows", "slots", "bytes")
+    title = f"NPU graphs, {npu['dtype']} for {npu['soc']}, weights {_weights(npu['weights'])}; --npu tells more"
+    return {title: [keys, *(tuple(graph[key] for key in keys) for graph in npu["graphs"])]}
 
 
 def _columns(rows: list[tuple[Any, ...]]) -> list[str]:

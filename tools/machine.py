@@ -1,6 +1,7 @@
 """What this machine is made of, as far as its system says; what it does not say is None or left out."""
 
 import contextlib
+import json
 import os
 import platform
 import subprocess
@@ -94,6 +95,18 @@ def _count_npus() -> int:
         return int(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return 0
+
+
+def probe_attention() -> list[dict[str, Any]]:
+    """The verdicts of ``npu_probe``, in a process of its own: an operator that fails may take its process along."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "draftwood.tools.npu_probe"], capture_output=True, text=True, timeout=300, check=True
+        )
+        found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return [{"ability": "the probe", "works": False, "seen": str(error)[:200]}]
 
 
 def read_text(path: Path) -> str:

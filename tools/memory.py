@@ -35,6 +35,7 @@ def measure(folder: Path) -> dict[str, float | int | bool]:
         if topology.depth:
             engine.draft(np.zeros((1, bundle.manifest.dims.hidden), np.float32))
         engine.verify(cache, np.zeros(tree.rows, np.int64), tree)
+    assert bundle.manifest.weights is not None, "a bundle that a CPU engine runs has ONNX weights"
     weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
     pss = _proportional_set_mb()
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.tools.engines import add_engine_argument, open_engine
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decoding_arguments(parser)
     parser.add_argument("--gear", metavar="NAME", help="a gear of the bundle; grows to larger KV lengths as needed")
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
+    add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
@@ -74,7 +76,6 @@ def prompt_ids(bundle: Bundle, args: argparse.Namespace) -> list[int]:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.cpu_engine import CpuEngine
     from draftwood.runtime.decode import Decoding
     from draftwood.runtime.engine import share_threads
     from draftwood.runtime.policy import policy_for
@@ -87,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
     policy = policy_for(bundle, args.gear, args.plain)
     prompt, chosen = prompt_ids(bundle, args), options(args)
     share_threads(args.threads)
-    decoding = Decoding(CpuEngine(bundle), prompt, chosen, policy, trace)
+    decoding = Decoding(open_engine(bundle, args.engine), prompt, chosen, policy, trace)
     for piece in decoding:
         if not args.json:
             print(piece, end="", flush=True)

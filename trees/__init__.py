@@ -1,4 +1,6 @@
-"""Draft trees: topologies, their buffers and invariants, acceptance, statistics, and tree files.
+"""Draft trees: topologies, their buffers and invariants, acceptance, statistics, plans, and tree files.
+
+The planner (calibration, search, plan) is imported by its modules' own names: a runtime needs none of it.
 
 Glossary, one word a thing:
 
@@ -19,6 +21,8 @@ valid           False for padded rows; it decides, not a sentinel
 draw            the teacher's one token at a row; greedy decoding draws the argmax
 bonus           the draw at the last accepted row, the next root
 accept length   tokens gained per verify step, the bonus token counted
+context         a position in a text on which a drafter is calibrated, with the rank path that the truth took
+gear            one static shape: a KV length and trees of equally many rows; plain decoding is always one
 """
 
 from draftwood.trees.acceptance import Accepted, accept, best_row, walk

@@ -1,4 +1,4 @@
-"""Trees as the command line names them: ``plain``, ``chain:3``, ``full:3x2``, ``backbone:4:5``, files."""
+"""Trees as the command line names them: ``plain``, ``chain:3``, ``full:3x2``, ``backbone:4:5``, files, plans."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -6,17 +6,18 @@ from pathlib import Path
 
 from draftwood.errors import TreeError
 from draftwood.trees.formats import parse_medusa, parse_tree, read_text
+from draftwood.trees.plan_file import parse_plan
 from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
-KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE or tree:FILE"
+KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE or plan:FILE"
 
 
 def parse_specs(text: str) -> list[tuple[str, Topology]]:
     """The trees of ``--tree SPEC[,SPEC...]``, each with a name that can stand in a file name.
 
     Plain decoding comes first, asked for or not; a tree that occurs twice keeps its first name. A file with
-    several Medusa trees takes ``medusa:FILE#NAME``.
+    several Medusa trees takes ``medusa:FILE#NAME``; ``plan:FILE`` stands for all trees of a plan.
 
     Raises:
         TreeError: an unknown kind, a bad or zero number, an unreadable file, or more than 256 rows.
@@ -27,13 +28,13 @@ def parse_specs(text: str) -> list[tuple[str, Topology]]:
     """
     trees: dict[Topology, str] = {Topology.plain(): "plain"}
     for spec in text.split(","):
-        name, topology = _parse_spec(spec.strip())
-        if topology not in trees:
-            trees[topology] = _unique(name, trees.values())
+        for name, topology in _parse_spec(spec.strip()):
+            if topology not in trees:
+                trees[topology] = _unique(name, trees.values())
     return [(name, topology) for topology, name in trees.items()]
 
 
-def _parse_spec(spec: str) -> tuple[str, Topology]:
+def _parse_spec(spec: str) -> list[tuple[str, Topology]]:
     kind, _, rest = spec.partition(":")
     readers: dict[str, Callable[[str, str], tuple[str, Topology]]] = {
         "chain": _chain,
@@ -43,10 +44,12 @@ def _parse_spec(spec: str) -> tuple[str, Topology]:
         "tree": _tree,
     }
     if spec == "plain":
-        return "plain", Topology.plain()
+        return [("plain", Topology.plain())]
+    if kind == "plan":
+        return _plan(rest, f"tree {spec!r}")
     if kind not in readers:
         raise TreeError(f"tree {spec!r}: unknown kind {kind!r}; expected {KINDS}")
-    return readers[kind](rest, f"tree {spec!r}")
+    return [readers[kind](rest, f"tree {spec!r}")]
 
 
 def _chain(rest: str, where: str) -> tuple[str, Topology]:
@@ -82,6 +85,13 @@ def _tree(rest: str, where: str) -> tuple[str, Topology]:
     topology = parse_tree(_file_text(rest, where), rest)
     _check_rows(topology.rows, where)
     return _slug(Path(rest).stem), topology
+
+
+def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:
+    trees = parse_plan(_file_text(rest, where), rest)
+    for _, topology in trees:
+        _check_rows(topology.rows, where)
+    return [(_slug(name), topology) for name, topology in trees]
 
 
 def _file_text(file: str, where: str) -> str:

@@ -8,7 +8,7 @@ and the best tree of M nodes is the M most visited nodes of the trie.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from draftwood.errors import TreeError
 from draftwood.trees._json import expect_format, load_json
@@ -53,6 +53,10 @@ class RankPaths:
         """Add all contexts of `other`."""
         self._ends.update(other._ends)
         self._trie = None
+
+    def items(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Each path that a context ended on, and how many did, sorted by path."""
+        yield from sorted(self._ends.items())
 
     def visits(self, path: Sequence[int]) -> int:
         """The contexts whose path passes through the node `path`; all of them for the root ``()``."""
@@ -99,7 +103,7 @@ class RankPaths:
 
     def to_json(self) -> str:
         """The counts as JSON, sorted by path: equal counts give equal text."""
-        paths = [[list(path), count] for path, count in sorted(self._ends.items())]
+        paths = [[list(path), count] for path, count in self.items()]
         value = {"format": RANK_PATHS_FORMAT, "version": 1, "contexts": self.contexts, "paths": paths}
         return json.dumps(value, separators=(",", ":")) + "\n"
 

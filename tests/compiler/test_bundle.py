@@ -16,7 +16,7 @@ from draftwood.compiler.bundle import BuildRequest, build, load_modules
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.errors import CheckpointError, RequestError, TreeError, UserError
-from draftwood.manifest import Manifest, encode
+from draftwood.manifest import SCHEMA_VERSION, Manifest, encode
 from draftwood.trees import Topology
 from draftwood.trees.frozen import thaw
 
@@ -229,5 +229,5 @@ def test_progress_names_every_graph(built: Any, tmp_path: Path, monkeypatch: pyt
 def test_manifest_is_readable_json(built: Any) -> None:
     text = (built.folder / "manifest.json").read_text()
     fields = json.loads(text)
-    assert fields["schema_version"] == 1 and list(fields) == sorted(fields)
+    assert fields["schema_version"] == SCHEMA_VERSION and list(fields) == sorted(fields)
     assert fields["provenance"].keys() >= {"draftwood", "torch", "onnx"}

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.onnx_lowering import lower_to_onnx, trace
+from draftwood.compiler.onnx_lowering import lower_to_onnx
 from draftwood.compiler.steps import Step, StepSizes, cpu_step, medusa_step, prefill_step, verify_step
+from draftwood.compiler.tracing import trace
 from draftwood.compiler.weights import WeightEntry, write_weights
 from draftwood.trees import Topology, TreeBuffers, tensorize
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from draftwood.compiler.decoder import Decoder
 from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.onnx_lowering import trace
 from draftwood.compiler.steps import (
     Step,
     StepSizes,
@@ -19,6 +18,7 @@ from draftwood.compiler.steps import (
     prefill_step,
     verify_step,
 )
+from draftwood.compiler.tracing import trace
 from draftwood.trees import Topology, tensorize
 
 # The same fp32 operators on the same values; a matmul of one row may add in another order than one of eight.

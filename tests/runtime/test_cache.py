@@ -78,4 +78,4 @@ def test_a_branch_is_written_beside_the_one_being_read() -> None:
     cache = opened(rows=3)
     assert cache.branch.shape == (1, 2, 3, 1, 4)
     assert not np.shares_memory(cache.branch, cache.next_branch(7))
-    assert Cache(DIMS, 128, padded=True).branch.shape[2] == DIMS.branch_rows
+    assert Cache(DIMS, 128, padded=9).branch.shape[2] == 9

@@ -12,7 +12,7 @@ from draftwood.runtime.decode import Decoding, Options, Result
 from draftwood.runtime.engine import Engine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
-from draftwood.runtime.static_engine import StaticEngine
+from draftwood.runtime.static_engine import OnnxEngine
 from draftwood.runtime.trace import Trace
 
 SAMPLINGS = {
@@ -23,7 +23,7 @@ SAMPLINGS = {
 GEARS = ["plain-kv256", "chain-2-kv128", "ragged-kv128", "ragged-kv256"]
 
 
-@pytest.fixture(scope="module", params=[CpuEngine, StaticEngine], ids=["cpu", "static"])
+@pytest.fixture(scope="module", params=[CpuEngine, OnnxEngine], ids=["cpu", "static"])
 def engine(request: pytest.FixtureRequest, bundle: Bundle) -> Engine:
     return request.param(bundle)
 

@@ -59,6 +59,7 @@ def bundle(tmp_path: Path) -> Path:
             ),
         ),
         weights="weights.bin",
+        npu=None,
         tokenizer=False,
         provenance={"draftwood": "0"},
         files={name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()},

@@ -1,18 +1,15 @@
 import itertools
 import json
-from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
 from draftwood.tools.pictures import draw_picture
 from draftwood.trees import RankPaths, Topology
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=60, database=None)
-PATHS = st.lists(st.integers(0, 2), max_size=3).map(tuple)
-COUNTS = st.dictionaries(PATHS, st.integers(1, 9), min_size=1, max_size=4)
+from .samples import COUNTS, FIXED, gain, prefixes, trees_within
 
 
 def counted(counts):
@@ -22,30 +19,13 @@ def counted(counts):
     return result
 
 
-def trees_within(paths, size):
-    nodes = sorted({path[:depth] for path in paths for depth in range(1, len(path) + 1)})
-    for chosen in itertools.combinations(nodes, min(size, len(nodes))):
-        if all(len(node) == 1 or node[:-1] in chosen for node in chosen):
-            yield chosen
-
-
-def gain(counts, nodes):
-    """Tokens per step, by following every counted path through the nodes."""
-    tokens = 0
-    for path, count in counts.items():
-        accepted = 0
-        while accepted < len(path) and path[: accepted + 1] in nodes:
-            accepted += 1
-        tokens += count * (1 + accepted)
-    return Fraction(tokens, sum(counts.values()))
-
-
 @FIXED
 @given(COUNTS, st.integers(0, 5), st.sampled_from([None, 1, 2]), st.sampled_from([None, 1, 2]))
 def test_best_tree_equals_brute_force(counts, nodes, max_depth, max_children):
     allowed = [path[:max_depth] for path in counts]
     cut = (tuple(itertools.takewhile(lambda r: max_children is None or r < max_children, p)) for p in allowed)
-    best = max((gain(counts, tree) for tree in trees_within(list(cut), nodes)), default=Fraction(1))
+    allowed_nodes = prefixes(cut)
+    best = max(gain(counts, tree) for tree in trees_within(allowed_nodes, min(nodes, len(allowed_nodes))))
     tree = counted(counts).best_tree(nodes, max_depth, max_children)
     assert gain(counts, tree.paths) == best
     assert counted(counts).expected_accept_length(tree) == pytest.approx(float(best), abs=1e-12)

@@ -1,0 +1,48 @@
+"""How ATC, CANN's offline compiler, turns an ``.air`` file into an ``.om``.
+
+Option names and defaults: the ATC guide of GE's open source (docs/zh/user_guides/atc_tools/CLI_options).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+# As Ascend/pytorch spells them (torch_npu/csrc/core/npu/NpuVariables.cpp): A2, then A3.
+SOC_VERSIONS = (
+    *("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"),
+    *("Ascend910_9391", "Ascend910_9392", "Ascend910_9381", "Ascend910_9382"),
+    *("Ascend910_9372", "Ascend910_9362", "Ascend910_9363"),
+)
+DEFAULT_SOC = "Ascend910B3"
+
+
+def atc_command(air: str, soc: str) -> list[str]:
+    """The exact command for one graph, to be run in the folder of the ``.air`` files.
+
+    ``origin`` keeps bf16: ATC's default turns it, and fp32, into fp16. Weights stay files of their own, which ATC
+    names by content, so that all graphs compiled into one folder share them. Tiling is kept on the device.
+    """
+    name = PurePosixPath(air).name
+    return [
+        "atc",
+        "--framework=1",
+        "--mode=0",
+        f"--model={name}",
+        f"--output=om/{PurePosixPath(name).stem}",
+        f"--soc_version={soc}",
+        "--precision_mode_v2=origin",
+        "--external_weight=1",
+        "--tiling_schedule_optimize=1",
+    ]
+
+
+def atc_script(airs: Iterable[str], soc: str) -> str:
+    """A shell script that compiles every graph; ``SOC_VERSION`` overrides the chip."""
+    lines = [
+        "#!/bin/sh",
+        "# Compiles every graph of this folder with CANN's ATC; needs the chip's ops package, not the chip.",
+        'set -eu; cd "$(dirname "$0")"; mkdir -p om',
+        *(" ".join(atc_command(air, "${SOC_VERSION:-" + soc + "}")) for air in airs),
+    ]
+    return "\n".join(lines) + "\n"

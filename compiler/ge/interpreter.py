@@ -1,0 +1,308 @@
+"""Executes a lowered GE graph on a CPU with torch, operator for operator; the reference that devices are held to.
+
+Every operator is executed or refused, none is skipped. A cache (``RefData``) is written in place, in the caller's
+tensor. On a device independent operators run in any order, so a graph in which that order decides what a reader of
+a written cache sees is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, Declared, Edge, Graph, Node
+from draftwood.compiler.ge.operators import OPERATORS, Call
+from draftwood.errors import BundleError, LoweringError, RequestError
+
+Observer = Callable[[Node, tuple[Tensor, ...]], None]
+
+_GIVEN = (*SOURCES, "FileConstant")
+
+
+class Interpreter:
+    """A graph with its weights, ready to run.
+
+    Args:
+        graph: a lowered graph.
+        constants: the weights by name, at least those that the graph reads.
+
+    Raises:
+        LoweringError: an operator or attribute that is not known, or writes whose order is not defined.
+        BundleError: a weight is missing or is not what the graph declares.
+    """
+
+    def __init__(self, graph: Graph, constants: Mapping[str, Tensor]) -> None:
+        self.graph = graph
+        self._plan = _Plan.of(graph)
+        self._constants = {node.name: _weight(graph, node, constants) for node in _file_constants(graph)}
+
+    def run(self, inputs: Mapping[str, Tensor], observe: Observer | None = None) -> list[Tensor]:
+        """The graph's outputs in order; RefData inputs are written in place.
+
+        ``observe`` is called with every node and its outputs, in execution order; it must not change them.
+
+        Raises:
+            RequestError: an input is missing, unknown, or not what the graph declares.
+            LoweringError: a node cannot be executed as it is stated; names it.
+        """
+        _check_inputs(self.graph, inputs)
+        given = {**self._constants, **inputs}
+        kept = {t.untyped_storage().data_ptr() for t in given.values()}
+        with torch.no_grad():
+            outputs = self._plan.execute(given, observe)
+            # A device copies its outputs; a view of a cache would change with the next step.
+            return [t.clone() if t.untyped_storage().data_ptr() in kept else t.contiguous() for t in outputs]
+
+
+def shapes(graph: Graph) -> dict[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]:
+    """Element type and shape of every output of every node, without weights or values.
+
+    Raises:
+        LoweringError: as ``Interpreter``, or a shape depends on values of the inputs.
+    """
+    given = {}
+    for node in graph.nodes.values():
+        if node.type in _GIVEN:
+            dtype, shape = _declared(graph, node)
+            given[node.name] = torch.empty(shape, dtype=dtype, device="meta")
+    found = {}
+
+    def note(node: Node, outputs: tuple[Tensor, ...]) -> None:
+        found[node.name] = tuple((t.dtype, tuple(t.shape)) for t in outputs)
+
+    _Plan.of(graph).execute(given, note)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a graph is executed.
+
+    ``calls``: the nodes that compute, bound to their operators. ``last``: a node -> the values nobody reads after
+    it. ``owned``: writes that go into a value of the graph's own, which is copied first. ``detached``: nodes
+    whose result must not share memory with a cache, for the cache is written after them.
+    """
+
+    graph: Graph
+    calls: dict[str, Call]
+    last: dict[str, list[str]]
+    owned: frozenset[str]
+    detached: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: Graph) -> _Plan:
+        _check_order(graph)
+        held = (*_GIVEN, "Const", "NetOutput")
+        calls = {node.name: Call.of(node) for node in graph.nodes.values() if node.type not in held}
+        owned, detached = _memory(graph)
+        return cls(graph, calls, _last_reads(graph), owned, detached)
+
+    def execute(self, given: Mapping[str, Tensor], observe: Observer | None) -> list[Tensor]:
+        values: dict[str, tuple[Tensor, ...]] = {}
+        result: list[Tensor] = []
+        for node in self.graph.nodes.values():
+            if node.type == "NetOutput":
+                result = [_output(self.graph, node, i, values) for i in range(len(node.operands))]
+                continue
+            outputs = self._compute(node, given, values)
+            if observe is not None:
+                observe(node, outputs)
+            values[node.name] = outputs
+            for name in self.last[node.name]:
+                del values[name]
+        return result
+
+    def _compute(
+        self, node: Node, given: Mapping[str, Tensor], values: Mapping[str, tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        if node.type in _GIVEN:
+            return (given[node.name],)
+        if node.type == "Const":
+            return (node.attributes["value"],)
+        operands = [None if edge is None else values[edge.node][edge.output] for edge in node.operands]
+        if node.name in self.owned:
+            assert operands[0] is not None, node
+            pass
+        outputs = self.calls[node.name](operands)
+        return tuple(t.clone() for t in outputs) if node.name in self.detached else outputs
+
+
+def _check_order(graph: Graph) -> None:
+    """Every edge must lead to an output of a node before."""
+    ends = [node.name for node in graph.nodes.values() if node.type == "NetOutput"]
+    if len(ends) != 1:
+        raise LoweringError(f"graph {graph.name}: {len(ends)} NetOutput nodes, expected 1")
+    seen: dict[str, int] = {}
+    for node in graph.nodes.values():
+        for edge in node.inputs:
+            if edge is not None and edge.output >= seen.get(edge.node, -1):
+                raise LoweringError(
+                    f"graph {graph.name}: node {node.name} reads {edge.node}:{edge.output},"
+                    " which no node before it gives"
+                )
+        seen[node.name] = len(node.output_types)
+
+
+def _last_reads(graph: Graph) -> dict[str, list[str]]:
+    reader = {name: name for name in graph.nodes}  # a value that nobody reads goes at once
+    for node in graph.nodes.values():
+        for edge in node.operands:
+            if edge is not None:
+                reader[edge.node] = node.name
+    last: dict[str, list[str]] = {name: [] for name in graph.nodes}
+    for name, final in reader.items():
+        last[final].append(name)
+    return last
+
+
+def _memory(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
+    """(``owned``, ``detached``) of a plan, and the proof that the order of writes decides nothing.
+
+    A reader of a written value must run before the write by its place in the graph, or read what the write gives.
+    Only the name of a cache itself may also be read by what runs behind the write: it is the same memory on
+    every device, which a reshaped value made before the write need not be.
+    """
+    before = _ancestors(graph)
+    number = {name: i for i, name in enumerate(graph.nodes)}
+
+    def runs_before(first: str, second: str) -> bool:
+        return bool(before[second] >> number[first] & 1)
+
+    roots = _roots(graph)
+    writes: dict[Edge, list[str]] = {}
+    for node in graph.nodes.values():
+        if _is(node, "writes"):
+            root = _root(roots, node.operands[0])
+            if graph.nodes[root.node].type in ("Data", "Const", "FileConstant"):
+                kind = graph.nodes[root.node].type
+                raise LoweringError(f"graph {graph.name}: {node.type} {node.name} writes into {kind} {root.node}")
+            writes.setdefault(root, []).append(node.name)
+    owned, detached = set(), set()
+    for node, i, edge in _reads(graph):
+        root = _root(roots, edge)
+        cache = graph.nodes[root.node].type == "RefData"
+        for write in writes.get(root, ()):
+            if node.name == write and i == 0:
+                owned |= set() if cache else {write}
+            elif edge.node == write or runs_before(write, edge.node):
+                pass  # it reads what was written
+            elif runs_before(node.name, write):
+                detached |= set() if _is(node, "writes") or _is(node, "views") else {node.name}
+            elif not (cache and edge == root and runs_before(write, node.name)):
+                raise LoweringError(
+                    f"graph {graph.name}: whether {node.type} {node.name} reads {root.node} before or after"
+                    f" {graph.nodes[write].type} {write} writes it is not defined"
+                )
+    return frozenset(owned), frozenset(detached)
+
+
+def _ancestors(graph: Graph) -> dict[str, int]:
+    """Node -> bits of all nodes that its inputs, of value or of order, wait for."""
+    before: dict[str, int] = {}
+    bit: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes.values()):
+        bits = 0
+        for edge in node.inputs:
+            if edge is not None:
+                bits |= before[edge.node] | bit[edge.node]
+        before[node.name], bit[node.name] = bits, 1 << i
+    return before
+
+
+def _roots(graph: Graph) -> dict[Edge, Edge]:
+    """Results that are another value's memory, written or reshaped -> the value that the memory was made for."""
+    roots: dict[Edge, Edge] = {}
+    for node in graph.nodes.values():
+        if _is(node, "writes") or _is(node, "views"):
+            roots[Edge(node.name, 0)] = _root(roots, node.operands[0])
+    return roots
+
+
+def _root(roots: Mapping[Edge, Edge], edge: Edge | None) -> Edge:
+    assert edge is not None, "the first operand of a write or a view is not optional"
+    return roots.get(edge, edge)
+
+
+def _is(node: Node, kind: str) -> bool:
+    return node.type in OPERATORS and bool(getattr(OPERATORS[node.type], kind))
+
+
+def _reads(graph: Graph) -> Iterator[tuple[Node, int, Edge]]:
+    for node in graph.nodes.values():
+        for i, edge in enumerate(node.operands):
+            if edge is not None:
+                yield node, i, edge
+
+
+def _output(graph: Graph, node: Node, i: int, values: Mapping[str, tuple[Tensor, ...]]) -> Tensor:
+    edge = node.operands[i]
+    assert edge is not None, "a graph's outputs are not optional"
+    value, declared = values[edge.node][edge.output], node.input_types[i]
+    if value.dtype != declared.dtype or (declared.shape is not None and tuple(value.shape) != declared.shape):
+        raise LoweringError(
+            f"graph {graph.name}: output {i}, of {graph.nodes[edge.node].type} {edge.node}, is {_type(value)};"
+            f" declared is {_text(declared)}"
+        )
+    return value
+
+
+def _file_constants(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes.values() if node.type == "FileConstant"]
+
+
+def _weight(graph: Graph, node: Node, constants: Mapping[str, Tensor]) -> Tensor:
+    dtype, shape = _declared(graph, node)
+    value = constants.get(node.name)
+    if value is None:
+        raise BundleError(f"graph {graph.name}: weight {node.name} is missing; bind the weights again")
+    if (value.dtype, tuple(value.shape)) != (dtype, shape):
+        raise BundleError(
+            f"graph {graph.name}: weight {node.name} is {_type(value)}; expected {_text(node.output_types[0])};"
+            " bind the weights again"
+        )
+    return value
+
+
+def _check_inputs(graph: Graph, inputs: Mapping[str, Tensor]) -> None:
+    sources = {node.name: node for node in graph.sources()}
+    odd = sorted(inputs.keys() ^ sources.keys())
+    if odd:
+        what = "is unknown" if odd[0] in inputs else "is missing"
+        raise RequestError(f"graph {graph.name}: input {odd[0]} {what}; expected {', '.join(sources)}")
+    for name, node in sources.items():
+        dtype, shape = _declared(graph, node)
+        value = inputs[name]
+        if (value.dtype, tuple(value.shape)) != (dtype, shape) or not value.is_contiguous():
+            strides = "" if value.is_contiguous() else ", not contiguous"
+            raise RequestError(
+                f"graph {graph.name}: input {name} is {_type(value)}{strides};"
+                f" expected {_text(node.output_types[0])}, contiguous"
+            )
+
+
+def _declared(graph: Graph, node: Node) -> tuple[torch.dtype, tuple[int, ...]]:
+    """What an input or a weight is; its description and, for a weight, its attributes must say the same."""
+    (declared,) = node.output_types
+    if declared.dtype is None or declared.shape is None:
+        raise LoweringError(f"graph {graph.name}: {node.type} {node.name} declares no type or no shape")
+    if node.type == "FileConstant":
+        stated = GE_TYPES.get(node.attributes.get("dtype", -1)), tuple(node.attributes.get("shape", ()))
+        if stated != (declared.dtype, declared.shape):
+            kind = "?" if stated[0] is None else str(stated[0]).removeprefix("torch.")
+            raise LoweringError(
+                f"graph {graph.name}: FileConstant {node.name} is {kind}{list(stated[1])} by its attributes dtype"
+                f" and shape, {_text(declared)} by its description"
+            )
+    return declared.dtype, declared.shape
+
+
+def _type(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.") + str(list(value.shape))
+
+
+def _text(declared: Declared) -> str:
+    kind = str(declared.dtype).removeprefix("torch.")
+    return kind + (str(list(declared.shape)) if declared.shape is not None else "")

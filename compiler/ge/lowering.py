@@ -1,0 +1,207 @@
+"""Lowers a traced step to a GE graph: weights outside, caches as RefData, equal bytes for equal inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from draftwood.compiler.ge.graph import SOURCES, tensor_of
+from draftwood.compiler.ge.proofs import WRITES
+from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
+from draftwood.compiler.ge.weights import Constant, WeightIndex
+from draftwood.compiler.steps import Step
+from draftwood.errors import LoweringError
+from draftwood.manifest import GraphSignature
+
+# torchair's attributes for its own online runtime; they describe inputs that a lowered graph no longer has.
+_RUNTIME_ATTRIBUTES = ("_input_placements", "_output_dtypes", "_executor_type")
+# The attribute by which a matmul transposes its second operand.
+_TRANSPOSES = {
+    "MatMul": "transpose_x2",
+    "MatMulV2": "transpose_x2",
+    "BatchMatMul": "adj_x2",
+    "BatchMatMulV2": "adj_x2",
+}
+_PROTO_TYPES = {
+    torch.float32: "DT_FLOAT",
+    torch.float16: "DT_FLOAT16",
+    torch.bfloat16: "DT_BF16",
+    torch.int32: "DT_INT32",
+    torch.int64: "DT_INT64",
+    torch.bool: "DT_BOOL",
+}
+
+
+def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> bytes:
+    """The bytes of the step's ``.air`` file: a ``ge.proto.ModelDef`` with one graph.
+
+    Inputs are named and numbered as the signature lists them; aliased outputs become writes into RefData inputs and
+    leave the outputs; parameters become FileConstants that point to where ``weights`` says.
+
+    Raises:
+        LoweringError: an operator that torchair has no converter for, or an input that the graph does not use.
+    """
+    signature = step.signature
+    inputs, constants, embedded = _placeholders(step, program)
+    numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
+    placeholder = {name: key for key, name in inputs.items()}
+    written = {placeholder[cache]: numbers[output] for output, cache in signature.aliases.items()}
+    graph = convert(program, written, signature.name)
+    for op in graph.op:
+        if op.type == "Data" and op.name in constants:
+            name = constants[op.name]
+            _as_file_constant(op, weights.constants[name], weights.dtype)
+        elif op.type == "Data" and op.name in embedded:
+            _as_const(op, embedded[op.name])
+    _fold_transposes(graph)
+    _drop_dead(graph)
+    _rename(graph, _names(graph, inputs | constants))
+    _number_inputs(graph, signature)
+    graph.name = signature.name
+    for attribute in _RUNTIME_ATTRIBUTES:
+        graph.attr.pop(attribute, None)
+    model = ge_ir().ModelDef(name=signature.name, version=1, graph=[graph])
+    return model.SerializeToString(deterministic=True)
+
+
+def _placeholders(step: Step, program: ExportedProgram) -> tuple[dict[str, str], dict[str, str], dict[str, Tensor]]:
+    """Placeholder names of (the signature's inputs, the bundle's weights, constants of the trace)."""
+    inputs: dict[str, str] = {}
+    weights: dict[str, str] = {}
+    embedded: dict[str, Tensor] = {}
+    names = iter(spec.name for spec in step.signature.inputs)
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            inputs[spec.arg.name] = next(names)
+        elif (weight := step.weight_name(str(spec.target))) is not None:
+            weights[spec.arg.name] = weight
+        else:
+            embedded[spec.arg.name] = program.constants[str(spec.target)]
+    return inputs, weights, embedded
+
+
+def _as_file_constant(op: Any, constant: Constant, dtype: str) -> None:
+    name, messages = op.name, ge_ir()
+    kind = messages.DataType.Value(_PROTO_TYPES[getattr(torch, dtype)])
+    op.Clear()
+    op.name, op.type = name, "FileConstant"
+    op.attr["shape"].list.val_type = 2  # a list of integers
+    op.attr["shape"].list.i.extend(constant.shape)
+    op.attr["dtype"].dt = kind
+    op.attr["file_path"].s = b""
+    op.attr["file_id"].s = b""
+    op.attr["location"].s = constant.location.encode()
+    op.attr["offset"].i = constant.offset
+    op.attr["length"].i = constant.length
+    desc = op.output_desc.add()
+    desc.name, desc.dtype, desc.layout = "y", kind, "ND"
+    desc.shape.dim.extend(constant.shape)
+    _list_ports(op)
+
+
+def _as_const(op: Any, value: Tensor) -> None:
+    name, kind = op.name, ge_ir().DataType.Value(_PROTO_TYPES[value.dtype])
+    op.Clear()
+    op.name, op.type = name, "Const"
+    tensor = op.attr["value"].t
+    tensor.desc.dtype, tensor.desc.layout = kind, "ND"
+    tensor.desc.shape.dim.extend(value.shape)
+    tensor.data = value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    desc = op.output_desc.add()
+    desc.name, desc.dtype, desc.layout = "y", kind, "ND"
+    desc.shape.dim.extend(value.shape)
+    _list_ports(op)
+
+
+def _list_ports(op: Any) -> None:
+    for side, ports in (("input", op.input_desc), ("output", op.output_desc)):
+        op.attr[f"_{side}_name_key"].list.s[:] = [port.name.encode() for port in ports]
+        op.attr[f"_{side}_name_value"].list.i[:] = range(len(ports))
+
+
+def _fold_transposes(graph: Any) -> None:
+    """A matmul reads its second operand transposed: no weight, and no cache, is turned around in memory first."""
+    by_name = {op.name: op for op in graph.op}
+    for op in graph.op:
+        flag = _TRANSPOSES.get(op.type)
+        if flag is None:
+            continue
+        second = by_name[op.input[1].rpartition(":")[0]]
+        if second.type == "Transpose" and _swaps_last_two(by_name[second.input[1].rpartition(":")[0]]):
+            op.input[1] = second.input[0]
+            op.attr[flag].b = not op.attr[flag].b
+
+
+def _swaps_last_two(permutation: Any) -> bool:
+    if permutation.type != "Const":
+        return False
+    order: list[int] = tensor_of(permutation.attr["value"].t).tolist()
+    rank = len(order)
+    return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _drop_dead(graph: Any) -> None:
+    """Removes what nothing uses: converters leave constants of operators that they folded."""
+    by_name = {op.name: op for op in graph.op}
+    alive: set[str] = set()
+    queue = [op.name for op in graph.op if op.type in ("NetOutput", *SOURCES, *WRITES)]
+    while queue:
+        name = queue.pop()
+        if name not in alive:
+            alive.add(name)
+            queue += [text.rpartition(":")[0] for text in by_name[name].input if text]
+    for number in reversed(range(len(graph.op))):
+        if graph.op[number].name not in alive:
+            del graph.op[number]
+
+
+def _names(graph: Any, known: Mapping[str, str]) -> dict[str, str]:
+    """New name of every node: inputs and weights by their own, all else by type and order."""
+    counter: Counter[str] = Counter()
+    names = {}
+    for op in graph.op:
+        if op.name in known:
+            names[op.name] = known[op.name]
+        elif op.type == "NetOutput":
+            names[op.name] = "NetOutput"
+        else:
+            names[op.name] = f"{op.type}_{counter[op.type]}"
+            counter[op.type] += 1
+    if len(set(names.values())) != len(names):
+        twice = next(name for name, count in Counter(names.values()).items() if count > 1)
+        raise LoweringError(f"graph {graph.name}: two nodes would be named {twice}; rename the weight or input")
+    return names
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    for op in graph.op:
+        op.name = names[op.name]
+        for i, text in enumerate(op.input):
+            if text:
+                name, _, output = text.rpartition(":")
+                op.input[i] = f"{names[name]}:{output}"
+
+
+def _number_inputs(graph: Any, signature: GraphSignature) -> None:
+    """Input numbers as the signature counts; a cache that is written becomes RefData."""
+    written = set(signature.caches)
+    data = {op.name: op for op in graph.op if op.type in SOURCES}
+    for number, spec in enumerate(signature.inputs):
+        op = data.pop(spec.name, None)
+        if op is None:
+            raise LoweringError(f"step {signature.name}: input {spec.name} is not used by the graph; drop it")
+        op.attr["index"].i = number
+        # Examples lie on the CPU, which torchair notes; on the device every input lies in its memory.
+        op.attr.pop("_host_tensor", None)
+        for desc in (*op.input_desc, *op.output_desc):
+            desc.device_type = "NPU"
+        if spec.name in written:
+            op.type = "RefData"
+    if data:
+        raise LoweringError(f"step {signature.name}: input {next(iter(data))} is not in the signature")

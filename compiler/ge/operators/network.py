@@ -1,0 +1,167 @@
+"""Matrix products and the fused operators of a decoder; the latter are those of ``draftwood.kernels``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.ge.operators.table import FLOATS, Refusal, one_type, only, operator
+from draftwood.kernels import eager_attention
+from draftwood.kernels.mlp import SWIGLU
+from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
+from draftwood.kernels.rotary import ROTARY_MUL
+
+# B batch, T query rows, C cache slots, N query heads, K key/value heads, D head dimension
+
+
+@operator
+def MatMul(
+    x1: Tensor, x2: Tensor, bias: Tensor | None = None, *, transpose_x1: bool = False, transpose_x2: bool = False
+) -> Tensor:
+    """Two matrices; the bias is added before the one rounding."""
+    one_type(FLOATS, x1, x2, *(() if bias is None else (bias,)))
+    if (x1.dim(), x2.dim()) != (2, 2):
+        raise Refusal(f"operands have {x1.dim()} and {x2.dim()} dimensions, expected 2 each")
+    left, right = x1.t() if transpose_x1 else x1, x2.t() if transpose_x2 else x2
+    return left @ right if bias is None else torch.addmm(bias, left, right)
+
+
+@operator
+def MatMulV2(
+    x1: Tensor,
+    x2: Tensor,
+    bias: Tensor | None = None,
+    *,
+    transpose_x1: bool = False,
+    transpose_x2: bool = False,
+    offset_x: int = 0,
+) -> Tensor:
+    only("offset_x", offset_x, 0)
+    return MatMul(x1, x2, bias, transpose_x1=transpose_x1, transpose_x2=transpose_x2)
+
+
+@operator
+def BatchMatMul(x1: Tensor, x2: Tensor, *, adj_x1: bool = False, adj_x2: bool = False) -> Tensor:
+    """Matrices in the last two dimensions; those before broadcast."""
+    one_type(FLOATS, x1, x2)
+    if min(x1.dim(), x2.dim()) < 2:
+        raise Refusal(f"operands have {x1.dim()} and {x2.dim()} dimensions, expected 2 or more")
+    return torch.matmul(x1.mT if adj_x1 else x1, x2.mT if adj_x2 else x2)
+
+
+@operator
+def BatchMatMulV2(x1: Tensor, x2: Tensor, *, adj_x1: bool = False, adj_x2: bool = False, offset_x: int = 0) -> Tensor:
+    only("offset_x", offset_x, 0)
+    return BatchMatMul(x1, x2, adj_x1=adj_x1, adj_x2=adj_x2)
+
+
+@operator
+def RmsNorm(x: Tensor, gamma: Tensor, *, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    one_type(FLOATS, x)
+    normed: tuple[Tensor, Tensor] = RMS_NORM.reference(x, gamma, epsilon)
+    return normed
+
+
+@operator
+def AddRmsNorm(x1: Tensor, x2: Tensor, gamma: Tensor, *, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    one_type(FLOATS, x1, x2)
+    normed: tuple[Tensor, Tensor, Tensor] = ADD_RMS_NORM.reference(x1, x2, gamma, epsilon)
+    return normed
+
+
+@operator
+def RotaryMul(x: Tensor, r1: Tensor, r2: Tensor, *, rotary_mode: str = "half") -> Tensor:
+    only("rotary_mode", rotary_mode, "half")
+    one_type(FLOATS, x, r1, r2)
+    rotated: Tensor = ROTARY_MUL.reference(x, r1, r2)
+    return rotated
+
+
+@operator
+def SwiGlu(x: Tensor, *, dim: int = -1) -> Tensor:
+    one_type(FLOATS, x)
+    gated: Tensor = SWIGLU.reference(x, dim)
+    return gated
+
+
+@operator
+def FusedInferAttentionScore(
+    query: Tensor,
+    key: list[Tensor],
+    value: list[Tensor],
+    atten_mask: Tensor | None = None,
+    *,
+    num_heads: int,
+    scale: float = 1.0,
+    pre_tokens: int = 2147483647,
+    next_tokens: int = 2147483647,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    inner_precise: int = 0,
+    block_size: int = 0,
+    antiquant_mode: int = 0,
+    softmax_lse_flag: bool = False,
+    key_antiquant_mode: int = 0,
+    value_antiquant_mode: int = 0,
+    query_quant_mode: int = 0,
+    pse_type: int = 0,
+    out_dtype: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Attention of every batch row; a mask hides where it is set. The second output is empty.
+
+    Layouts: BNSD [B, N, T, D], BSND [B, T, N, D], BSH [B, T, N*D]; those of key and value likewise.
+    """
+    unused = {"block_size": block_size, "antiquant_mode": antiquant_mode, "key_antiquant_mode": key_antiquant_mode}
+    unused |= {"value_antiquant_mode": value_antiquant_mode, "query_quant_mode": query_quant_mode}
+    unused |= {"pse_type": pse_type, "out_dtype": out_dtype}
+    for name, number in unused.items():
+        only(name, number, 0)
+    only("softmax_lse_flag", softmax_lse_flag, False)
+    only("input_layout", input_layout, "BNSD", "BSND", "BSH")
+    only("sparse_mode", sparse_mode, 0, 1)
+    if sparse_mode == 0:  # mode 1 ignores both
+        only("pre_tokens", pre_tokens, 2147483647)
+        only("next_tokens", next_tokens, 2147483647)
+    only("inner_precise", inner_precise, 0, 1, 2, 3)  # which kernel runs, not what it computes
+    if (len(key), len(value)) != (1, 1):
+        raise Refusal(f"{len(key)} keys and {len(value)} values, expected one tensor each")
+    one_type(FLOATS, query, key[0], value[0])
+    kv_heads = num_key_value_heads or num_heads
+    q = _heads(query, num_heads, input_layout)
+    k, v = (_heads(t, kv_heads, input_layout) for t in (key[0], value[0]))
+    out = [
+        eager_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], masked, scale)
+        for b, masked in enumerate(_masks(atten_mask, q.shape[0], q.shape[2], k.shape[2]))
+    ]
+    return _from_heads(torch.cat(out), input_layout), query.new_empty(0, dtype=torch.float32)
+
+
+def _heads(x: Tensor, heads: int, layout: str) -> Tensor:
+    """[B, N, T, D] of any layout."""
+    if layout == "BSH":
+        x = x.unflatten(-1, (heads, -1))
+    x_BNTD = x if layout == "BNSD" else x.transpose(1, 2)
+    if x_BNTD.dim() != 4 or x_BNTD.shape[1] != heads:
+        raise Refusal(f"an operand is {list(x.shape)} in layout {layout}; expected 4 dimensions and {heads} heads")
+    return x_BNTD
+
+
+def _from_heads(x_BNTD: Tensor, layout: str) -> Tensor:
+    x = x_BNTD if layout == "BNSD" else x_BNTD.transpose(1, 2)
+    return x.flatten(2) if layout == "BSH" else x
+
+
+def _masks(mask: Tensor | None, batch: int, rows: int, slots: int) -> list[Tensor | None]:
+    """The mask [1, 1, >=T, >=C] of every batch row, from [T, C], [B|1, T, C] or [B|1, 1, T, C]."""
+    if mask is None:
+        return [None] * batch
+    one_type(frozenset((torch.bool, torch.int8, torch.uint8)), mask)
+    shape = (1,) * (3 - mask.dim()) + tuple(mask.shape)
+    heads = shape[1] if len(shape) == 4 else 1
+    if mask.dim() not in (2, 3, 4) or heads != 1 or shape[0] not in (1, batch):
+        raise Refusal(f"operand atten_mask is {list(mask.shape)}; expected [T, C], [B, T, C] or [B, 1, T, C]")
+    if shape[-2] < rows or shape[-1] < slots:
+        raise Refusal(f"operand atten_mask is {list(mask.shape)}; expected {rows} rows of {slots} slots or more")
+    masked = mask.reshape(shape[0], 1, *shape[-2:]).bool()
+    return [masked[b : b + 1] if shape[0] == batch else masked for b in range(batch)]

@@ -1,0 +1,191 @@
+"""Operators that make, reshape, cut, join and repeat tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.ge.graph import GE_TYPES
+from draftwood.compiler.ge.operators.table import ALL, Host, Refusal, one_type, only, operator, register
+
+
+@operator
+def Range(start: Host, limit: Host, delta: Host) -> Tensor:
+    # torchair mixes int32 and int64 operands and casts the result; promotion loses nothing.
+    dtype = torch.promote_types(torch.promote_types(start.dtype, limit.dtype), delta.dtype)
+    return torch.arange(start.item(), limit.item(), delta.item(), dtype=dtype)
+
+
+@operator
+def Fill(dims: list[int], value: Tensor) -> Tensor:
+    return value.reshape(()).expand(dims).clone(memory_format=torch.contiguous_format)
+
+
+@operator
+def ZerosLike(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, memory_format=torch.contiguous_format)
+
+
+@operator
+def Shape(x: Tensor, *, dtype: int = 3) -> Tensor:
+    only("dtype", dtype, 3, 9)
+    return torch.tensor(x.shape, dtype=GE_TYPES[dtype])
+
+
+def Reshape(x: Tensor, shape: list[int], *, axis: int = 0, num_axes: int = -1) -> Tensor:
+    only("axis", axis, 0)
+    only("num_axes", num_axes, -1)
+    return x.reshape(shape)
+
+
+def Squeeze(x: Tensor, *, axis: list[int] = []) -> Tensor:  # noqa: B006 (the definition's default, never changed)
+    if any(x.shape[a] != 1 for a in axis):
+        raise Refusal(f"attribute axis = {axis}; a size of {list(x.shape)} there is not 1")
+    return x.squeeze(axis) if axis else x.squeeze()
+
+
+def Unsqueeze(x: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006 (as above)
+    rank = x.dim() + len(axes)  # the axes count in the result
+    for axis in sorted(a % rank for a in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def ExpandDims(x: Tensor, axis: int) -> Tensor:
+    return x.unsqueeze(axis)
+
+
+for _view in (Reshape, Squeeze, Unsqueeze, ExpandDims):
+    register(_view.__name__, _view, views=True)
+
+
+@operator
+def Transpose(x: Tensor, perm: list[int]) -> Tensor:
+    return x.permute(perm)
+
+
+@operator
+def Identity(x: Tensor) -> Tensor:
+    return x
+
+
+@operator
+def TensorMove(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@operator
+def BroadcastTo(x: Tensor, shape: list[int]) -> Tensor:
+    return x.expand(shape)
+
+
+@operator
+def Tile(x: Tensor, multiples: list[int]) -> Tensor:
+    if len(multiples) != x.dim():
+        raise Refusal(f"operand multiples has {len(multiples)} values, expected {x.dim()}")
+    return x.repeat(multiples)
+
+
+@operator
+def Tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    return torch.tril(x, diagonal)
+
+
+@operator
+def Triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
+    return torch.triu(x, diagonal)
+
+
+@operator
+def Pack(x: list[Tensor], *, N: int, axis: int = 0) -> Tensor:
+    only("N", N, len(x))
+    one_type(ALL, *x)
+    return torch.stack(x, axis)
+
+
+@operator
+def ConcatV2(x: list[Tensor], concat_dim: int, *, N: int = 1) -> Tensor:
+    only("N", N, len(x))
+    one_type(ALL, *x)
+    return torch.cat(x, concat_dim)
+
+
+@operator
+def ConcatD(x: list[Tensor], *, concat_dim: int, N: int = 1) -> Tensor:
+    return ConcatV2(x, concat_dim, N=N)
+
+
+@operator
+def SplitV(x: Tensor, size_splits: list[int], split_dim: int, *, num_split: int) -> list[Tensor]:
+    """One size may be -1: what the others leave."""
+    only("num_split", num_split, len(size_splits))
+    if size_splits.count(-1) == 1:
+        rest = x.shape[split_dim] - sum(size for size in size_splits if size != -1)
+        size_splits = [rest if size == -1 else size for size in size_splits]
+    return list(x.split(size_splits, split_dim))
+
+
+@operator
+def Split(split_dim: int, x: Tensor, *, num_split: int) -> list[Tensor]:
+    size, rest = divmod(x.shape[split_dim], num_split)
+    if rest:
+        raise Refusal(f"attribute num_split = {num_split} does not divide {x.shape[split_dim]}")
+    return list(x.split(size, split_dim))
+
+
+@operator
+def StridedSliceV2(
+    x: Tensor,
+    begin: list[int],
+    end: list[int],
+    axes: list[int] | None = None,
+    strides: list[int] | None = None,
+    *,
+    begin_mask: int = 0,
+    end_mask: int = 0,
+    ellipsis_mask: int = 0,
+    new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0,
+) -> Tensor:
+    """Begins and ends past a side are cut off, negative ones count from the end, as in Python."""
+    masks = {"begin_mask": begin_mask, "end_mask": end_mask, "ellipsis_mask": ellipsis_mask}
+    masks |= {"new_axis_mask": new_axis_mask, "shrink_axis_mask": shrink_axis_mask}
+    for name, mask in masks.items():
+        only(name, mask, 0)
+    axes = list(range(len(begin))) if axes is None else axes
+    strides = [1] * len(begin) if strides is None else strides
+    for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
+        places = range(x.shape[axis])[first:last:step]
+        if step > 0:
+            span = x.narrow(axis, places.start, max(places.stop - places.start, 0))
+            x = span[(slice(None),) * (axis % x.dim()) + (slice(None, None, step),)]
+        else:
+            x = x.index_select(axis, torch.tensor(places, dtype=torch.int64, device=x.device))
+    return x
+
+
+@operator
+def ReverseV2(x: Tensor, axis: list[int]) -> Tensor:
+    return x.flip(axis)
+
+
+@operator
+def PadV3(
+    x: Tensor,
+    paddings: list[int],
+    constant_values: Tensor | None = None,
+    *,
+    mode: str = "constant",
+    paddings_contiguous: bool = True,
+) -> Tensor:
+    """``paddings`` [rank, 2]: how much before and behind every dimension."""
+    only("mode", mode, "constant")
+    only("paddings_contiguous", paddings_contiguous, True)
+    if len(paddings) != 2 * x.dim() or min(paddings, default=0) < 0:
+        raise Refusal(f"operand paddings = {paddings} does not fit {x.dim()} dimensions")
+    pairs = list(zip(paddings[::2], paddings[1::2], strict=True))
+    shape = [size + before + behind for size, (before, behind) in zip(x.shape, pairs, strict=True)]
+    fill = x.new_zeros(()) if constant_values is None else constant_values.reshape(()).to(x.dtype)
+    padded = fill.expand(shape).clone(memory_format=torch.contiguous_format)
+    padded[tuple(slice(before, before + size) for size, (before, _) in zip(x.shape, pairs, strict=True))] = x
+    return padded

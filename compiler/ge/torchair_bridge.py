@@ -1,0 +1,260 @@
+"""The one door to torchair: its own FX-to-GE converters, on any machine with the torch_npu package.
+
+With CANN the real torchair is imported. Without it torchair's C extension cannot load, so a small stand-in takes
+the extension's place: converters are plain Python that builds protobuf messages, and ask the extension nothing
+that a static conversion needs. torch_npu itself is never imported then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+
+import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
+from draftwood.environment import cann_available, torch_npu_folder
+from draftwood.errors import LoweringError
+
+_EXTENSION = "torchair.core._torchair"
+_MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
+
+
+@cache
+def ge_ir() -> Any:
+    """The protobuf messages of GE graphs (``ModelDef``, ``GraphDef``, ``OpDef``), without the rest of torchair."""
+    path = _package() / "_ge_concrete_graph" / "ge_ir_by_protoc_3_19_pb2.py"
+    if _MESSAGES in sys.modules:
+        return sys.modules[_MESSAGES]
+    spec = importlib.util.spec_from_file_location(_MESSAGES, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Under torchair's own name: a second load would register every message twice.
+    sys.modules[_MESSAGES] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def convert(program: ExportedProgram, written: Mapping[str, int], step: str) -> Any:
+    """The GE graph (``GraphDef``) of an exported step, as torchair's compiler makes it before it compiles.
+
+    Args:
+        program: the step, traced on real or fake tensors.
+        written: placeholder name -> number of the output that is written back into it; such outputs leave the
+            graph's outputs.
+        step: the step's name, for errors.
+
+    Raises:
+        LoweringError: an operator has no converter.
+    """
+    torchair = _torchair()
+    module = decomposed(program)
+    with _quiet(), _torch_npu_absent():
+        config = torchair.CompilerConfig()
+        _write_back(module, written)
+        placeholders = module.graph.find_nodes(op="placeholder")
+        try:
+            compiled = torchair.get_compiler(config)(module, [node.meta["val"] for node in placeholders])
+        except Exception as error:  # converters raise classes of every kind
+            raise LoweringError(_explain(error, module, step)) from error
+        return compiled.runner.graph._proto
+
+
+def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """A module's ``forward`` compiled for the NPU: static shapes, frozen parameters, tiling kept on the device.
+
+    Args:
+        module: its inputs that ``forward`` changes are changed in place on the device.
+        cache: folder for compiled graphs, of this module's content alone.
+        eagerly: stop before GE compiles, and run the traced program; needs no device.
+    """
+    torchair = _torchair()
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    config.experimental_config.tiling_schedule_optimize = True
+    if not eagerly:
+        inference = importlib.import_module("torchair.inference")
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        compiled = inference.cache_compile(
+            module.forward, config=config, dynamic=False, cache_dir=str(cache), ge_cache=True
+        )
+        return cast(Callable[..., tuple[Tensor, ...]], compiled)
+    config.debug.run_eagerly = True
+    backend = torchair.get_npu_backend(compiler_config=config)
+    traced = torch.compile(module.forward, backend=backend, dynamic=False, fullgraph=True)
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        with _quiet(), _torch_npu_absent(), torch.no_grad():
+            return cast(tuple[Tensor, ...], traced(*inputs))
+
+    return run
+
+
+def decomposed(program: ExportedProgram) -> fx.GraphModule:
+    """The step in the operators that are converted; its nodes have the names that a GE graph's values refer to."""
+    torchair = _torchair()
+    with _quiet(), _torch_npu_absent():
+        table = _decompositions(torchair.CompilerConfig())
+        return program.run_decompositions(table).graph_module
+
+
+def _package() -> Path:
+    folder = torch_npu_folder()
+    if folder is None:
+        raise ModuleNotFoundError("torch_npu holds torchair's converters", name="torch_npu")
+    return folder / "dynamo" / "torchair"
+
+
+@cache
+def _torchair() -> ModuleType:
+    package = _package()
+    if cann_available():
+        importlib.import_module("torch_npu")
+        return importlib.import_module("torchair")
+    sys.modules.setdefault(_EXTENSION, _StandIn(_EXTENSION))
+    # torchair takes over SIGINT and SIGTERM at import to shut a device down that is not there.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    sys.path.insert(0, str(package.parent))
+    try:
+        with _quiet(), _torch_npu_absent():
+            return importlib.import_module("torchair")
+    finally:
+        sys.path.remove(str(package.parent))
+        with contextlib.suppress(ValueError):  # not the main thread: then torchair has left them alone, too
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+class _Names:
+    """An enumeration whose numbers only code for a device reads."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class _StandIn(ModuleType):
+    """In place of torchair's C extension: starts and stops an engine that is not there."""
+
+    class TorchNpuGraphBase:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    TorchDataType = _Names()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"torchair asked its C extension for {name}, which needs CANN")
+
+    @staticmethod
+    def InitializeGraphEngine(options: Mapping[str, str]) -> None: ...
+
+    @staticmethod
+    def FinalizeGraphEngine() -> None: ...
+
+    @staticmethod
+    def check_cann_compat(operator: str, inputs: object, attributes: object) -> str:
+        return ""  # no CANN of any version to disagree with
+
+
+class _Absent:
+    """A finder that knows torch_npu does not load here, so that no half of it is ever imported."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name.partition(".")[0] == "torch_npu":
+            raise ModuleNotFoundError(f"{name} needs CANN", name=name)
+        return None
+
+
+@contextlib.contextmanager
+def _torch_npu_absent() -> Iterator[None]:
+    """Where CANN is absent torchair must see no torch_npu, and no ``None`` in its place either."""
+    if cann_available():
+        yield
+        return
+    hidden = "torch_npu" in sys.modules and sys.modules["torch_npu"] is None
+    if hidden:
+        del sys.modules["torch_npu"]
+    finder = _Absent()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        if hidden:
+            sys.modules["torch_npu"] = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hundreds of warnings about converters of operators that no step of ours uses."""
+    logger = logging.getLogger("torchair")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _decompositions(config: Any) -> dict[Any, Any]:
+    """torchair's own table, and what PyTorch itself would dissolve before a backend sees it."""
+    utils = importlib.import_module("torchair._utils")
+    table = {
+        operator: function
+        for operator, function in torch.export.default_decompositions().items()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+    }
+    theirs = utils.get_npu_default_decompositions()
+    utils.add_npu_patch(theirs, config)
+    return table | theirs
+
+
+def _write_back(module: fx.GraphModule, written: Mapping[str, int]) -> None:
+    """Turns outputs into copies onto their inputs: the form in which torchair recognises a write in place."""
+    graph = module.graph
+    inputs = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    output = graph.output_node()
+    values: tuple[fx.Node, ...] = output.args[0]  # type: ignore[assignment]
+    with graph.inserting_before(output):
+        for target, number in written.items():
+            copy = graph.call_function(torch.ops.aten.copy_.default, (inputs[target], values[number]))
+            copy.meta = dict(values[number].meta)
+    kept = set(range(len(values))) - set(written.values())
+    output.args = (tuple(values[number] for number in sorted(kept)),)
+    module.recompile()
+
+
+def _explain(error: Exception, module: fx.GraphModule, step: str) -> str:
+    """One line: operator, step, source line, and torchair's reason."""
+    text = str(error)
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    found = re.search(r"While executing %(\w+)", text)
+    node = next((n for n in module.graph.nodes if found and n.name == found[1]), None)
+    if node is None:
+        return f"step {step}: torchair cannot lower it: {reason[:300]}"
+    return f"step {step}: operator {node.target} at {_source(node)} cannot be lowered to GE: {reason[:300]}"
+
+
+def _source(node: fx.Node) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else "an unknown line"
+
+
+__all__ = ["compile_step", "convert", "decomposed", "ge_ir"]

@@ -1,0 +1,120 @@
+"""The weights of all GE graphs of a bundle: one file, stored once, that every graph's constants point into.
+
+GE's own combined form of external weights: raw tensors in one file, each on a 512-byte boundary, addressed by the
+attributes ``location``, ``offset`` and ``length`` of a FileConstant (docs/en/design/features/external_weight.md
+of GE's open source). An index beside the file says what lies where and which tensors of the checkpoint make it,
+so that weights can be bound after the build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.errors import BundleError
+
+ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One weight: its place in ``location`` and, in ``parts``, the checkpoint tensors concatenated along dimension 0.
+
+    ``location`` is a file of the bundle's ``npu`` folder, or the absolute path of a checkpoint's own file where
+    the weight is used in place. ``parts`` is empty for what is computed and not read, such as rotary tables.
+    """
+
+    shape: tuple[int, ...]
+    location: str
+    offset: int
+    length: int
+    parts: tuple[str, ...]
+
+
+class WeightIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole index, ``npu/weights.json``; ``bytes`` is the size of the weights file."""
+
+    dtype: str
+    bytes: int
+    constants: dict[str, Constant]
+
+
+def plan_weights(
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    location: str,
+    parts: Mapping[str, tuple[str, ...]],
+    linked: Mapping[str, tuple[Path, int]],
+) -> WeightIndex:
+    """Lays the weights out. ``linked`` weights (file, byte offset) stay where they are."""
+    at, constants = 0, {}
+    for name, shape in shapes.items():
+        length = torch.Size(shape).numel() * dtype.itemsize
+        file, offset = linked.get(name, (Path(location), at))
+        constants[name] = Constant(
+            shape=shape, location=str(file), offset=offset, length=length, parts=parts.get(name, ())
+        )
+        if name not in linked:
+            at += -(-length // ALIGNMENT) * ALIGNMENT
+    return WeightIndex(dtype=str(dtype).removeprefix("torch."), bytes=at, constants=constants)
+
+
+def write_index(path: Path, index: WeightIndex) -> None:
+    """Equal indices are equal files."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(index, order="sorted"), indent=1) + b"\n")
+
+
+def read_index(path: Path) -> WeightIndex:
+    """BundleError where the index is missing or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=WeightIndex)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{path}: not a weight index ({error}); build the bundle again") from error
+
+
+def write_npu_weights(path: Path, index: WeightIndex, read: Callable[[str], Tensor]) -> None:
+    """Streams the weights that belong into ``path``, one tensor in memory at a time."""
+    dtype = getattr(torch, index.dtype)
+    with path.open("wb") as file:
+        for name, constant in index.constants.items():
+            if constant.location != path.name:
+                continue
+            value = read(name).to(dtype).contiguous()
+            assert tuple(value.shape) == constant.shape, (name, value.shape, constant.shape)
+            file.seek(constant.offset)
+            file.write(value.view(-1).view(torch.uint8).numpy().data)
+        file.truncate(index.bytes)
+
+
+def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Weights as views of a memory map; ``folder`` is the bundle's ``npu`` folder.
+
+    Raises:
+        BundleError: the weights are not there, or their file is too short.
+    """
+    dtype = getattr(torch, index.dtype)
+    maps: dict[str, np.memmap] = {}
+    found = {}
+    for name in index.constants if names is None else names:
+        constant = index.constants[name]
+        if constant.location not in maps:
+            maps[constant.location] = _map(folder / constant.location, folder)
+        raw = maps[constant.location][constant.offset : constant.offset + constant.length]
+        if len(raw) != constant.length:
+            raise BundleError(f"{folder / constant.location}: ends before {name}; bind the weights again")
+        found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
+    return found
+
+
+def _map(path: Path, folder: Path) -> np.memmap:
+    try:
+        # Copy on write: torch wants writable memory, and nothing may ever change the file.
+        return np.memmap(path, np.uint8, mode="c")
+    except (OSError, ValueError):
+        raise BundleError(
+            f"{path}: no weights; the bundle was built without them; run draftwood bind {folder.parent} --model DIR"
+        ) from None

@@ -1,0 +1,312 @@
+"""Random drafters on disk in every layout, and what they compute by the papers' equations: loops, no cache."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.decoder import Decoder
+from draftwood.kernels import onnx_forms
+
+V, LAYERS, HIDDEN = 101, 8, 64
+HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, DRAFT = 4, 2, 16, 96, 40
+EPSILON, THETA = 1e-5, 5e3
+# Cache slots of a drafter, and its rotary positions.
+SLOTS, POSITIONS = 32, 32
+
+BLOCK = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": V,
+    "rms_norm_eps": EPSILON,
+    "rope_theta": THETA,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 16,  # shorter than the cache: published drafters state a training length
+    "model_type": "llama",
+}
+
+
+@pytest.fixture(scope="session")
+def teacher_folder(tmp_path_factory: pytest.TempPathFactory, save_llama: Callable) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    save_llama(folder, num_hidden_layers=LAYERS, vocab_size=V, hidden_size=HIDDEN)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def teacher(teacher_folder: Path) -> Checkpoint:
+    """Eight layers, so that the published states are those entering layers 2, 4 and 5."""
+    return Checkpoint.open(teacher_folder)
+
+
+@pytest.fixture(scope="session")
+def decoder(teacher_folder: Path, load_decoder: Callable[..., Decoder]) -> Decoder:
+    return load_decoder(teacher_folder, POSITIONS)
+
+
+def draft_ids(draft: int) -> torch.Tensor:
+    """Ascending, with gaps."""
+    return torch.randperm(V, generator=torch.Generator().manual_seed(7))[:draft].sort().values
+
+
+def _randn(random: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=random) * 0.15
+
+
+def block_tensors(random: torch.Generator, at: str, hidden: int, width: int) -> dict[str, torch.Tensor]:
+    rows = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+    tensors = {f"{at}.self_attn.{p}_proj.weight": _randn(random, n, width) for p, n in rows.items()}
+    tensors[f"{at}.self_attn.o_proj.weight"] = _randn(random, hidden, rows["q"])
+    tensors |= {f"{at}.mlp.{p}_proj.weight": _randn(random, INTERMEDIATE, hidden) for p in ("gate", "up")}
+    tensors[f"{at}.mlp.down_proj.weight"] = _randn(random, hidden, INTERMEDIATE)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        tensors[f"{at}.{norm}.weight"] = 1 + _randn(random, hidden)
+    return tensors
+
+
+def eagle3_tensors(at: str = "midlayer", *, hidden: int = HIDDEN, draft: int = DRAFT) -> dict[str, torch.Tensor]:
+    """The tensors of a plain EAGLE-3 drafter, random, by published names."""
+    random = torch.Generator().manual_seed(11)
+    tensors = block_tensors(random, at, hidden, 2 * hidden)
+    tensors[f"{at}.hidden_norm.weight"] = 1 + _randn(random, hidden)
+    tensors["fc.weight"] = _randn(random, hidden, 3 * HIDDEN)
+    tensors["norm.weight"] = 1 + _randn(random, hidden)
+    tensors["lm_head.weight"] = _randn(random, draft, hidden)
+    ids = draft_ids(draft)
+    tensors["d2t"] = ids - torch.arange(draft)
+    tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+    if hidden != HIDDEN:
+        tensors["embed_tokens.weight"] = _randn(random, V, hidden)
+    return tensors
+
+
+def fasteagle_tensors(levels: int, draft: int = DRAFT) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(13)
+    tensors = {"fc.weight": _randn(random, HIDDEN, 3 * HIDDEN), "proj.weight": _randn(random, HIDDEN, 2 * HIDDEN)}
+    for i in range(levels):
+        tensors |= block_tensors(random, f"layers.{i}", HIDDEN, HIDDEN)
+    tensors["norm.weight"] = 1 + _randn(random, HIDDEN)
+    if draft < V:
+        ids = draft_ids(draft)
+        tensors["d2t"] = ids - torch.arange(draft)
+        tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+    return tensors
+
+
+def eagle3_config(layout: str, draft: int = DRAFT, **block: object) -> dict:
+    """config.json as each project writes it."""
+    sizes = {**BLOCK, **block}
+    if layout == "speculators":
+        return {
+            "speculators_model_type": "eagle3",
+            "architectures": ["Eagle3Speculator"],
+            "transformer_layer_config": sizes,
+            "draft_vocab_size": draft,
+            "norm_before_residual": False,
+            "target_hidden_size": HIDDEN,
+            "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        }
+    architecture = {"SafeAILab": "LlamaForCausalLM", "SpecForge": "LlamaForCausalLMEagle3"}[layout]
+    return {"architectures": [architecture], **sizes, "draft_vocab_size": draft, "target_hidden_size": HIDDEN}
+
+
+@pytest.fixture(scope="session")
+def make() -> object:
+    """The builders above; test modules cannot import this one."""
+
+    class Make:
+        eagle3_tensors = staticmethod(eagle3_tensors)
+        eagle3_config = staticmethod(eagle3_config)
+        fasteagle_tensors = staticmethod(fasteagle_tensors)
+        oracle = Oracle
+
+        @staticmethod
+        def save(folder: Path, config: dict, tensors: dict, file: str = "model.safetensors") -> Path:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.json").write_text(json.dumps(config))
+            if file.endswith(".safetensors"):
+                save_file(tensors, folder / file)
+            else:
+                torch.save(tensors, folder / file)
+            return folder
+
+        @staticmethod
+        def run_onnx(
+            step: torch.nn.Module, inputs: list[torch.Tensor]
+        ) -> tuple[torch.export.ExportedProgram, list[np.ndarray]]:
+            """The trace of a step, and what onnxruntime computes from its translation."""
+            program = torch.export.export(step.eval(), tuple(inputs), strict=False)
+            exported = torch.onnx.export(
+                program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(False), verbose=False
+            )
+            options = onnxruntime.SessionOptions()
+            options.use_per_session_threads = False
+            session = onnxruntime.InferenceSession(
+                exported.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+            given = {spec.name: t.numpy() for spec, t in zip(session.get_inputs(), inputs, strict=True)}
+            return program, session.run(None, given)
+
+        @staticmethod
+        def written_once(program: torch.export.ExportedProgram, caches: int) -> bool:
+            """Whether each cache is read by one scatter alone, so that the write can be in place."""
+            scatter = torch.ops.npu.npu_scatter_nd_update.default
+            given = [n for n in program.graph.nodes if n.op == "placeholder" and n.name.startswith("caches")]
+            users = [list(node.users) for node in given]
+            alone = all(
+                len(u) == 1 and u[0].target is scatter and u[0].args[0] is n for n, u in zip(given, users, strict=True)
+            )
+            return alone and len(given) == caches == sum(node.target is scatter for node in program.graph.nodes)
+
+    return Make
+
+
+@dataclass
+class Oracle:
+    """EAGLE-3 in float64, one row at a time, everything computed again at every call.
+
+    ``tensors`` are the published ones; ``at`` is where the block's keys begin.
+    """
+
+    tensors: dict
+    at: str = "midlayer"
+    feature_norm: str = "none"
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    # The teacher's matrices, for drafters without their own.
+    embed: np.ndarray | None = None
+    head: np.ndarray | None = None
+
+    def get(self, name: str) -> np.ndarray:
+        return self.tensors[name].double().numpy()
+
+    def norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return weight * x / np.sqrt((x * x).mean() + EPSILON)
+
+    def fused(self, states: np.ndarray) -> np.ndarray:
+        """One token's three teacher states, [3 * H], as one hidden state."""
+        if self.feature_norm == "whole":
+            states = self.norm(states, self.get("input_norm.weight"))
+        if self.feature_norm == "each":
+            parts = states.reshape(3, -1)
+            states = np.concatenate([self.norm(p, self.get(f"fc_norm.{i}.weight")) for i, p in enumerate(parts)])
+        return self.get("fc.weight") @ states
+
+    def project(self, side: str, x: np.ndarray, at: str) -> np.ndarray:
+        y = self.get(f"{at}.self_attn.{side}_proj.weight") @ x
+        bias = f"{at}.self_attn.{side}_proj.bias"
+        return y + self.get(bias) if bias in self.tensors else y
+
+    def turned(self, x: np.ndarray, position: int) -> np.ndarray:
+        """Rotary embedding of one head, rotate-half."""
+        half = HEAD_DIM // 2
+        angles = position / THETA ** (np.arange(half) / half)
+        low, high = x[:half], x[half:]
+        return np.concatenate(
+            [low * np.cos(angles) - high * np.sin(angles), high * np.cos(angles) + low * np.sin(angles)]
+        )
+
+    def attention(self, inputs: Sequence[np.ndarray], at: str) -> np.ndarray:
+        """The last row's attention over all rows before and itself, row i at position i."""
+        row, out = len(inputs) - 1, []
+        for head in range(HEADS):
+            kv = head // (HEADS // KV_HEADS)
+            cut, cut_kv = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM), slice(kv * HEAD_DIM, (kv + 1) * HEAD_DIM)
+            query = self.turned(self.project("q", inputs[row], at)[cut], row)
+            keys = [self.turned(self.project("k", x, at)[cut_kv], i) for i, x in enumerate(inputs)]
+            values = [self.project("v", x, at)[cut_kv] for x in inputs]
+            scores = np.array([query @ key for key in keys]) / np.sqrt(HEAD_DIM)
+            weights = np.exp(scores - scores.max())
+            out.append(sum(w * v for w, v in zip(weights / weights.sum(), values, strict=True)))
+        return self.project("o", np.concatenate(out), at)
+
+    def feed_forward(self, x: np.ndarray, at: str) -> np.ndarray:
+        gate, up = (self.get(f"{at}.mlp.{p}_proj.weight") @ x for p in ("gate", "up"))
+        return self.get(f"{at}.mlp.down_proj.weight") @ (gate / (1 + np.exp(-gate)) * up)
+
+    def embedded(self, token: int) -> np.ndarray:
+        own = "embed_tokens.weight"
+        return self.get(own)[token] if own in self.tensors else self.embed[token]
+
+    def run(self, features: np.ndarray, tokens: Sequence[int], path: Sequence[int] = ()) -> np.ndarray:
+        """The hidden state, before the last norm, of the last token of ``path`` (of the root if it is empty).
+
+        features [n, 3H] of n tokens, tokens [n] the ones after them, path the drafted tokens after the root.
+        """
+        inputs, hidden = [], np.zeros(0)
+        for i, token in enumerate([*tokens, *path]):
+            before = self.fused(features[i]) if i < len(tokens) else self.fed_back(hidden)
+            normed = self.norm(before, self.get(f"{self.at}.hidden_norm.weight"))
+            embedding = self.norm(self.embedded(token), self.get(f"{self.at}.input_layernorm.weight"))
+            inputs.append(np.concatenate([embedding, normed]))
+            if i >= len(tokens) - 1:
+                residual = normed if self.norm_before_residual else before
+                middle = residual + self.attention(inputs, self.at)
+                after = self.norm(middle, self.get(f"{self.at}.post_attention_layernorm.weight"))
+                hidden = middle + self.feed_forward(after, self.at)
+        return hidden
+
+    def fed_back(self, hidden: np.ndarray) -> np.ndarray:
+        return self.norm(hidden, self.get("norm.weight")) if self.norm_output else hidden
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """[draft vocabulary]."""
+        head = self.get("lm_head.weight") if "lm_head.weight" in self.tensors else self.head
+        return head @ self.norm(hidden, self.get("norm.weight"))
+
+    def ranked(self, features: np.ndarray, tokens: Sequence[int], path: Sequence[int], k: int) -> list[tuple]:
+        """The k best next tokens as (the teacher's id, log-probability)."""
+        logits = self.logits(self.run(features, tokens, path))
+        logp = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        ids = np.arange(len(logp)) + (self.tensors["d2t"].numpy() if "d2t" in self.tensors else 0)
+        best = np.argsort(-logp)[:k]
+        return [(int(ids[i]), float(logp[i])) for i in best]
+
+
+@pytest.fixture(scope="session")
+def text() -> tuple[np.ndarray, list[int]]:
+    """Features [11, 3H] of eleven tokens and the tokens after them, the last of which is the root."""
+    random = np.random.default_rng(5)
+    return random.normal(size=(11, 3 * HIDDEN)), random.integers(0, V, 11).tolist()
+
+
+@pytest.fixture(scope="session")
+def warm(text: tuple) -> Callable:
+    """Inputs of a draft step over ``text``: eight slots are cached by an extend step, three are still to come."""
+    features, tokens = (torch.tensor(part) for part in text)
+
+    def inputs(extend: Callable, caches: int) -> list[torch.Tensor]:
+        empty = [torch.full((KV_HEADS * SLOTS, HEAD_DIM), 9.0) for _ in range(caches)]  # stale slots are not zeros
+        chunk = torch.cat((tokens[:8], torch.zeros(2, dtype=torch.int64)))
+        states = torch.cat((features[:8], torch.ones(2, 3 * HIDDEN))).float()
+        cached = extend(chunk, states, torch.tensor([8]), torch.tensor([8]), *empty)
+        # The rows of the last verify step: the accepted ones are 0, 2 and 5.
+        rows = torch.randn(7, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
+        rows[[0, 2, 5]] = features[8:].float()
+        after = torch.cat((tokens[8:], torch.tensor([4])))
+        return [after, rows, torch.tensor([0, 2, 5, 1]), torch.tensor([11]), torch.tensor([3]), *cached]
+
+    return inputs
+
+
+@pytest.fixture(scope="session")
+def load() -> Callable:
+    """The network of a checkpoint, its weights and buffers in place."""
+
+    def build(network: type, checkpoint: object) -> torch.nn.Module:
+        module = network(checkpoint.config, POSITIONS)
+        weights = {name: checkpoint.weight(name).float() for name in checkpoint.names()}
+        module.load_state_dict(weights | checkpoint.buffers(POSITIONS))
+        return module.requires_grad_(False)
+
+    return build

@@ -1,0 +1,243 @@
+"""EAGLE-3 against the paper's equations, in every published layout, and over fixed trees."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.decoder import Decoder
+from draftwood.compiler.draft_steps import ExtendStep, TreeStep
+from draftwood.compiler.drafter_layers import TeacherWeights
+from draftwood.compiler.eagle3 import Eagle3
+from draftwood.compiler.eagle3_checkpoint import open_eagle3
+from draftwood.compiler.fixed_tree import FixedTree
+from draftwood.trees import Topology
+
+# fp32 against float64 through a block and its feedback four levels deep.
+CLOSE = 2e-4
+# Wrong inputs must stand out from rounding by far.
+FAR = 100 * CLOSE
+RAGGED = Topology.from_paths([(0,), (1,), (3,), (0, 0), (0, 2), (1, 1), (0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 0, 2)])
+TREES = {"ragged": RAGGED, "chain": Topology.chain(4), "backbone": Topology.backbone(3, 3), "one": Topology.chain(1)}
+
+
+class Variant:
+    """A drafter on disk, its oracle, and its network."""
+
+    def __init__(self, folder: Path, make: Any, teacher: Checkpoint, load: Callable, layout: str, **options) -> None:
+        hidden, draft = options.get("hidden", 64), options.get("draft", 40)
+        at = "layers.0" if layout == "speculators" else "midlayer"
+        tensors = make.eagle3_tensors(at, hidden=hidden, draft=draft)
+        random = torch.Generator().manual_seed(17)
+        config = make.eagle3_config(layout, draft, hidden_size=hidden, attention_bias="bias" in options)
+        config |= options.get("fields", {})
+        for name, shape in options.get("extra", {}).items():
+            tensors[name] = 1 + torch.randn(shape, generator=random) * 0.15
+        if "bias" in options:
+            for side, width in (("q", 64), ("k", 32), ("v", 32), ("o", hidden)):
+                tensors[f"{at}.self_attn.{side}_proj.bias"] = torch.randn(width, generator=random) * 0.15
+        for name in options.get("without", ()):
+            del tensors[name]
+        make.save(folder, config, tensors, options.get("file", "model.safetensors"))
+        self.checkpoint = open_eagle3(folder, teacher)
+        self.drafter = load(Eagle3, self.checkpoint)
+        embed, head = (teacher.weight(name).double().numpy() for name in ("embed.weight", "lm_head.weight"))
+        ids = np.arange(draft) + (tensors["d2t"].numpy() if "d2t" in tensors else 0)
+        self.oracle = make.oracle(tensors, at, embed=embed, head=head[ids], **options.get("oracle", {}))
+
+
+SPECULATORS = {
+    "fields": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "extra": {"input_norm.weight": (192,)},
+    "oracle": {"feature_norm": "whole", "norm_before_residual": True, "norm_output": True},
+}
+PER_STATE = {
+    "fields": {"fc_norm": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
+    "extra": {f"fc_norm.{i}.weight": (64,) for i in range(3)},
+    "oracle": {"feature_norm": "each"},
+}
+VARIANTS = {
+    "SafeAILab": ("SafeAILab", {}),
+    "SafeAILab-bin": ("SafeAILab", {"file": "pytorch_model.bin"}),
+    "SafeAILab-bias": ("SafeAILab", {"bias": True}),
+    "SpecForge": ("SpecForge", {}),
+    "SpecForge-fc-norm": ("SpecForge", PER_STATE),
+    "speculators": ("speculators", {}),
+    "speculators-3.1": ("speculators", SPECULATORS),
+    "narrow": ("speculators", {"hidden": 48}),
+    "whole-vocabulary": ("SafeAILab", {"draft": 101, "without": ("d2t", "t2d")}),
+    "tied-rows": ("SafeAILab", {"without": ("lm_head.weight", "t2d")}),
+    "tied": ("SafeAILab", {"draft": 101, "without": ("lm_head.weight", "d2t", "t2d")}),
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    make: Any,
+    teacher: Checkpoint,
+    load: Callable,
+) -> Variant:
+    layout, options = VARIANTS[request.param]
+    return Variant(tmp_path_factory.mktemp("drafter"), make, teacher, load, layout, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, make: Any, teacher: Checkpoint, load: Callable) -> Variant:
+    return Variant(tmp_path_factory.mktemp("drafter"), make, teacher, load, "SafeAILab")
+
+
+def tree_step(variant: Variant, decoder: Decoder, tree: Topology, form: str = "fused") -> TreeStep:
+    return TreeStep(variant.drafter, decoder, FixedTree(tree), form)
+
+
+def inputs_of(variant: Variant, decoder: Decoder, warm: Callable, form: str = "fused") -> list[torch.Tensor]:
+    return warm(ExtendStep(variant.drafter, decoder, form), 2)
+
+
+@pytest.mark.parametrize("form", ["fused", "eager"])
+def test_hidden_states_and_logits(variant: Variant, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
+    tokens, rows, path, *counts, key, value = inputs_of(variant, decoder, warm, form)
+    drafter, oracle = variant.drafter, variant.oracle
+    teacher = TeacherWeights(decoder.embed.weight, decoder.head_weight)
+    written = drafter.extend(tokens, rows[path], *counts, [key, value], teacher, form)
+    hidden, branch, drafted = written.root, None, [17, 3, 88, 40]
+    for depth in range(len(drafted) + 1):
+        if depth:
+            visible = torch.zeros(1, depth, dtype=torch.bool)
+            token = torch.tensor(drafted[depth - 1 : depth])
+            hidden, branch = drafter.level(token, hidden.fed_back_RH, depth, branch, visible, written, teacher)
+        wanted = oracle.run(*text, drafted[:depth])
+        np.testing.assert_allclose(hidden.fed_back_RH[0], oracle.fed_back(wanted), rtol=0, atol=CLOSE)
+        logits = drafter.logits(hidden.normed_RH, teacher)[0]
+        np.testing.assert_allclose(logits, oracle.logits(wanted), rtol=0, atol=CLOSE)
+
+
+def slow_tree(oracle: Any, text: tuple, tree: Topology) -> tuple[list[int], list[float]]:
+    """Tokens and cumulative scores of rows 1 to M, each node ranked at its own parent."""
+    tokens: list[list[int]] = [[]]
+    scores = [0.0]
+    for row in range(1, tree.rows):
+        parent, rank = tree.parents[row], tree.ranks[row]
+        token, logp = oracle.ranked(*text, tokens[parent], tree.width)[rank]
+        tokens.append([*tokens[parent], token])
+        scores.append(scores[parent] + logp)
+    return [path[-1] for path in tokens[1:]], scores[1:]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_fixed_tree(plain: Variant, decoder: Decoder, warm: Callable, text: tuple, tree: str) -> None:
+    tokens, scores, *_ = tree_step(plain, decoder, TREES[tree])(*inputs_of(plain, decoder, warm))
+    wanted = slow_tree(plain.oracle, text, TREES[tree])
+    assert tokens.tolist() == wanted[0] and tokens.dtype == torch.int64
+    np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
+
+
+def test_fixed_tree_in_every_layout(variant: Variant, decoder: Decoder, warm: Callable, text: tuple) -> None:
+    tokens, scores, *_ = tree_step(variant, decoder, RAGGED)(*inputs_of(variant, decoder, warm))
+    wanted = slow_tree(variant.oracle, text, RAGGED)
+    assert tokens.tolist() == wanted[0]
+    np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
+
+
+def test_the_cache_holds_accepted_text_alone(plain: Variant, decoder: Decoder, warm: Callable) -> None:
+    # Slots 0 to 10 are text; the last slot takes padding; a tree leaves no trace anywhere.
+    inputs = inputs_of(plain, decoder, warm)
+    *_, key, value = tree_step(plain, decoder, RAGGED)(*inputs)
+    for before, after in ((inputs[-2], key), (inputs[-1], value)):
+        changed = (before != after).view(2, 32, 16).any(-1)
+        assert changed[:, 8:11].all() and not changed[:, :8].any() and not changed[:, 11:31].any()
+    again = plain.drafter.extend(
+        inputs[0][:3], inputs[1][[0, 2, 5]], inputs[3], inputs[4], inputs[5:],
+        TeacherWeights(decoder.embed.weight, decoder.head_weight),
+    )  # fmt: skip
+    for ours, theirs in zip((key, value), again.caches, strict=True):
+        torch.testing.assert_close(
+            ours.view(2, 32, 16)[:, :11], theirs.view(2, 32, 16)[:, :11], rtol=0, atol=1e-5
+        )  # other row counts
+
+
+def test_padding_and_stale_slots_do_not_matter(plain: Variant, decoder: Decoder, warm: Callable) -> None:
+    step, inputs = tree_step(plain, decoder, RAGGED), inputs_of(plain, decoder, warm)
+    tokens, scores, *_ = step(*inputs)
+    other = [t.clone() for t in inputs]
+    other[0][3], other[2][3] = 77, 6
+    for cache in other[5:]:
+        cache.view(2, 32, 16)[:, 11:] = -30.0
+    others = step(*other)
+    assert torch.equal(tokens, others[0])
+    torch.testing.assert_close(scores, others[1], rtol=0, atol=1e-6)  # masked scores add exact zeros
+
+
+def test_zero_inputs_index_nothing_outside(plain: Variant, decoder: Decoder) -> None:
+    zeros = [torch.zeros(4, dtype=torch.int64), torch.zeros(7, 192), torch.zeros(4, dtype=torch.int64)]
+    ends = [torch.zeros(1, dtype=torch.int64)] * 2 + [torch.zeros(64, 16)] * 2
+    assert tree_step(plain, decoder, RAGGED)(*zeros, *ends)[0].shape == (RAGGED.nodes,)
+
+
+def wrong_tokens(inputs: list, step: TreeStep) -> None:
+    inputs[0] = inputs[0].roll(1)
+
+
+def wrong_features(inputs: list, step: TreeStep) -> None:
+    inputs[2] = torch.tensor([2, 5, 1, 0])
+
+
+def wrong_length(inputs: list, step: TreeStep) -> None:
+    inputs[3] = inputs[3] + 1
+
+
+def wrong_ids(inputs: list, step: TreeStep) -> None:
+    step.drafter.teacher_ids = step.drafter.teacher_ids.roll(1)
+
+
+def causal_mask(inputs: list, step: TreeStep) -> None:
+    for level in step.tree.levels:
+        level.masked_ES = torch.zeros_like(level.masked_ES)
+
+
+def wrong_parents(inputs: list, step: TreeStep) -> None:
+    for level in step.tree.levels:
+        level.source_E = torch.zeros_like(level.source_E)
+
+
+@pytest.mark.parametrize("harm", [wrong_tokens, wrong_features, wrong_length, wrong_ids, causal_mask, wrong_parents])
+def test_harm_shows(
+    tmp_path: Path, make: Any, teacher: Checkpoint, load: Callable, decoder: Decoder, warm: Callable, harm: Callable
+) -> None:
+    # A draft tree that is wrong only drafts worse, so nothing downstream would notice.
+    harmed = Variant(tmp_path, make, teacher, load, "SafeAILab")
+    step, inputs = tree_step(harmed, decoder, RAGGED), inputs_of(harmed, decoder, warm)
+    tokens, scores, *_ = step(*inputs)
+    harm(inputs, step)
+    worse = step(*inputs)
+    assert not torch.equal(tokens, worse[0]) or (scores - worse[1]).abs().max() > FAR
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_and_one_write_a_cache(plain: Variant, make: Any, decoder: Decoder, warm: Callable) -> None:
+    step, inputs = tree_step(plain, decoder, RAGGED), inputs_of(plain, decoder, warm)
+    program, outputs = make.run_onnx(step, inputs)
+    for ours, theirs in zip(outputs, step(*inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)  # onnxruntime sums in another order
+    assert make.written_once(program, 2)
+
+
+def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -> None:
+    inputs = inputs_of(plain, decoder, warm)
+    drafter = Eagle3(plain.checkpoint.config, 32)
+    drafter.load_state_dict(plain.drafter.state_dict())
+    drafter.bfloat16()
+    half = [t.bfloat16() if t.is_floating_point() else t for t in inputs]
+    teacher = TeacherWeights(decoder.embed.weight.bfloat16(), None)
+    written = drafter.extend(half[0], half[1][half[2]], half[3], half[4], half[5:], teacher)
+    tokens, scores = FixedTree(RAGGED).grow(drafter, written, teacher)
+    assert written.caches[0].dtype == written.root.fed_back_RH.dtype == torch.bfloat16
+    assert tokens.shape == scores.shape and scores.dtype == torch.float32
+    wanted = tree_step(plain, decoder, RAGGED)(*inputs)[1]
+    assert (scores[0] - wanted[0]).abs() < 0.2  # eight bits of mantissa through one block

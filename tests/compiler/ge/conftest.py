@@ -1,0 +1,78 @@
+"""A tiny openPangu teacher with Medusa heads, lowered to GE graphs without its weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood.environment import torch_npu_installed
+from draftwood.manifest import GraphSignature
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch_npu_installed():
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs the torch_npu package, which holds torchair's converters"))
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Steps by name, their ``.air`` bytes and graphs, and the weight index they point into."""
+
+    signatures: dict[str, GraphSignature]
+    airs: dict[str, bytes]
+    graphs: dict
+    index: object
+
+
+def lower_tiny(source: Path) -> Lowered:
+    """Prefill, decode, verify and draft of a tiny teacher at KV length 640, in bf16."""
+    from draftwood.compiler.bundle import BuildRequest, Sources, static_steps
+    from draftwood.compiler.ge.graph import Graph
+    from draftwood.compiler.ge.lowering import lower_to_ge
+    from draftwood.compiler.ge.torchair_bridge import ge_ir
+    from draftwood.compiler.ge.weights import plan_weights
+    from draftwood.compiler.steps import StepSizes
+    from draftwood.compiler.tracing import shapes_only, trace
+    from draftwood.trees import Topology
+
+    tree = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+    trees = (("plain", Topology.plain()), ("ragged", tree))
+    request = BuildRequest(
+        model=source, drafter=source / "heads", trees=trees, slots=(640,), prefill_rows=(8,), targets=("ge",)
+    )
+    sources = Sources.open(request)
+    entries = sources.weights(640)
+    index = plan_weights(
+        {e.name: e.shape for e in entries}, torch.bfloat16, "weights.bin", {e.name: e.parts for e in entries}, {}
+    )
+    with shapes_only(torch.bfloat16) as mode:
+        modules = sources.modules(640)
+    sizes = StepSizes(branch_rows=7, path_rows=4, dtype="bfloat16")
+    airs, signatures = {}, {}
+    for step in static_steps(request, sizes, *modules, decode_rows=2):
+        with mode:
+            program = trace(step)
+        name = step.signature.name
+        airs[name], signatures[name] = lower_to_ge(step, program, index), step.signature
+    graphs = {name: Graph.of(ge_ir().ModelDef.FromString(air).graph[0]) for name, air in airs.items()}
+    return Lowered(signatures, airs, graphs, index)
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, save_medusa: Callable) -> Path:
+    """A bf16 openPangu folder with its heads inside."""
+    source = tmp_path_factory.mktemp("ge-source")
+    save_pangu(source, torch.bfloat16)
+    (source / "heads").mkdir()
+    save_medusa(source / "heads")
+    return source
+
+
+@pytest.fixture(scope="session")
+def lowered(tiny_source: Path) -> Lowered:
+    return lower_tiny(tiny_source)

@@ -1,0 +1,145 @@
+"""Bundles with NPU graphs: what they hold, with weights, without, and with weights bound later."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwood.compiler.bundle import BuildRequest, build
+from draftwood.compiler.ge.binding import bind
+from draftwood.compiler.ge.weights import map_npu_weights, read_index
+from draftwood.errors import BundleError, CheckpointError, RequestError
+from draftwood.manifest import Manifest, encode
+from draftwood.runtime.bundle import Bundle
+from draftwood.trees import Topology
+
+TREES = (("plain", Topology.plain()), ("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])))
+
+
+@pytest.fixture(scope="module")
+def request_(tiny_source: Path) -> BuildRequest:
+    return BuildRequest(
+        model=tiny_source, drafter=tiny_source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,), targets=("ge",)
+    )
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory, request_: BuildRequest) -> tuple[Path, Manifest]:
+    folder = tmp_path_factory.mktemp("ge-target") / "copied"
+    return folder, build(request_, folder)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
+    folder, manifest = copied
+    assert manifest.npu is not None and manifest.graphs == () and manifest.weights is None
+    assert [graph.name for graph in manifest.npu.graphs] == [
+        "prefill-t8-kv128",
+        "decode-kv128",
+        "verify-t5-kv128",
+        "draft",
+    ]
+    assert {graph.kind: graph.rows for graph in manifest.npu.graphs}["decode"] == 2  # padded: see DECODE_ROWS
+    for graph in manifest.npu.graphs:
+        assert (folder / graph.file).is_file() and (folder / graph.file).with_suffix(".txt").is_file()
+    assert [gear.graph for gear in manifest.gears] == ["decode-kv128", "verify-t5-kv128"]
+    script = (folder / "npu" / "atc.sh").read_text()
+    assert script.count("\natc ") == 4 and "--precision_mode_v2=origin" in script and "Ascend910B3" in script
+    assert encode(Bundle.open(folder).manifest) == encode(manifest)
+
+
+def test_weights_are_the_checkpoints(copied: tuple[Path, Manifest], tiny_source: Path) -> None:
+    folder, manifest = copied
+    stored = load_file(tiny_source / "model.safetensors")
+    assert manifest.npu is not None
+    index = read_index(folder / manifest.npu.index)
+    found = map_npu_weights(folder / "npu", index)
+    for name, tensor in found.items():
+        parts = index.constants[name].parts
+        assert tensor.dtype == torch.bfloat16
+        if parts and all(part in stored for part in parts):
+            assert torch.equal(tensor, torch.cat([stored[part] for part in parts])), name
+    assert index.constants["layers.0.qkv.weight"].parts == tuple(
+        f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv"
+    )
+
+
+def test_weights_bound_later_are_those_copied(
+    copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest, tiny_source: Path
+) -> None:
+    shapes = tmp_path / "shapes"
+    (shapes / "heads").mkdir(parents=True)
+    (shapes / "config.json").write_text(
+        json.dumps(json.loads((tiny_source / "config.json").read_text()) | {"torch_dtype": "bfloat16"})
+    )
+    (shapes / "heads" / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 1}')
+    folder = tmp_path / "none"
+    build(replace(request_, weights="none", model=shapes, drafter=shapes / "heads"), folder)
+    assert not (folder / "npu" / "weights.bin").exists()
+    before = files(folder)
+    bound = bind(folder, tiny_source, tiny_source / "heads")
+    after, whole = files(folder), files(copied[0])
+    assert {name for name in after if before.get(name) != after[name]} == {"npu/weights.bin", "manifest.json"}
+    assert after["npu/weights.bin"] == whole["npu/weights.bin"]
+    airs = [name for name in whole if name.endswith(".air")]
+    assert airs and all(after[name] == whole[name] for name in airs)
+    assert bound.teacher.digest == copied[1].teacher.digest
+    assert encode(Bundle.open(folder).manifest) == encode(bound)
+    with pytest.raises(BundleError, match="has its weights already"):
+        bind(folder, tiny_source, tiny_source / "heads")
+
+
+def test_linked_weights_are_used_where_they_lie(
+    copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest, tiny_source: Path
+) -> None:
+    folder = tmp_path / "linked"
+    build(replace(request_, weights="link"), folder)
+    index, whole = read_index(folder / "npu" / "weights.json"), read_index(copied[0] / "npu" / "weights.json")
+    assert index.constants["embed.weight"].location == str((tiny_source / "model.safetensors").resolve())
+    assert index.constants["layers.0.qkv.weight"].location == "weights.bin"  # three tensors of the checkpoint in one
+    assert index.bytes < whole.bytes
+    found, wanted = map_npu_weights(folder / "npu", index), map_npu_weights(copied[0] / "npu", whole)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_two_builds_give_equal_bytes(copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest) -> None:
+    build(request_, tmp_path / "again")
+    assert files(tmp_path / "again") == files(copied[0])
+
+
+def test_weights_of_another_model_are_refused(
+    copied: tuple[Path, Manifest], tmp_path: Path, request_: BuildRequest, tiny_source: Path, save_pangu: Callable
+) -> None:
+    folder, other = tmp_path / "none", tmp_path / "other"
+    other.mkdir()
+    save_pangu(other, torch.bfloat16)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rope_theta": 10000.0}))
+    shapes = tmp_path / "shapes"
+    shapes.mkdir()
+    (shapes / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    build(replace(request_, weights="none", model=shapes, drafter=None, trees=TREES[:1]), folder)
+    with pytest.raises(CheckpointError, match=r"rope_theta is 10000\.0; the graphs of .* expect 16000000\.0"):
+        bind(folder, other, None)
+    with pytest.raises(RequestError, match="the bundle has no drafter; leave it out"):
+        bind(folder, tiny_source, tiny_source / "heads")
+    assert sorted(p.name for p in (folder / "npu").iterdir() if p.suffix == ".bin") == []
+    tensors = load_file(tiny_source / "model.safetensors")
+    save_file({name: t for name, t in tensors.items() if "norm" not in name}, other / "model.safetensors")
+    with pytest.raises(CheckpointError, match="tensors missing"):
+        bind(folder, other, None)
+
+
+def test_impossible_requests(tmp_path: Path, request_: BuildRequest) -> None:
+    with pytest.raises(RequestError, match="ONNX graphs need their weights; give --target ge alone"):
+        build(replace(request_, targets=("onnx", "ge"), weights="none"), tmp_path / "a")
+    with pytest.raises(RequestError, match="--prefill 0: expected chunks of 1 token or more"):
+        build(replace(request_, prefill_rows=(0,)), tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,67 @@
+"""The one file of weights: where things lie, what is read back, what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood.compiler.ge.weights import (
+    ALIGNMENT,
+    map_npu_weights,
+    plan_weights,
+    read_index,
+    write_index,
+    write_npu_weights,
+)
+from draftwood.errors import BundleError
+
+SHAPES = {"a.weight": (3, 5), "a_weight": (7,), "empty": (0,), "scalar": (), "c": (300, 2)}
+
+
+def values() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_written_is_read_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    index = plan_weights(SHAPES, dtype, "weights.bin", {"c": ("x", "y")}, {})
+    given = values()
+    write_npu_weights(tmp_path / "weights.bin", index, lambda name: given[name])
+    write_index(tmp_path / "weights.json", index)
+    assert (tmp_path / "weights.bin").stat().st_size == index.bytes
+    assert read_index(tmp_path / "weights.json") == index
+    found = map_npu_weights(tmp_path, index)
+    assert found.keys() == SHAPES.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == dtype and torch.equal(tensor, given[name].to(dtype)), name
+
+
+def test_names_that_differ_in_a_dot_lie_apart() -> None:
+    constants = plan_weights(SHAPES, torch.bfloat16, "weights.bin", {}, {}).constants
+    assert constants["a.weight"].offset != constants["a_weight"].offset
+    assert all(constant.offset % ALIGNMENT == 0 for constant in constants.values())
+
+
+def test_linked_weights_stay_where_they_are(tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere.bin"
+    kept = torch.arange(15, dtype=torch.bfloat16)
+    other.write_bytes(b"head" + kept.view(torch.uint8).numpy().tobytes())
+    index = plan_weights(SHAPES, torch.bfloat16, "weights.bin", {}, {"a.weight": (other, 4)})
+    given = values()
+    write_npu_weights(tmp_path / "weights.bin", index, lambda name: given[name] if name != "a.weight" else None)
+    assert torch.equal(map_npu_weights(tmp_path, index, ["a.weight"])["a.weight"], kept.view(3, 5))
+    unlinked = plan_weights(SHAPES, torch.bfloat16, "weights.bin", {}, {})
+    assert index.bytes == unlinked.bytes - ALIGNMENT
+
+
+def test_missing_short_and_damaged_files(tmp_path: Path) -> None:
+    index = plan_weights(SHAPES, torch.bfloat16, "weights.bin", {}, {})
+    with pytest.raises(BundleError, match=r"no weights; the bundle was built without them; run draftwood bind"):
+        map_npu_weights(tmp_path, index)
+    (tmp_path / "weights.bin").write_bytes(b"\0" * 16)
+    with pytest.raises(BundleError, match=r"ends before a\.weight; bind the weights again"):
+        map_npu_weights(tmp_path, index)
+    (tmp_path / "weights.json").write_text("{}")
+    with pytest.raises(BundleError, match="not a weight index"):
+        read_index(tmp_path / "weights.json")

@@ -1,0 +1,197 @@
+"""NPU graphs from the command line: built, shown, checked, executed; and the engine of a device without one."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood.environment import torch_npu_installed
+from draftwood.errors import BundleError
+from draftwood.kernels import eager_attention
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sampling import Sampling
+from draftwood.tools.cli import main
+from draftwood.tools.npu_probe import probe
+
+needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
+TREE = "backbone:2:3"
+
+
+@pytest.fixture(scope="module")
+def npu_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("npu") / "bundle"
+    options = ["--model", tiny_teacher, "--drafter", tiny_heads, "--tree", TREE, "--kv", "128", "--prefill", "16"]
+    assert main(["build", *map(str, options), "--target", "onnx,ge", "--out", str(folder)]) == 0
+    return folder
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    assert main([str(argument) for argument in (*arguments, "--json")]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@needs_converters
+def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = output(capsys, "inspect", npu_bundle, "--npu")
+    assert [graph["name"] for graph in found["graphs"]] == [
+        "prefill-t16-kv128",
+        "decode-kv128",
+        "verify-t7-kv128",
+        "draft",
+    ]
+    for graph in found["graphs"]:
+        assert (npu_bundle / graph["air"]).is_file()
+        assert graph["in_place"]["proved"] and len(graph["caches"]) == (0 if graph["kind"] == "draft" else 4)
+        assert [f for f in graph["findings"] if f["level"] == "error"] == []
+        assert graph["atc"].startswith("atc --framework=1") and f"{graph['name']}.air" in graph["atc"]
+    assert found["weights"]["bound"] and found["dtype"] == "bfloat16"
+    coverage = {(row["operator"], row["ge"]): row["count"] for row in found["coverage"]}
+    attention = [op for op, _ in coverage if op == "npu.npu_fused_infer_attention_score.default"]
+    assert attention and coverage["npu.npu_swiglu.default", "SwiGlu"] == 6
+    assert main(["inspect", str(npu_bundle), "--npu"]) == 0
+    text = capsys.readouterr().out
+    assert "each one RefData with one write and no copy: proved" in text and "converter coverage" in text
+
+
+@needs_converters
+def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = output(capsys, "check", npu_bundle, "--limit", 1)
+    assert report["ok"] and report["mutations"] == report["mutations_caught"] > 0
+    graphs = report["graphs"]
+    assert set(graphs["verify-t7-kv128"]) == {"onnx-cpu", "onnx", "ge", "eager"}
+    assert set(graphs["prefill-t16-kv128"]) == {"onnx", "ge"}
+    assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
+    faults = {(c["graphs"], c["fault"]) for c in report["controls"]}
+    for fault in ("mask inverted in the graph", "one cache write dropped from the graph", "path index misrouted"):
+        assert ("ge", fault) in faults
+    assert json.loads((npu_bundle / "check.json").read_text()) == report
+
+
+@needs_converters
+def test_check_names_the_node_at_which_a_wrong_graph_parts(
+    npu_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An RMS norm of layer 1 has another epsilon than its program: a fault that only numbers show."""
+    from draftwood import manifest as m
+    from draftwood.compiler.ge.torchair_bridge import ge_ir
+
+    folder = tmp_path / "wrong"
+    shutil.copytree(npu_bundle, folder)
+    path = folder / "npu" / "verify-t7-kv128.air"
+    model = ge_ir().ModelDef.FromString(path.read_bytes())
+    next(op for op in model.graph[0].op if op.name == "AddRmsNorm_1").attr["epsilon"].f = 1.0
+    path.write_bytes(model.SerializeToString())
+    fields = json.loads((folder / m.MANIFEST_FILE).read_text())
+    fields["files"]["npu/verify-t7-kv128.air"] = m.file_digest(path)
+    (folder / m.MANIFEST_FILE).write_text(json.dumps(fields))
+    report = output(capsys, "check", folder, "--limit", 1, code=1)
+    assert not report["graphs"]["verify-t7-kv128"]["ge"]["ok"] and report["graphs"]["decode-kv128"]["ge"]["ok"]
+    lines = report["first_divergences"]
+    assert lines and all(line.startswith("verify-t7-kv128: ") for line in lines)
+    assert all("first at AddRmsNorm_1, npu.npu_add_rms_norm.default at " in line for line in lines), lines
+    assert all("decoder.py:" in line for line in lines)
+
+
+@needs_converters
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, temperature: float) -> None:
+    """Whole decodings on the interpreted graphs; bf16 rows of one token do not depend on the tree around it."""
+    from draftwood.tools.ge_engine import GeEngine
+
+    engine = GeEngine(Bundle.open(npu_bundle))
+    options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
+    prompt = [5, 9, 23, 41, 7]
+    plain = Decoding(engine, prompt, options, policy_for(engine.bundle, plain=True)).run()
+    tree = Decoding(engine, prompt, options, policy_for(engine.bundle)).run()
+    assert plain.token_ids == tree.token_ids
+    assert tree.steps <= plain.steps
+
+
+@needs_converters
+def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> None:
+    """Traced and compiled as for the device, then run on the CPU: equal to eager PyTorch, caches included."""
+    from draftwood.tools.compare import Pair, compare_gear
+    from draftwood.tools.eager_engine import EagerEngine
+    from draftwood.tools.npu_engine import NpuEngine, cache_folder
+
+    bundle = Bundle.open(npu_bundle)
+    engine = NpuEngine(bundle, device="cpu", eagerly=True)
+    pair = Pair("npu", EagerEngine(bundle, npu=True), engine, 3e-2)  # bf16, as `check` allows
+    for gear in bundle.manifest.gears:
+        found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
+        assert [c for c in found if not c.ok] == []
+    assert bundle.manifest.npu is not None
+    folders = {cache_folder(bundle, graph) for graph in bundle.manifest.npu.graphs}
+    assert len(folders) == len(bundle.manifest.npu.graphs)
+
+
+@needs_converters
+def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
+    from dataclasses import replace
+
+    import msgspec
+
+    from draftwood.tools.npu_engine import cache_folder
+
+    bundle = Bundle.open(npu_bundle)
+    assert bundle.manifest.npu is not None
+    graph, files = bundle.manifest.npu.graphs[0], bundle.manifest.files
+    other = msgspec.structs.replace(bundle.manifest, files=files | {bundle.manifest.npu.weights: "0" * 64})
+    assert cache_folder(bundle, graph) != cache_folder(replace(bundle, manifest=other), graph)
+    unbound = msgspec.structs.replace(
+        bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.npu.weights}
+    )
+    with pytest.raises(BundleError, match="no weights are bound; run draftwood bind"):
+        cache_folder(replace(bundle, manifest=unbound), graph)
+
+
+@needs_converters
+def test_engines_by_name(npu_bundle: Path, tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = ("--prompt-ids", "5,9,23", "--max-new-tokens", 4)
+    by_cpu = output(capsys, "run", npu_bundle, *ids, "--engine", "cpu")
+    by_ge = output(capsys, "run", npu_bundle, *ids, "--engine", "ge")
+    assert len(by_ge["token_ids"]) == len(by_cpu["token_ids"]) == 4
+    assert main(["run", str(npu_bundle), *map(str, ids), "--engine", "npu"]) == 2
+    assert "no NPU is found here" in capsys.readouterr().err
+    assert main(["run", str(tiny_bundle), *map(str, ids), "--engine", "ge"]) == 2
+    assert "holds no NPU graphs; build it with --target onnx,ge" in capsys.readouterr().err
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> tuple[torch.Tensor]:
+    """An operator that does all that is asked of it."""
+    mask = options["atten_mask"]
+    slots = key.shape[2]
+    if options.get("sparse_mode") == 9:
+        rows = query.shape[2]
+        full = torch.zeros((1, 1, rows, slots), dtype=torch.bool)
+        full[0, 0, :, slots - rows :] = mask[0]
+        mask = full
+    if (lengths := options.get("actual_seq_lengths_kv")) is not None:
+        mask = (torch.arange(slots) >= lengths[0]).expand(1, 1, query.shape[2], slots)
+    return (eager_attention(query, key, value, mask, options["scale"]),)
+
+
+def ignoring(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> tuple[torch.Tensor]:
+    """One that drops its mask where there is one row."""
+    one = query.shape[2] == 1
+    return attention(query, key, value, **options | ({"atten_mask": None} if one else {}))
+
+
+def refusing(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> tuple[torch.Tensor]:
+    if options.get("sparse_mode") == 9 or options.get("actual_seq_lengths_kv") is not None:
+        raise RuntimeError("not supported\nmore lines")
+    return attention(query, key, value, **options)
+
+
+def test_the_probe_believes_results_alone() -> None:
+    assert [v.works for v in probe("cpu", attention)] == [True] * 5
+    assert [v.works for v in probe("cpu", ignoring)] == [False, True, True, True, True]
+    found = probe("cpu", refusing)
+    assert [v.works for v in found] == [True, True, True, False, False]
+    assert found[-1].seen == "not supported"

@@ -1,0 +1,192 @@
+"""What `draftwood calibrate --from-paths` and `draftwood plan` write and say."""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from draftwood.errors import RequestError, TreeError
+from draftwood.runtime.trace import StepEvent, Trace
+from draftwood.tools import calibrate, plan
+from draftwood.trees import parse_specs, read_tree
+from draftwood.trees.calibration_file import read_calibration
+from draftwood.trees.latency import LatencyEntry, LatencyTable
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(module, *arguments: object) -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    module.add_arguments(parser)
+    return module.main(parser.parse_args([str(argument) for argument in arguments]))
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """Three thousand contexts of a drafter whose best candidate is right in three of five."""
+    source, file = random.Random(7), tmp_path / "paths.jsonl"
+    with file.open("w") as out:
+        for _ in range(3000):
+            path: list[int] = []
+            while len(path) < 4 and source.random() < 0.8:
+                path.append(min(int(source.expovariate(1.4)), 7))
+            record = {"path": path, "context": source.randint(0, 400), "confidence": source.random()}
+            out.write(json.dumps(record) + "\n")
+    return file
+
+
+@pytest.fixture
+def stats(lines: Path, tmp_path: Path) -> Path:
+    assert run(calibrate, "--from-paths", lines, "--out", tmp_path / "stats") == 0
+    return tmp_path / "stats"
+
+
+@pytest.fixture
+def latency(tmp_path: Path) -> Path:
+    entries = [
+        LatencyEntry(kind="verify", rows=rows, slots=512, seconds=s / 1000, parts={"all": s / 1000})
+        for rows, s in ((1, 10.0), (8, 11.0), (16, 11.5), (64, 40.0))
+    ]
+    file = tmp_path / "latency.json"
+    file.write_text(LatencyTable(source="modelled", entries=tuple(entries)).to_json())
+    return file
+
+
+def test_calibrate_counts_and_says_so(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "stats"
+    assert run(calibrate, "--from-paths", lines, "--out", out, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["added"] == found["contexts"] == 3000 == found["with_length"] == found["with_confidence"]
+    assert found["counted"] + found["tuning"] + found["heldout"] == 3000 and not found["grouped"]
+    before = out.read_bytes()
+    assert run(calibrate, "--from-paths", lines, "--out", out) == 0
+    assert out.read_bytes() == before and "0 contexts added, 3000 in all" in capsys.readouterr().out
+
+
+def test_calibrate_leaves_the_statistics_alone_when_a_line_is_wrong(stats: Path, tmp_path: Path) -> None:
+    before = stats.read_bytes()
+    (tmp_path / "bad.jsonl").write_text('{"path": [1]}\n{"path": [-1]}\n')
+    with pytest.raises(TreeError, match=r"bad\.jsonl: line 2: "):
+        run(calibrate, "--from-paths", tmp_path / "bad.jsonl", "--out", stats)
+    assert stats.read_bytes() == before
+    with pytest.raises(RequestError, match="cannot be read"):
+        run(calibrate, "--from-paths", tmp_path / "none", "--out", stats)
+
+
+def test_statistics_add_up(stats: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"path": [0], "group": "a"}\n' * 4)
+    assert run(calibrate, "--from-paths", tmp_path / "more.jsonl", "--out", tmp_path / "more") == 0
+    assert run(calibrate, "--merge", stats, tmp_path / "more", "--out", tmp_path / "both") == 0
+    assert read_calibration(tmp_path / "both").contexts.total == 3004
+    # Importing into one file comes to the same, byte for byte.
+    assert run(calibrate, "--from-paths", tmp_path / "more.jsonl", "--out", stats) == 0
+    assert stats.read_bytes() == (tmp_path / "both").read_bytes()
+    for files, out, message in (
+        ([stats], tmp_path / "both", "exists"),
+        ([stats] * 2, tmp_path / "c", "an earlier file"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            run(calibrate, "--merge", *files, "--out", out)
+
+
+def test_plan_json_and_file_agree(stats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    out = tmp_path / "plan.json"
+    assert run(plan, "--stats", stats, "--max-nodes", 12, "--max-depth", 3, "--max-children", 5, "--max-gears", 2,
+               "--out", out, "--json") == 0  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(out.read_text())
+    tree = found["trees"][1]
+    assert tree["name"] == "planned-13" and len(tree["paths"]) == 12
+    assert max(map(len, tree["paths"])) <= 3 and max(map(max, tree["paths"])) < 5
+    assert len(found["curve"]) == 13 and found["curve"] == sorted(found["curve"]) and found["curve"][0] == 1
+    calibration = read_calibration(stats)
+    for part in ("counted", "heldout"):
+        paths = [[r for r in row if r < 255] for row in calibration.part(part).ranks_ND.tolist()]
+        weights, inside = calibration.part(part).counts_N.tolist(), {tuple(path) for path in tree["paths"]}
+        tokens = 0
+        for path, weight in zip(paths, weights, strict=True):
+            tokens += weight * (1 + sum(tuple(path[:depth]) in inside for depth in range(1, len(path) + 1)))
+        assert tree["expected"][part] == pytest.approx(tokens / sum(weights), abs=1e-12)
+    low, high = tree["expected"]["heldout_interval"]
+    assert low < tree["expected"]["heldout"] < high
+    assert [name for name, _ in parse_specs(f"plan:{out}")] == ["plain", "planned-13"]
+
+
+def test_explain_says_why_and_draws(
+    stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    out = tmp_path / "plan.json"
+    assert run(plan, "--stats", stats, "--latency", latency, "--classes", 2, "--explain", "--out", out) == 0
+    said = capsys.readouterr().out
+    for word in ("shrinkage", "medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
+                 "confidence classes: 2", "no other set", "what each node gains"):  # fmt: skip
+        assert word in said
+    pictures = [Path(line.removeprefix("picture: ")) for line in said.splitlines() if line.startswith("picture: ")]
+    assert len(pictures) == 3 and all(file.read_bytes().startswith(PNG) for file in pictures)
+
+
+def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(plan, "--stats", stats, "--latency", latency, "--out", tmp_path / "plan.json") == 0
+    said = capsys.readouterr().out
+    assert "times plain decoding, on held-out ones" in said and len(said.splitlines()) < 25
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert {gear["rows"] for gear in found["gears"]} == {1, 16}, "16 rows cost hardly more than 8, 64 far more"
+
+
+def test_exports_are_read_back(stats: Path, tmp_path: Path) -> None:
+    out, folder = tmp_path / "plan.json", tmp_path / "trees"
+    assert run(plan, "--stats", stats, "--max-gears", 2, "--out", out, "--export", folder) == 0
+    ((name, tree),) = parse_specs(f"plan:{out}")[1:]
+    files = sorted(folder.iterdir())
+    assert {file.name for file in files} <= {
+        f"{name}.{form}.json" for form in ("draftwood", "medusa", "tuples", "nxdi")
+    }
+    assert len(files) >= 3 and all(read_tree(file) == tree for file in files)
+
+
+def test_realised_accept_length_beside_what_was_expected(
+    stats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = Trace()
+    for step, (gear, accepted) in enumerate((("planned-8-kv512", 2), ("planned-8-kv512", 3), ("plain-kv512", 1))):
+        trace.add(
+            StepEvent(
+                kind="verify", step=step, gear=gear, position=10, rows=8, accepted=accepted, path=(),
+                tokens=(1,) * accepted, start_us=0, draft_us=1, verify_us=2, accept_us=3, host_us=4,
+            )
+        )  # fmt: skip
+    trace.write(tmp_path / "run.jsonl")
+    capsys.readouterr()
+    arguments = ("--stats", stats, "--max-nodes", 7, "--realised", tmp_path / "run.jsonl", "--out", tmp_path / "p")
+    assert run(plan, *arguments, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["realised"]
+    assert [(one["gear"], one["steps"], one["accept_length"]) for one in found] == [
+        ("plain-kv512", 1, 1.0),
+        ("planned-8-kv512", 2, 2.5),
+    ]
+    assert run(plan, *arguments) == 0
+    assert "2.500" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-nodes", 0), "1 or more nodes"),
+        (("--max-gears", 0), "1 or more gears"),
+        (("--classes", 99), "expected 1 to"),
+        (("--latency", "nowhere.json"), "cannot be read"),
+        (("--stats", "nowhere"), "cannot read the calibration statistics"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_writes_nothing(
+    stats: Path, tmp_path: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    out = tmp_path / "plan.json"
+    with pytest.raises((TreeError, RequestError), match=message) as caught:
+        run(plan, "--stats", stats, "--out", out, *arguments)
+    assert "\n" not in str(caught.value) and not out.exists()

@@ -1,0 +1,161 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import TreeError
+from draftwood.trees import Topology
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.choice import choose
+from draftwood.trees.gears import Gear, Limits, candidates, length_classes, step_seconds, token_seconds
+
+from .samples import COUNTED, FIXED, PATHS, gain, prefixes, table, trees_within
+
+
+def at_length(counts, tokens=None):
+    calibration = Calibration()
+    for path, count in counts.items():
+        for _ in range(count):
+            calibration.add(path, group=COUNTED, context=tokens)
+    return calibration.contexts
+
+
+TIMES = st.integers(1, 30)
+
+
+@settings(FIXED, max_examples=30)
+@given(
+    st.dictionaries(PATHS, st.integers(1, 9), min_size=1, max_size=3).filter(any),
+    st.fixed_dictionaries(dict.fromkeys((1, 2, 4, 7), TIMES)),
+    st.fixed_dictionaries(dict.fromkeys(itertools.product((1, 2, 3), (1, 3)), TIMES)),
+)
+def test_the_best_gear_is_the_best_of_all_trees(counts, steps, drafts):
+    """Against every tree of up to 6 nodes in every step that holds it, with the cheapest draft that does."""
+    costs = table({(rows, 256): s for rows, s in steps.items()}, drafts, host=0.5)
+    lengths, too_long = length_classes(at_length(counts), costs, 6)
+    gears = candidates(lengths, costs, Limits(nodes=6))
+    found = token_seconds(gears, lengths, costs).min()
+    best = min(
+        step_seconds(costs, Gear(rows, 256, (Topology.from_paths(tree),)), 256) / float(gain(counts, tree))
+        for n in range(7)
+        for tree in trees_within(prefixes(counts), n)
+        for rows in steps
+        if rows > n and (n or rows == 1)  # plain decoding has a graph of its own
+    )
+    assert found == pytest.approx(best, rel=1e-12) and too_long == 0
+
+
+def test_padding_up_to_the_next_stair_is_free():
+    counts = {(0,): 5, (1,): 3, (2,): 2, (): 1}
+    costs = table({(1, 256): 10, (4, 256): 11, (16, 256): 40})
+    lengths, _ = length_classes(at_length(counts), costs, 15)
+    gears = candidates(lengths, costs, Limits(nodes=15))
+    best = gears[token_seconds(gears, lengths, costs)[:, 0].argmin()]
+    assert best.rows == 4 and best.trees == (Topology.from_paths([(0,), (1,), (2,)]),)
+
+
+def test_lengths_take_the_smallest_cache_that_holds_text_tree_and_spare_slot():
+    costs = table({(rows, slots): 1 for rows in (1, 8) for slots in (256, 512)})
+    for tokens, slots in ((1, 256), (192, 256), (193, 512), (448, 512), (None, 512)):
+        lengths, too_long = length_classes(at_length({(0,): 2}, tokens), costs, 7)
+        assert [(length.slots, length.share) for length in lengths] == [(slots, 1.0)] and too_long == 0
+    tight = table({(rows, slots): 1 for rows in (1, 8) for slots in (72, 73)})
+    assert [length.slots for length in length_classes(at_length({(0,): 2}, 64), tight, 7)[0]] == [73]
+    both = Calibration()
+    both.add((0,), group=COUNTED, context=10)
+    both.add((0,), group=COUNTED, context=5000)
+    assert length_classes(both.contexts, costs, 7)[1] == 1
+    with pytest.raises(TreeError, match="no context fits the latency table"):
+        length_classes(at_length({(0,): 1}, 5000), costs, 7)
+
+
+def test_a_machine_that_reads_the_filled_part_pays_for_the_text_alone():
+    costs = {(1, 256): 1.0, (1, 512): 2.0}
+    gear = Gear(1, 512, (Topology.plain(),))
+    assert step_seconds(table(costs), gear, 256) == 2.0
+    assert step_seconds(table(costs, kv_read="filled"), gear, 256) == 1.0
+
+
+def test_trees_go_no_deeper_or_wider_than_drafts_were_timed():
+    counts = {(0, 0, 0): 5, (2,): 4}
+    costs = table({(1, 256): 10, (8, 256): 11}, {(2, 2): 1})
+    lengths, _ = length_classes(at_length(counts), costs, 7)
+    assert all(gear.depth <= 2 and gear.width <= 2 for gear in candidates(lengths, costs, Limits(nodes=7)))
+
+
+def test_plain_decoding_is_among_the_candidates_first_of_all():
+    costs = table({(rows, slots): 1 for rows in (1, 8) for slots in (256, 512)})
+    lengths, _ = length_classes(at_length({(0,): 2}), costs, 7)
+    gears = candidates(lengths, costs, Limits(nodes=7))
+    assert gears[0] == Gear(1, 512, (Topology.plain(),))
+
+
+@st.composite
+def choices(draw):
+    gears, classes = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    cell = st.one_of(st.integers(1, 9).map(float), st.just(np.inf))
+    seconds = [draw(st.lists(st.integers(1, 9).map(float), min_size=classes, max_size=classes))]
+    seconds += [draw(st.lists(cell, min_size=classes, max_size=classes)) for _ in range(gears - 1)]
+    shares = np.array(draw(st.lists(st.integers(1, 5), min_size=classes, max_size=classes)), float)
+    graphs = [(draw(st.integers(0, 2)), 0) for _ in range(gears)]
+    sizes = {graph: draw(st.integers(0, 4)) for graph in set(graphs)}
+    return np.array(seconds), shares / shares.sum(), graphs, [sizes[graph] for graph in graphs]
+
+
+def every_set(seconds_GC, shares_C, most, graphs, sizes, budget):
+    for n in range(min(most, len(seconds_GC))):
+        for others in itertools.combinations(range(1, len(seconds_GC)), n):
+            chosen = (0, *others)
+            if budget is None or sum({graphs[g]: sizes[g] for g in chosen}.values()) <= budget:
+                yield float(seconds_GC[list(chosen)].min(0) @ shares_C)
+
+
+@FIXED
+@given(choices(), st.integers(1, 4), st.one_of(st.none(), st.integers(4, 10)))
+def test_choice_equals_brute_force(case, most, budget):
+    seconds_GC, shares_C, graphs, sizes = case
+    found = choose(seconds_GC, shares_C, most, graphs, sizes, budget)
+    assert found.exact and found.gears[0] == 0 and len(found.gears) <= most
+    assert found.seconds == pytest.approx(min(every_set(seconds_GC, shares_C, most, graphs, sizes, budget)), abs=1e-12)
+    assert found.seconds == pytest.approx(float(seconds_GC[list(found.gears)].min(0) @ shares_C), abs=1e-12)
+    if budget is not None:
+        assert sum({graphs[g]: sizes[g] for g in found.gears}.values()) <= budget
+
+
+def test_choice_equals_brute_force_among_gears_of_near_equal_use():
+    random = np.random.default_rng(2)
+    for _ in range(400):
+        seconds_GC, shares_C = random.integers(1, 6, (7, 5)).astype(float), np.full(5, 0.2)
+        graphs, most = [(int(g), 0) for g in random.integers(0, 4, 7)], int(random.integers(1, 6))
+        by_graph = {graph: int(random.integers(0, 5)) for graph in graphs}
+        sizes = [by_graph[graph] for graph in graphs]
+        budget = None if random.random() < 0.5 else int(random.integers(sizes[0], 12))
+        found = choose(seconds_GC, shares_C, most, graphs, sizes, budget)
+        best = min(every_set(seconds_GC, shares_C, most, graphs, sizes, budget))
+        assert found.exact and found.seconds == pytest.approx(best, abs=1e-12) and len(found.gears) <= most
+
+
+@FIXED
+@given(choices(), st.integers(1, 4), st.integers(0, 6))
+def test_a_stopped_search_proves_its_bound(case, most, stop):
+    seconds_GC, shares_C, graphs, sizes = case
+    found = choose(seconds_GC, shares_C, most, graphs, sizes, None, most_sets=stop)
+    best = min(every_set(seconds_GC, shares_C, most, graphs, sizes, None))
+    assert found.bound <= best + 1e-12 <= found.seconds + 2e-12
+
+
+def test_hundreds_of_gears_stop_with_a_bound_near_by():
+    random = np.random.default_rng(0)
+    seconds_GC = random.uniform(1, 2, (300, 12))
+    found = choose(seconds_GC, np.full(12, 1 / 12), 5, most_sets=2000)
+    assert found.bound <= found.seconds <= 1.15 * found.bound
+
+
+def test_impossible_budgets_are_refused():
+    seconds_GC, shares_C = np.ones((1, 1)), np.ones(1)
+    with pytest.raises(TreeError, match="a limit of 1 or more gears"):
+        choose(seconds_GC, shares_C, 0)
+    with pytest.raises(TreeError, match="plain decoding alone takes 7 bytes"):
+        choose(seconds_GC, shares_C, 1, [(1, 256)], [7], 6)

@@ -1,0 +1,176 @@
+"""Latency tables: look-ups that pad upwards, and a file that says exactly what the table says."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.errors import TreeError
+from draftwood.trees.latency import Constant, LatencyEntry, LatencyTable
+
+
+def modelled(kind: str, seconds: float, **shape: int) -> LatencyEntry:
+    return LatencyEntry(kind=kind, seconds=seconds, parts={"all": seconds}, **shape)  # type: ignore[arg-type]
+
+
+def measured(kind: str, seconds: float, **shape: int) -> LatencyEntry:
+    quartiles = (0.9 * seconds, 1.1 * seconds)
+    return LatencyEntry(kind=kind, seconds=seconds, quartiles=quartiles, samples=5, **shape)  # type: ignore[arg-type]
+
+
+STEPS = (
+    modelled("decode", 0.010, rows=1, slots=512),
+    modelled("verify", 0.012, rows=8, slots=512, bytes=7),
+    modelled("verify", 0.011, rows=17, slots=512),
+    modelled("decode", 0.020, rows=1, slots=1024),
+    modelled("prefill", 0.090, rows=128, slots=512),
+)
+DRAFTS = (
+    modelled("draft", 0.003, depth=2, width=4),
+    modelled("draft", 0.005, depth=2, width=16),
+    modelled("draft", 0.004, depth=5, width=8),
+)
+HOST = (modelled("commit", 0.0005, rows=0), modelled("host", 0.00025))
+CONSTANT = Constant(name="peak", value=3.0, unit="FLOP/s", mark="derived", source="cores times clock")
+
+
+def table(*entries: LatencyEntry) -> LatencyTable:
+    return LatencyTable(source="modelled", entries=entries or (*STEPS, *DRAFTS, *HOST), constants=(CONSTANT,))
+
+
+def test_a_step_is_padded_up_in_rows_and_in_slots() -> None:
+    whole = table()
+    assert [whole.step_s(rows, 512) for rows in (1, 2, 8, 9, 17)] == [0.010, 0.012, 0.012, 0.011, 0.011]
+    assert whole.step_s(1, 1) == 0.010 and whole.step_s(1, 513) == 0.020
+    assert whole.slots == (512, 1024)
+    assert (whole.rows(300), whole.rows(512), whole.rows(513)) == ((1, 8, 17), (1, 8, 17), (1,))
+    assert (whole.graph_bytes(5, 512), whole.graph_bytes(1, 512)) == (7, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda t: t.step_s(18, 512), "no step of 18 rows at KV length 512; it goes up to 17 rows"),
+        (lambda t: t.step_s(2, 1024), "no step of 2 rows at KV length 1024; it goes up to 1 rows"),
+        (lambda t: t.rows(1025), "no step at KV length 1025; it goes up to 1024"),
+        (lambda t: t.graph_bytes(1, 2000), "no step at KV length 2000"),
+        (lambda t: t.draft_s(6, 1), "no draft of depth 6 and width 1; it goes up to depth 5 and width 16"),
+        (lambda t: t.draft_s(3, 9), "no draft of depth 3 and width 9"),
+    ],
+    ids=["rows", "rows-there", "slots", "bytes", "depth", "width"],
+)
+def test_what_the_table_has_not_is_one_line_with_the_file(ask, message: str) -> None:  # type: ignore[no-untyped-def]
+    read = LatencyTable.from_json(table().to_json(), "npu.json")
+    with pytest.raises(TreeError, match=r"^npu\.json: ") as refused:
+        ask(read)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_cheapest_draft_that_is_enough() -> None:
+    whole = table()
+    asked = [(1, 1), (2, 4), (2, 5), (3, 4), (5, 8), (1, 16)]
+    assert [whole.draft_s(*ask) for ask in asked] == [0.003, 0.003, 0.004, 0.004, 0.004, 0.005]
+    assert whole.draft_s(0, 99) == 0.0  # plain decoding drafts nothing
+    assert table(*STEPS).draft_s(9, 9) == 0.0
+
+
+def test_host_and_commit_add_up() -> None:
+    assert table().host_s() == 0.00075
+    assert table(*STEPS).host_s() == 0.0
+
+
+def test_equal_tables_are_equal_files() -> None:
+    text = table().to_json()
+    assert LatencyTable.from_json(text, "x") == table() and LatencyTable.from_json(text, "x").to_json() == text
+    turned = table(*reversed((*STEPS, *DRAFTS, *HOST)))
+    assert turned == table() and turned.to_json() == text
+    assert json.loads(text)["format"] == "draftwood.latency"
+
+
+def test_a_measured_table_keeps_its_spread() -> None:
+    entry = measured("verify", 0.004, rows=3, slots=128, filled=64)
+    kept = LatencyTable(source="measured", kv_read="filled", entries=(entry,), machine={"threads": 2}, notes=("a",))
+    read = LatencyTable.from_json(kept.to_json(), "cpu.json")
+    assert read == kept and read.entries[0].quartiles == (0.9 * 0.004, 1.1 * 0.004)
+    assert (read.kv_read, read.machine, read.notes) == ("filled", {"threads": 2}, ("a",))
+
+
+def changed(path: tuple[object, ...], value: object) -> str:
+    """The table's file with one value replaced, or removed where the value is None."""
+    root = json.loads(table().to_json())
+    at = root
+    for key in path[:-1]:
+        at = at[key]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return json.dumps(root)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object with format 'draftwood.latency'"),
+        (changed(("format",), "draftwood.tree"), "got 'draftwood.tree'"),
+        (changed(("version",), 2), "expected version 1"),
+        (changed(("notes",), None), "expected the keys"),
+        (changed(("extra",), 1), "expected the keys"),
+        (changed(("source",), "guessed"), "'guessed'"),
+        (changed(("kv_read",), 3), "expected text, got 3"),
+        (changed(("machine",), []), "machine: expected an object"),
+        (changed(("entries",), {}), "entries: expected a list"),
+        (changed(("entries",), []), "no decode or verify entry"),
+        (changed(("entries", 0), 7), "entry: expected an object"),
+        (changed(("entries", 0, "kind"), "step"), "step entry"),
+        (changed(("entries", 0, "kind"), ["decode"]), "entry: expected the keys"),
+        (changed(("entries", 0, "seconds"), None), "expected the keys"),
+        (changed(("entries", 0, "depth"), 1), "expected the keys"),
+        (changed(("entries", 0, "seconds"), -1.0), "expected a finite number of seconds"),
+        (changed(("entries", 0, "seconds"), "1"), "expected a finite number of seconds"),
+        (changed(("entries", 0, "seconds"), float("nan")), "expected a finite number of seconds"),
+        (changed(("entries", 0, "rows"), 2), "expected 1, more rows are of kind verify"),
+        (changed(("entries", 0, "rows"), True), "expected a whole number of 1 or more"),
+        (changed(("entries", 0, "slots"), 0), "expected a whole number of 1 or more"),
+        (changed(("entries", 0, "quartiles"), [1]), "expected two numbers"),
+        (changed(("entries", 0, "quartiles"), [0.02, 0.03]), "lies outside its quartiles"),
+        (changed(("entries", 0, "parts"), {"all": 0.5}), "do not add up"),
+        (changed(("entries", 1, "slots"), 512), "two decode entries of shape (1, 512)"),
+        (changed(("constants", 0, "mark"), "well known"), "'well known'"),
+        (changed(("constants", 0, "source"), ""), "has no source"),
+        (changed(("constants", 0, "value"), "3"), "expected a finite number"),
+        (changed(("constants", 0, "unit"), None), "constant: expected the keys"),
+        (changed(("source",), "measured"), "has no quartiles and samples"),
+    ],
+)
+def test_anything_else_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(TreeError) as refused:
+        LatencyTable.from_json(text, "bad.json")
+    line = str(refused.value)
+    assert line.startswith("bad.json: ") and message in line and "\n" not in line
+
+
+sizes = st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True)
+
+
+@given(
+    grid=st.dictionaries(st.integers(1, 9), sizes, min_size=1, max_size=4),
+    rows=st.integers(1, 13),
+    slots=st.integers(1, 10),
+)
+def test_look_ups_agree_with_a_search_of_all_entries(grid: dict[int, list[int]], rows: int, slots: int) -> None:
+    entries = [
+        modelled("decode" if count == 1 else "verify", 100 * length + count, rows=count, slots=length)
+        for length, counts in grid.items()
+        for count in counts
+    ]
+    whole = table(*entries)
+    lengths = [length for length in grid if length >= slots]
+    counts = [count for count in grid[min(lengths)] if count >= rows] if lengths else []
+    if counts:
+        assert whole.step_s(rows, slots) == 100 * min(lengths) + min(counts)
+    else:
+        with pytest.raises(TreeError):
+            whole.step_s(rows, slots)

@@ -1,0 +1,217 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import TreeError
+from draftwood.trees import RankPaths, Topology, parse_specs
+from draftwood.trees.calibration import BINS, Calibration
+from draftwood.trees.gears import Limits
+from draftwood.trees.plan import make_plan
+from draftwood.trees.plan_file import format_plan, parse_plan, plan_value
+
+from .samples import COUNTED, COUNTS, FIXED, HELDOUT, calibrated, gain, table
+
+COSTS = table(
+    {(rows, slots): 10 + rows * slots / 1024 for rows in (1, 4, 8, 16) for slots in (256, 512)},
+    {(depth, 4): 0.1 * depth for depth in (1, 2, 4)},
+)
+
+
+def texts(seed=0, number=80, each=40):
+    """Contexts of many texts: the more confident the drafter, the better and the longer its candidates fit."""
+    random, calibration = np.random.default_rng(seed), Calibration()
+    for text in range(number):
+        for _ in range(each):
+            confidence = random.random()
+            path = []
+            while len(path) < 4 and (random.random() < 0.3 + 0.6 * confidence):
+                path.append(int(min(random.geometric(0.4 + 0.5 * confidence) - 1, 3)))
+            context = int(random.integers(0, 440))
+            calibration.add(path, group=f"text {text}", confidence=confidence, context=context)
+    return calibration
+
+
+TEXTS = texts()
+
+
+@settings(FIXED, max_examples=40)
+@given(COUNTS.filter(any), st.integers(1, 8))
+def test_trees_from_counted_contexts_equal_brute_force_and_baselines_never_win(counts, nodes):
+    plan = make_plan(calibrated(counts), Limits(nodes=nodes))
+    best = plan.trees[1]
+    assert best.promise.counted.tokens == pytest.approx(float(gain(counts, best.topology.paths)), abs=1e-12)
+    assert best.promise.counted.tokens == pytest.approx(plan.curve[nodes], abs=1e-12)
+    assert plan.curve[0] == 1 and len(plan.curve) == nodes + 1 and plan.curve_heldout == ()
+    assert all(one.promise.counted.tokens <= plan.curve[nodes] + 1e-12 for one in plan.baselines)
+
+
+def test_without_a_latency_table_sizes_are_halved():
+    plan = make_plan(TEXTS, Limits(nodes=31, gears=4))
+    assert [tree.name for tree in plan.trees] == ["plain", "planned-32", "planned-16", "planned-8"]
+    assert [gear.slots for gear in plan.gears] == [None] * 4 and plan.cost is None
+    assert [tree.name for tree in make_plan(TEXTS, Limits(nodes=31, gears=1)).trees] == ["plain"]
+
+
+def test_heldout_figures_are_of_heldout_contexts_alone():
+    calibration = calibrated({(0,): 8, (): 2})
+    calibration.merge(calibrated({(0,): 1, (): 3}, HELDOUT))
+    plan = make_plan(calibration, Limits(nodes=1))
+    assert plan.trees[1].promise.counted.tokens == 1.8 and plan.trees[1].promise.heldout.tokens == 1.25
+    assert plan.curve_heldout == (1.0, 1.25) and plan.contexts == {"counted": 10, "tuning": 0, "heldout": 4}
+    assert plan.trees[1].counted_T.tolist() == [1, 0.8] and plan.trees[1].heldout_T.tolist() == [1, 0.25]
+
+
+def test_gears_are_planned_for_the_least_time_per_token():
+    plan = make_plan(TEXTS, Limits(nodes=15, gears=3), COSTS)
+    cost = plan.cost
+    assert cost.exact and cost.bound == cost.seconds_per_token < cost.plain_seconds_per_token
+    assert len(plan.gears) <= 3 and plan.gears[0].rows == 1 and plan.trees[0].topology == Topology.plain()
+    assert cost.seconds_per_token == pytest.approx(sum(one.share * one.seconds_per_token for one in cost.served))
+    assert sum(one.share for one in cost.served) == pytest.approx(1)
+    assert [one.slots for one in cost.served] == [256, 512]
+    assert all(plan.gears[one.gear].slots >= one.slots for one in cost.served)
+    assert cost.heldout < cost.plain_heldout
+    rivals = [one.seconds_per_token for one in plan.baselines if one.seconds_per_token is not None]
+    free = make_plan(TEXTS, Limits(nodes=15, gears=9), COSTS).cost.seconds_per_token
+    assert free <= min(rivals) + 1e-9 and free <= cost.seconds_per_token
+    # Fewer gears, or less memory for their graphs, are never faster.
+    one_more = [make_plan(TEXTS, Limits(nodes=15, gears=n), COSTS).cost.seconds_per_token for n in (1, 2, 3)]
+    assert one_more == sorted(one_more, reverse=True) and one_more[0] == pytest.approx(
+        make_plan(TEXTS, Limits(nodes=15, gears=3, graph_bytes=100), COSTS).cost.seconds_per_token
+    )
+
+
+def test_where_speculation_costs_more_than_it_gains_only_plain_decoding_is_left():
+    dear = table({(1, 512): 1.0, (4, 512): 30.0})
+    plan = make_plan(TEXTS, Limits(nodes=3), dear)
+    assert [gear.rows for gear in plan.gears] == [1]
+    assert plan.cost.seconds_per_token == plan.cost.plain_seconds_per_token == 1.0
+
+
+def test_confidence_classes_gain_and_have_equally_many_rows():
+    one, two = (make_plan(TEXTS, Limits(nodes=7, gears=2), classes=n) for n in (1, 2))
+    assert len(two.bounds) == 1 and two.bounds[0] * BINS == int(two.bounds[0] * BINS)
+    gear = two.gears[1]
+    assert gear.trees == ("planned-8-class-0", "planned-8-class-1")
+    by_name = {tree.name: tree for tree in two.trees}
+    assert {by_name[name].topology.rows for name in gear.trees} == {8}
+    assert gear.promise.counted.tokens > one.gears[1].promise.counted.tokens
+    assert gear.promise.heldout.tokens > one.gears[1].promise.heldout.tokens
+    parts = [by_name[name].promise.counted for name in gear.trees]
+    mixed = sum(part.tokens * part.contexts for part in parts) / sum(part.contexts for part in parts)
+    assert gear.promise.counted.tokens == pytest.approx(mixed, abs=1e-12)
+    assert next(b for b in two.baselines if b.name == "one-tree").promise == one.trees[1].promise
+
+
+def test_classes_and_costs_together():
+    plan = make_plan(TEXTS, Limits(nodes=15), COSTS, classes=3)
+    assert all(len(gear.trees) == 3 for gear in plan.gears) and plan.cost.exact
+    assert plan.cost.seconds_per_token <= make_plan(TEXTS, Limits(nodes=15), COSTS).cost.seconds_per_token
+
+
+@pytest.mark.parametrize(
+    ("calibration", "limits", "message"),
+    [
+        (Calibration(), Limits(nodes=3), "no contexts have been counted"),
+        (calibrated({(0,): 4}, HELDOUT), Limits(nodes=3), "all 4 contexts are held out"),
+        (calibrated({(): 4}), Limits(nodes=3), "in no counted context was the truth a candidate"),
+        (calibrated({(0,): 4}), Limits(nodes=0), "1 or more nodes, got 0"),
+        (calibrated({(0,): 4}), Limits(nodes=3, depth=-1), "1 or more depth, got -1"),
+        (calibrated({(0,): 4}), Limits(nodes=3, gears=0), "1 or more gears"),
+    ],
+)
+def test_refused_plans(calibration, limits, message):
+    for costs in (None, COSTS):
+        with pytest.raises(TreeError, match=f"^plan: .*{message}"):
+            make_plan(calibration, limits, costs)
+
+
+def test_a_memory_budget_below_plain_decoding_is_refused():
+    with pytest.raises(TreeError, match="plain decoding alone takes 100 bytes"):
+        make_plan(TEXTS, Limits(nodes=3, graph_bytes=99), COSTS)
+
+
+def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
+    plan = make_plan(TEXTS, Limits(nodes=15), COSTS, classes=2)
+    text = format_plan(plan)
+    assert json.loads(text) == json.loads(json.dumps(plan_value(plan)))
+    trees = parse_plan(text, "plan")
+    assert trees == [(tree.name, tree.topology) for tree in plan.trees]
+    (tmp_path / "my.plan").write_text(text)
+    found = parse_specs(f"chain:2,plan:{tmp_path / 'my.plan'}")
+    assert found[:2] == [("plain", Topology.plain()), ("chain-2", Topology.chain(2))]
+    assert {tree for _, tree in found} == {tree for _, tree in trees} | {Topology.chain(2)}
+
+
+def test_an_infinite_strength_is_written_as_a_word():
+    plan = make_plan(TEXTS, Limits(nodes=3))
+    value = plan_value(plan)
+    assert value["shrinkage"]["tried"][-1]["strength"] == "infinite" and math.isinf(max(plan.shrinkage.gains))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected an object with format 'draftwood.plan'"),
+        ('{"format": "draftwood.plan", "version": 2}', "expected version 1"),
+        ('{"format": "draftwood.plan", "version": 1}', "expected the keys"),
+    ],
+)
+def test_refused_files(text, message):
+    with pytest.raises(TreeError, match=f"^p: {message}"):
+        parse_plan(text, "p")
+
+
+@pytest.mark.parametrize(
+    "trees", [[], None, [3], [{"name": "a"}], [{"name": "a", "paths": [[0, 0]]}], [{"name": 1, "paths": []}]]
+)
+def test_refused_trees_of_a_file(trees):
+    value = plan_value(make_plan(TEXTS, Limits(nodes=3))) | {"trees": trees}
+    with pytest.raises(TreeError, match=r"^p: "):
+        parse_plan(json.dumps(value), "p")
+
+
+def test_trees_too_large_to_build_are_refused_by_the_spec(tmp_path):
+    paths = RankPaths()
+    for first in range(20):
+        for second in range(20):
+            paths.add((first, second))
+    calibration = Calibration.from_bytes(paths.to_json().encode())
+    (tmp_path / "p").write_text(format_plan(make_plan(calibration, Limits(nodes=300, gears=2))))
+    with pytest.raises(TreeError, match="at most 256 rows"):
+        parse_specs(f"plan:{tmp_path / 'p'}")
+
+
+def test_plans_are_the_same_whatever_the_order_of_the_lines():
+    again = Calibration()
+    for part in (texts(1, 20), TEXTS):
+        again.merge(part)
+    other = Calibration()
+    for part in (TEXTS, texts(1, 20)):
+        other.merge(part)
+    limits = Limits(nodes=15)
+    assert format_plan(make_plan(again, limits, COSTS)) == format_plan(make_plan(other, limits, COSTS))
+
+
+def test_contexts_of_unknown_confidence_cannot_be_split():
+    calibration = calibrated({(0,): 3}, COUNTED, confidence=0.2)
+    calibration.merge(calibrated({(0,): 3}))
+    with pytest.raises(TreeError, match="confidence of every context"):
+        make_plan(calibration, Limits(nodes=3), classes=2)
+
+
+def test_a_class_that_never_occurs_at_a_length_drafts_nothing_there():
+    calibration = Calibration()
+    for i in range(40):
+        calibration.add((0, 0), group=f"text {i}", confidence=0.9, context=10)
+        calibration.add((1,), group=f"text {i}", confidence=0.1, context=400)
+    plan = make_plan(calibration, Limits(nodes=3, gears=3), COSTS, classes=2)
+    by_name = {tree.name: tree.topology.paths for tree in plan.trees}
+    (short,) = (gear for gear in plan.gears if gear.slots == 256)
+    assert short.trees[0] == "plain" and by_name[short.trees[1]] == ((0,), (0, 0))
+    assert plan.cost.seconds_per_token < plan.cost.plain_seconds_per_token

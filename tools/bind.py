@@ -1,0 +1,26 @@
+"""``draftwood bind``: gives a bundle that was built without weights the weights of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--model", required=True, metavar="DIR", help="the teacher's checkpoint")
+    parser.add_argument("--drafter", metavar="DIR", help="the drafter's, where the bundle has one")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    from draftwood.compiler.ge.binding import bind
+    from draftwood.tools.demo import resolve
+
+    manifest = bind(args.bundle, resolve(args.model), resolve(args.drafter) if args.drafter else None)
+    assert manifest.npu is not None
+    path = args.bundle / manifest.npu.weights
+    found = {"bundle": str(args.bundle), "weights": str(path), "bytes": path.stat().st_size}
+    print(json.dumps(found) if args.json else f"{path}: {found['bytes'] / 1e6:.1f} MB bound")
+    return 0

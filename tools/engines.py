@@ -1,0 +1,54 @@
+"""Which engine runs a bundle: on this machine's CPU, on its NPU, or its NPU graphs on the interpreter."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.engine import Engine
+
+ENGINES = ("cpu", "npu", "ge")
+
+
+def add_engine_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="cpu: onnxruntime; npu: an Ascend NPU; ge: the NPU's graphs, interpreted, slow (default: npu where the"
+        " machine and the bundle have one, else cpu)",
+    )
+
+
+def npu_available() -> bool:
+    """Whether CANN is here and torch_npu counts a device."""
+    from draftwood.tools.machine import ascend
+
+    return bool(ascend(countable=True)["npus"])
+
+
+def open_engine(bundle: Bundle, name: str | None = None) -> Engine:
+    """The engine asked for, else the best that machine and bundle allow.
+
+    Raises:
+        RequestError: there is no such device.
+        BundleError: the bundle holds no graphs for it.
+    """
+    if name is None:
+        name = "npu" if bundle.manifest.npu is not None and npu_available() else "cpu"
+    if name == "npu":
+        if not npu_available():
+            raise RequestError("--engine npu: no NPU is found here; run draftwood doctor, or take --engine ge")
+        from draftwood.tools.npu_engine import NpuEngine
+
+        return NpuEngine(bundle)
+    if name == "ge":
+        from draftwood.tools.ge_engine import GeEngine
+
+        return GeEngine(bundle)
+    from draftwood.runtime.cpu_engine import CpuEngine
+
+    return CpuEngine(bundle)

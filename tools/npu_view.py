@@ -1,0 +1,104 @@
+"""What ``draftwood inspect --npu`` shows: the NPU graphs of a bundle, proved and checked anew from their files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from draftwood.compiler.ge.atc import atc_command
+from draftwood.compiler.ge.constraints import check_constraints
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.errors import BundleError
+from draftwood.manifest import GraphSignature
+from draftwood.runtime.bundle import Bundle
+
+# What a converter adds around its operator, and what carries no operator of the program.
+_CARRIERS = ("Const", "FileConstant", "Data", "RefData", "NetOutput")
+
+
+def npu_figures(bundle: Bundle) -> dict[str, Any]:
+    """Per graph: operators, caches with their proof, findings, files; and the converter coverage of all."""
+    npu = bundle.manifest.npu
+    if npu is None:
+        raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+    loaded = [(signature, Graph.load(bundle.folder / signature.file)) for signature in npu.graphs]
+    coverage: Counter[tuple[str, str]] = Counter()
+    for _, graph in loaded:
+        coverage.update(converted(graph))
+    return {
+        "kind": "npu",
+        "dtype": npu.dtype,
+        "soc": npu.soc,
+        "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
+        "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],
+        "coverage": [
+            {"operator": operator, "ge": ge, "count": count}
+            for (operator, ge), count in sorted(coverage.items(), key=lambda item: (-item[1], item[0]))
+        ],
+    }
+
+
+def converted(graph: Graph) -> Counter[tuple[str, str]]:
+    """How often each operator of the program became which chain of GE operators.
+
+    torchair notes the program's operator on the last GE operator of each conversion; those before it, since the last
+    note, belong to it.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    chain: list[str] = []
+    for node in graph.nodes.values():
+        if node.type in _CARRIERS:
+            continue
+        chain.append(node.type)
+        operator = next((d.operator for d in node.output_types if d.operator), "")
+        if operator:
+            found[operator, " > ".join(chain)] += 1
+            chain = []
+    return found
+
+
+def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
+    proof = prove_in_place(graph, signature)
+    findings = [finding._asdict() for finding in check_constraints(graph, shapes(graph))]
+    return {
+        "name": signature.name,
+        "kind": signature.kind,
+        "rows": signature.rows,
+        "slots": signature.slots,
+        "air": signature.file,
+        "atc": " ".join(atc_command(signature.file, soc)),
+        "operators": graph.counts(),
+        "caches": [one.cache for one in proof],
+        "in_place": {"proved": True, "caches": [one._asdict() for one in proof]},
+        "findings": findings,
+        "constraint_warnings": [finding for finding in findings if finding["level"] == "warning"],
+    }
+
+
+def npu_text(found: dict[str, Any]) -> str:
+    """`npu_figures` for people."""
+    bound = "bound" if found["weights"]["bound"] else "not bound: draftwood bind gives them"
+    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}", ""]
+    for graph in found["graphs"]:
+        operators = sum(count for name, count in graph["operators"].items() if name not in _CARRIERS)
+        lines.append(f"{graph['name']}  {graph['air']}")
+        lines.append(f"  operators   {operators}: {', '.join(f'{n} {c}' for n, c in graph['operators'].items())}")
+        if graph["caches"]:
+            lines.append(f"  caches      {len(graph['caches'])}, each one RefData with one write and no copy: proved")
+        lines += _findings(graph["findings"])
+        lines.append(f"  compile     {graph['atc']}")
+    lines += ["", "converter coverage: operator of the program > operators of GE, count"]
+    width = max(len(row["operator"]) for row in found["coverage"])
+    lines += [f"  {row['operator']:<{width}}  {row['ge']}  {row['count']}" for row in found["coverage"]]
+    return "\n".join(lines)
+
+
+def _findings(findings: list[dict[str, Any]]) -> list[str]:
+    """One line for findings that differ by their node alone."""
+    same = Counter((f["level"], f["rule"], f["message"], f["source"]) for f in findings)
+    return [
+        f"  {level:<11} {rule}, {count} nodes: {message} ({source})"
+        for (level, rule, message, source), count in same.items()
+    ]

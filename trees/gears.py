@@ -1,0 +1,219 @@
+"""Which gears make the least expected time per token, given what every step costs on a machine.
+
+A gear is a KV length and one tree per confidence class, all of equally many rows. Its step takes::
+
+    teacher step of T rows at KV length C + draft of the trees' depth and width + host and commit
+
+and gains F tokens, so it costs step / F a token. The cost knows a tree only by T, its depth and its width,
+and for each such triple the tree of greatest F is known (`search`): enumerating the triples minimises the ratio
+exactly. T is taken from the latency table, where padding ends: rows up to there are free.
+
+Calibration contexts are positions in the teacher's text, one a token, so the share of a class of contexts is
+its share of tokens, and time per token is the mean over classes of cost / F.
+
+Shape suffixes: G candidate gears, C length classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import TreeError
+from draftwood.trees.calibration import LENGTH_STEP, Contexts
+from draftwood.trees.confidence import split
+from draftwood.trees.latency import LatencyTable
+from draftwood.trees.measure import tokens
+from draftwood.trees.search import Search, search
+from draftwood.trees.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Gear:
+    """One static shape: T rows at a KV length, with a tree for each confidence class."""
+
+    rows: int
+    slots: int
+    trees: tuple[Topology, ...]
+
+    @property
+    def depth(self) -> int:
+        """Levels that the drafter must offer."""
+        return max(tree.depth for tree in self.trees)
+
+    @property
+    def width(self) -> int:
+        """Candidates that the drafter must offer per node."""
+        return max(tree.width for tree in self.trees)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthClass:
+    """Contexts that fit the KV length `slots` but no smaller one.
+
+    Args:
+        shares: of all planned contexts.
+        contexts: one column set per confidence class.
+    """
+
+    slots: int
+    share: float
+    contexts: tuple[Contexts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan may use: draft nodes, depth, ranks below `children`, gears with plain decoding, graph memory."""
+
+    nodes: int
+    depth: int | None = None
+    children: int | None = None
+    gears: int = 4
+    graph_bytes: int | None = None
+
+
+def step_seconds(table: LatencyTable, gear: Gear, length_slots: int) -> float:
+    """Seconds of a step of `gear` for contexts of the length class `length_slots`."""
+    draft = table.draft_s(gear.depth, gear.width) if gear.depth else 0.0
+    return _without_draft(table, gear.rows, gear.slots, length_slots) + draft
+
+
+def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int) -> float:
+    # A static graph reads its whole cache; where the filled part alone is read, the contexts' length decides.
+    return table.step_s(rows, length_slots if table.kv_read == "filled" else slots) + table.host_s()
+
+
+def length_classes(
+    contexts: Contexts, table: LatencyTable, nodes: int, bounds: tuple[int, ...] = ()
+) -> tuple[list[LengthClass], int]:
+    """The contexts by the KV length they need, and how many are too long for the table.
+
+    A context needs a slot for each of its tokens and for each row of the largest tree, and the spare slot. One
+    of unknown length is taken to need the largest KV length.
+
+    Raises:
+        TreeError: none fits.
+    """
+    reserve = max((rows for slots in table.slots for rows in table.rows(slots) if rows <= nodes + 1), default=1) + 1
+    tokens_N = contexts.steps_N.astype(np.int64) * LENGTH_STEP
+    room = np.array(table.slots) - reserve
+    tokens_N[contexts.steps_N == 0] = room[-1]
+    place_N = np.searchsorted(room, tokens_N)
+    fitting = int(contexts.counts_N[place_N < len(room)].sum())
+    if not fitting:
+        raise TreeError(
+            f"plan: no context fits the latency table: it goes up to KV length {table.slots[-1]} and a tree takes"
+            f" {reserve} slots of it; profile with a larger --kv"
+        )
+    found = []
+    for place, slots in enumerate(table.slots):
+        part = contexts.where(place_N == place)
+        if part.total:
+            found.append(LengthClass(slots, part.total / fitting, split(part, bounds)))
+    return found, contexts.total - fitting
+
+
+def candidates(
+    lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, strength: float = 0.0
+) -> list[Gear]:
+    """Plain decoding at the largest KV length needed, then every gear that is best for something.
+
+    For each KV length and row count the trees with the least time per token for each length class, and for all
+    contexts up to one; and plain decoding at each KV length.
+    """
+    largest = lengths[-1].slots
+    found = [Gear(1, largest, (Topology.plain(),) * len(lengths[0].contexts))]
+    drafts = _drafts(table, lengths, limits)
+    for part in [*lengths, *(_together(lengths[: i + 1]) for i in range(1, len(lengths)))]:
+        searches = {
+            width: [search(c, limits.nodes, limits.depth, width, strength) for c in part.contexts if c.total]
+            for width in {width for _, width in drafts}
+        }
+        for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
+            found.append(Gear(1, slots, found[0].trees))
+            for rows in table.rows(slots):
+                if 1 < rows <= limits.nodes + 1:
+                    found += _best_gear(part, searches, drafts, rows, slots, table)
+    return list(dict.fromkeys(found))
+
+
+def _best_gear(
+    part: LengthClass,
+    searches: dict[int, list[Search]],
+    drafts: dict[tuple[int, int], float],
+    rows: int,
+    slots: int,
+    table: LatencyTable,
+) -> Iterator[Gear]:
+    """The trees of least cost / F for `part` among those of `rows` rows, by enumerating depth and width."""
+    fixed = _without_draft(table, rows, slots, part.slots)
+    weights = [contexts.total for contexts in part.contexts if contexts.total]
+
+    def per_token(shape: tuple[int, int]) -> float:
+        depth, width = shape
+        curves = (found.curve(depth)[:rows] for found in searches[width])
+        tokens = sum(weight * float(curve[-1]) for weight, curve in zip(weights, curves, strict=True))
+        # Without a node worth having there is nothing to draft, and plain decoding has a gear of its own.
+        return (fixed + drafts[shape]) * sum(weights) / tokens if tokens > sum(weights) else math.inf
+
+    depth, width = min(drafts, key=per_token, default=(0, 0))
+    if depth and per_token((depth, width)) < math.inf:
+        trees = iter([found.tree(rows - 1, depth) for found in searches[width]])
+        # A class that never occurs at this length drafts nothing.
+        yield Gear(rows, slots, tuple(next(trees) if c.total else Topology.plain() for c in part.contexts))
+
+
+def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits) -> dict[tuple[int, int], float]:
+    """Seconds of a draft by depth and width, for the depths and widths worth looking at."""
+    contexts = [part for length in lengths for part in length.contexts]
+    deepest = min(max(part.depth for part in contexts), limits.depth or 255)
+    widest = min(max(part.width for part in contexts), limits.children or 255)
+    found: dict[tuple[int, int], float] = {}
+    refused: TreeError | None = None
+    for depth in range(1, deepest + 1):
+        for width in range(1, widest + 1):
+            try:
+                found[depth, width] = table.draft_s(depth, width)
+            except TreeError as error:
+                refused = error
+    if refused and not found:
+        raise refused
+    # A wider tree at the same price in every depth is at least as good.
+    widths = {width for _, width in found}
+    same = {
+        width
+        for width in widths
+        if all((d, width + 1) in found and found[d, width + 1] == found[d, w] for d, w in found if w == width)
+    }
+    return {shape: seconds for shape, seconds in found.items() if shape[1] not in same}
+
+
+def _together(lengths: Sequence[LengthClass]) -> LengthClass:
+    """Several length classes as one."""
+    merged = [
+        Contexts(*(np.concatenate([getattr(c, name) for c in same]) for name in Contexts.__dataclass_fields__))
+        for same in zip(*(length.contexts for length in lengths), strict=True)
+    ]
+    return LengthClass(lengths[-1].slots, 1.0, tuple(merged))
+
+
+def tokens_per_step(gears: Sequence[Gear], lengths: Sequence[LengthClass]) -> NDArray[np.float64]:
+    """float64[G, C]: the expected accept length of each gear in each length class, bonus counted."""
+    tokens_GC = np.zeros((len(gears), len(lengths)))
+    for place in range(len(lengths[0].contexts)):
+        for c, length in enumerate(lengths):
+            tokens_GC[:, c] += tokens(length.contexts[place], [gear.trees[place] for gear in gears])
+    return tokens_GC / [sum(part.total for part in length.contexts) for length in lengths]
+
+
+def token_seconds(gears: Sequence[Gear], lengths: Sequence[LengthClass], table: LatencyTable) -> NDArray[np.float64]:
+    """float64[G, C]: seconds per token; infinite where the KV length is too small."""
+    tokens_GC = tokens_per_step(gears, lengths)
+    seconds_GC = [
+        [step_seconds(table, gear, c.slots) if gear.slots >= c.slots else math.inf for c in lengths] for gear in gears
+    ]
+    return np.array(seconds_GC) / tokens_GC
