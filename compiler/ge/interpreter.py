@@ -125,7 +125,7 @@ class _Plan:
         operands = [None if edge is None else values[edge.node][edge.output] for edge in node.operands]
         if node.name in self.owned:
             assert operands[0] is not None, node
-            pass
+            operands[0] = operands[0].clone()
         outputs = self.calls[node.name](operands)
         return tuple(t.clone() for t in outputs) if node.name in self.detached else outputs
 

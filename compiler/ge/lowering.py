@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.ge.graph import SOURCES, tensor_of
+from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, tensor_of
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
@@ -36,6 +36,9 @@ _PROTO_TYPES = {
     torch.int64: "DT_INT64",
     torch.bool: "DT_BOOL",
 }
+
+
+_GE_NUMBERS = {dtype: number for number, dtype in GE_TYPES.items()}
 
 
 def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> bytes:
@@ -93,7 +96,7 @@ def _as_file_constant(op: Any, constant: Constant, dtype: str) -> None:
     op.name, op.type = name, "FileConstant"
     op.attr["shape"].list.val_type = 2  # a list of integers
     op.attr["shape"].list.i.extend(constant.shape)
-    op.attr["dtype"].dt = kind
+    op.attr["dtype"].dt = _GE_NUMBERS[getattr(torch, dtype)]  # an attribute has GE's own number
     op.attr["file_path"].s = b""
     op.attr["file_id"].s = b""
     op.attr["location"].s = constant.location.encode()

@@ -109,7 +109,12 @@ def decomposed(program: ExportedProgram) -> fx.GraphModule:
     torchair = _torchair()
     with _quiet(), _torch_npu_absent():
         table = _decompositions(torchair.CompilerConfig())
-        return program.run_decompositions(table).graph_module
+        module = program.run_decompositions(table).graph_module
+    # torch.export notes the type before every cast; a note is nothing to convert.
+    for note in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        module.graph.erase_node(note)
+    module.recompile()
+    return module
 
 
 def _package() -> Path:

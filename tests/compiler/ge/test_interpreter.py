@@ -107,11 +107,11 @@ def tree_inputs(tokens: Tensor, committed: int, accepted: int, path: Tensor, bra
 def test_whole_steps_equal_eager_ones(pair: Pair) -> None:
     """Prefill, then trees with commits of 1 to 3 rows, a decode step and a draft; caches are never reset.
 
-    The two run the same kernels in the same order. What differs is the linear layer with a bias in fp32, which
-    GE adds as an operator of its own; openPangu has such biases, and two layers and a residual stream carry the
-    rounding of 2^-24 on. In bf16 the bias is part of the product in both, and every value is equal.
+    The two run the same kernels in the same order, so bf16 is equal bit for bit. In fp32 GE adds the bias of
+    openPangu's linear layers as an operator of its own, which PyTorch's matrix product may round differently: 2^-24
+    of each sum, through two layers.
     """
-    tolerance = {"rtol": 1e-4, "atol": 1e-4} if pair.dtype is torch.float32 else {"rtol": 0.0, "atol": 0.0}
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if pair.dtype is torch.float32 else {"rtol": 0.0, "atol": 0.0}
     generator = torch.Generator().manual_seed(5)
 
     def draw(*shape: int) -> Tensor:
@@ -329,8 +329,9 @@ def test_two_writes_in_order() -> None:
     assert cache == [ZEROS[0], WRITTEN[1], ZEROS[0], WRITTEN[1]]
 
 
-def test_a_write_into_a_value_of_the_graph_leaves_other_readers_alone() -> None:
-    moved = node("moved", "TensorMove", "x=cache")
+@pytest.mark.parametrize("copy", ["TensorMove", "Identity"])
+def test_a_write_into_a_value_of_the_graph_leaves_all_others_alone(copy: str) -> None:
+    moved = node("moved", copy, "x=cache")
     early = node("early", "Neg", "x=moved")
     write = node("write", "ScatterNdUpdate", "var=moved indices=row updates=new", after="early")
     got, cache = run(*CACHE, moved, early, write, output("write"))
@@ -344,7 +345,11 @@ def test_a_write_into_a_value_of_the_graph_leaves_other_readers_alone() -> None:
         (WRITE, node("read", "Neg", "x=cache")),
         (WRITE, node("read", "ScatterNdUpdate", "var=cache indices=row updates=new")),
         # A reshaped value may be a copy on a device: what it holds behind the write is not defined.
-        (node("flat", "Reshape", "x=cache shape=size"), WRITE, node("read", "Neg", "x=flat", after="write")),
+        (
+            node("flat", "Reshape", "x=cache shape=size"),
+            node("write", "ScatterNdUpdate", "var=cache indices=row updates=new", after="flat"),
+            node("read", "Neg", "x=flat", after="write"),
+        ),
         (node("flat", "Reshape", "x=cache shape=size"), WRITE, node("read", "Neg", "x=flat")),
         (WRITE, node("flat", "Reshape", "x=cache shape=size"), node("read", "Neg", "x=flat")),
         (const("all", [[0], [1], [2], [3]]), node("write", "ScatterNdUpdate", "var=cache indices=all updates=cache")),
