@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='rank paths found elsewhere, a line each: {"path": [0, 2], "context": 412, "confidence": 0.81}',
     )
     sources.add_argument("--merge", type=Path, nargs="+", metavar="STATS", help="statistics to add up into a new file")
+    sources.add_argument("--model", metavar="DIR", help="a teacher that answers --prompts; or demo")
+    parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked; or demo-medusa ...")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
+    parser.add_argument("--limit", type=int, metavar="N", help="prompts to use (default: all)")
+    parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
+    parser.add_argument("--levels", type=int, default=5, metavar="D", help="how deep an EAGLE-3 layer is followed")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that answer and count")
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -35,11 +49,69 @@ def main(args: argparse.Namespace) -> int:
         added = calibration.contexts.total
     else:
         calibration = read_calibration(args.out) if args.out.exists() else Calibration()
-        added = import_paths(calibration, args.from_paths)
+        before = calibration.contexts.total
+        if args.from_paths:
+            import_paths(calibration, args.from_paths)
+        else:
+            answer_prompts(calibration, args)
+        added = calibration.contexts.total - before
     write_calibration(calibration, args.out)
     summary = {"out": str(args.out), "added": added, **figures(calibration)}
     print(json.dumps(summary) if args.json else text(summary))
     return 0
+
+
+def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
+    """Lets the teacher answer, and counts; the file is written after every job, so that a stopped run goes on.
+
+    Raises:
+        RequestError: an option that makes no sense, or a prompt that does not fit.
+        CheckpointError: teacher or drafter cannot be used.
+    """
+    from draftwood.tools.counting import count_all, jobs
+    from draftwood.tools.demo import resolve
+    from draftwood.tools.prompts import read_prompts
+    from draftwood.trees.calibration_file import write_calibration
+
+    if args.drafter is None:
+        raise RequestError("--model needs --drafter: the folder of the drafter whose candidates are ranked")
+    if min(args.workers, args.levels, args.max_new_tokens) < 1:
+        raise RequestError("--workers, --levels and --max-new-tokens: expected 1 or more of each")
+    work = jobs(
+        read_prompts(args.prompts, args.limit),
+        resolve(args.model),
+        resolve(args.drafter),
+        temperatures=parse_temperatures(args.temperature),
+        max_new_tokens=args.max_new_tokens,
+        seed=args.seed,
+        levels=args.levels,
+    )
+    with _executor(args.workers) as executor:
+        for number, _ in enumerate(count_all(work, calibration, executor), 1):
+            write_calibration(calibration, args.out)
+            total = calibration.contexts.total
+            print(f"{number} of {len(work)} jobs, {total} contexts", file=sys.stderr, flush=True)
+
+
+def parse_temperatures(text: str) -> tuple[float, ...]:
+    """Temperatures, each once, from ``0,0.8``."""
+    try:
+        found = tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= temperature < float("inf") for temperature in found):
+        raise RequestError(f"--temperature {text}: expected numbers of 0 or more, separated by commas, such as 0,0.8")
+    return found
+
+
+@contextmanager
+def _executor(workers: int) -> Iterator[Executor | None]:
+    if workers == 1:
+        yield None
+        return
+    # Not forked: a forked child of a process with PyTorch's threads may hang.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield pool
 
 
 def import_paths(calibration: Calibration, file: Path) -> int:

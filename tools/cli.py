@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import draftwood
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import UserError
 
 COMMANDS = {
     "demo": ("demo_run", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
@@ -29,11 +29,10 @@ COMMANDS = {
     "calibrate": ("calibrate", "count the rank paths that a teacher's text takes through a drafter's candidates"),
     "profile": ("profile_steps", "measure, or model, how long the steps of a gear take"),
     "plan": ("plan", "choose draft trees and gears from statistics and a latency table"),
+    "train": ("train", "train a drafter for a frozen teacher on the teacher's own texts"),
     "inspect": ("inspect_view", "show a draft tree or a bundle"),
     "doctor": ("doctor", "say what this machine can do and what is missing"),
 }
-RESERVED = ("train",)
-LATER = "comes with a later version"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,8 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    if command in RESERVED:
-        raise RequestError(f"{command} {LATER} of Draftwood; this is {draftwood.__version__}")
     module = importlib.import_module(f"draftwood.tools.{COMMANDS[command][0]}") if command in COMMANDS else None
     return module.main(_parse(command, module, arguments)) if module else _parse_alone(arguments)
 
@@ -71,8 +68,7 @@ def _parse(command: str, module: ModuleType | None, arguments: list[str]) -> arg
     parser = argparse.ArgumentParser(prog="draftwood", description=summary, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"draftwood {draftwood.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    helps = {name: line for name, (_, line) in COMMANDS.items()} | dict.fromkeys(RESERVED, LATER)
-    for name, line in helps.items():
+    for name, (_, line) in COMMANDS.items():
         description = f"{line[0].upper()}{line[1:]}."
         subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         if module is not None and name == command:

@@ -1,4 +1,7 @@
-"""Prompt files: one JSON object a line with a ``prompt``; rows of one ``conversation`` follow each other."""
+"""Prompt files: one JSON object a line with a ``prompt``; rows of one ``conversation`` follow each other.
+
+A line may hold ``turns`` instead, a whole conversation's user messages, as MT-Bench and Arena-Hard are published.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +32,28 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path}: not a readable text file ({error})") from error
-    prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    parsed = (_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    prompts = [prompt for turns in parsed for prompt in turns]
     if not prompts:
         raise RequestError(f"{path}: holds no prompts; expected one JSON object a line")
     return list(islice(prompts, limit))
 
 
-def _parse(path: Path, number: int, line: str) -> Prompt:
+def _parse(path: Path, number: int, line: str) -> list[Prompt]:
     try:
         row = json.loads(line)
-        text = row["prompt"]
-    except (ValueError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str) or not text:
-        raise RequestError(f'{path}, line {number}: expected {{"prompt": "..."}}, got {line[:60]!r}')
-    name = str(row.get("id", number))
-    return Prompt(
-        id=name,
-        text=text,
-        conversation=str(row.get("conversation", name)),
-        source=str(row.get("source", "prompts")),
-    )
+        texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [row["prompt"]]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        texts = []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(
+            f'{path}, line {number}: expected {{"prompt": "..."}} or {{"turns": ["...", ...]}}, got {line[:60]!r}'
+        )
+    name = str(row.get("id", row.get("question_id", number)))
+    conversation = str(row.get("conversation", name))
+    source = str(row.get("source", row.get("category", "prompts")))
+    several = len(texts) > 1
+    return [
+        Prompt(id=f"{name}/{turn}" if several else name, text=text, conversation=conversation, source=source)
+        for turn, text in enumerate(texts, 1)
+    ]

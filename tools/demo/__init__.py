@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftwood.errors import RequestError
 from draftwood.trees import RankPaths
 
 FOLDER = Path(__file__).parent
-NAMES = {"demo": FOLDER / "teacher", "demo-medusa": FOLDER / "medusa"}
+NAMES = {
+    "demo": FOLDER / "teacher",
+    "demo-medusa": FOLDER / "medusa",
+    "demo-eagle3": FOLDER / "eagle3",
+    "demo-fasteagle": FOLDER / "fasteagle",
+}
+
+
+# Configurations without weights: "shape:llama-3.1-8b".
+SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.parent / "shapes").glob("*/config.json"))}
 
 
 def resolve(name: str) -> Path:
-    """The folder of a shipped model's name; anything else is taken as a path."""
-    return NAMES.get(name, Path(name))
+    """The folder of a shipped model's or shape's name; anything else is taken as a path.
+
+    Raises:
+        RequestError: a shape that is not shipped.
+    """
+    if name.startswith("shape:") and name not in SHAPES:
+        raise RequestError(f"{name}: no such shape; expected {', '.join(SHAPES)}")
+    return (NAMES | SHAPES).get(name, Path(name))
 
 
-def rank_paths(temperature: float = 0.0) -> RankPaths:
-    """The rank paths that the demo teacher's own text took through the demo heads' candidates.
+def rank_paths(temperature: float = 0.0, drafter: str = "demo-medusa") -> RankPaths:
+    """The rank paths that the demo teacher's own text took through the candidates of a shipped drafter.
 
     They were counted twice, on greedy text and on text sampled at temperature 0.8.
     """
-    path = NAMES["demo-medusa"] / f"rank_paths_{'sampled' if temperature else 'greedy'}.json"
+    path = NAMES[drafter] / f"rank_paths_{'sampled' if temperature else 'greedy'}.json"
     return RankPaths.from_json(path.read_text(), str(path))

@@ -1,30 +1,32 @@
-"""Distilled texts as a drafter sees them: hidden states of the teacher, and the tokens its text has further on.
+"""Distilled texts as a drafter sees them: the teacher's hidden states, and the tokens its text has further on.
 
-A context is a place t in a text: the runtime has the hidden state of token t and the root, token t + 1, and
-asks head i (0-based) for token t + 2 + i. Roots are the teacher's own tokens, so t starts at the last token of
-the prompt.
+A context is a place t in a text (a *slot* of the drafter): the runtime has the teacher's states of token t and the
+root, token t + 1, and asks for token t + 2 at level 0, token t + 3 at level 1, and so on. Roots are the teacher's
+own tokens, so t starts at the last token of the prompt.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from draftwood.errors import RequestError
 
-# W texts, N tokens or contexts, B texts a batch, S tokens of the longest, H hidden size, I heads
+# W texts, N tokens or contexts, B texts a batch, S tokens of the longest, C contexts of the longest, I levels
 
 # One row a text: where its tokens start, how many are the prompt, how many it has, and the corpus row it is of.
 INDEX = np.dtype([("start", "<i8"), ("prompt", "<i4"), ("length", "<i4"), ("temperature", "<f4"), ("source", "<i4")])
 # A target behind the end of the text.
 NONE = -100
+# Batches whose texts are sorted by length together: sorting saves padding, but mixes the texts less.
+_SORTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,64 +77,101 @@ class Distilled:
         last = self.index_W["start"] + self.index_W["length"] - 1
         return np.isin(self.tokens_N[last], self.ends)
 
+    def spans(self) -> np.ndarray:
+        """int [W]: contexts a text, those with a root and at least one token behind it."""
+        return np.maximum(self.index_W["length"] - self.index_W["prompt"] - 1, 0)
+
+    def tokens_of(self, text: int) -> np.ndarray:
+        """The tokens of one text, uint16 [its length], prompt included."""
+        start, length = self.index_W["start"][text], self.index_W["length"][text]
+        return self.tokens_N[start : start + length]
+
 
 @dataclass(frozen=True, slots=True)
-class Contexts:
-    """Hidden states bfloat16 [N, H], targets int64 [N, I] (NONE behind the end), and the text each is of [N]."""
+class Batch:
+    """Some texts with the teacher's states, padded on the right, where no context looks.
 
-    hidden_NH: Tensor
-    targets_NI: Tensor
-    text_N: np.ndarray
-
-
-def targets_of(texts: Distilled, chosen_W: np.ndarray, heads: int) -> tuple[Tensor, np.ndarray]:
-    """Targets int64 [N, I] and text int64 [N] of every context in the chosen texts (bool [W]), in text order."""
-    text_W = chosen_W.nonzero()[0]
-    span_W = _spans(texts.index_W[text_W])
-    text_N = np.repeat(text_W, span_W)
-    step_N = np.arange(len(text_N)) - np.repeat(np.cumsum(span_W) - span_W, span_W)
-    of_N = texts.index_W[text_N]
-    place_NI = (of_N["prompt"] - 1 + step_N)[:, None] + 2 + np.arange(heads)
-    inside_NI = place_NI < of_N["length"][:, None]
-    flat_NI = np.minimum(of_N["start"][:, None] + place_NI, len(texts.tokens_N) - 1)
-    return torch.from_numpy(np.where(inside_NI, texts.tokens_N[flat_NI].astype(np.int64), NONE)), text_N
-
-
-def _spans(index: np.ndarray) -> np.ndarray:
-    """Contexts a text: those with a root and at least one token behind it."""
-    return np.maximum(index["length"] - index["prompt"] - 1, 0)
-
-
-@torch.no_grad()
-def contexts_of(
-    model: LlamaForCausalLM, texts: Distilled, chosen_W: np.ndarray, heads: int, batch: int = 32
-) -> Contexts:
-    """Runs the teacher over the chosen texts (bool [W]) once; keeps N * H * 2 bytes.
-
-    Recomputing the hidden states at every visit would cost more than half of a training step.
+    Contexts are numbered text by text: what is said of "each context", [N], is in that order.
     """
-    targets_NI, text_N = targets_of(texts, chosen_W, heads)
-    hidden_NH = torch.empty(len(text_N), model.config.hidden_size, dtype=torch.bfloat16)
-    text_W = chosen_W.nonzero()[0]
-    span_W = _spans(texts.index_W[text_W])
-    first_W = np.cumsum(span_W) - span_W
-    by_length = np.argsort(texts.index_W["length"][text_W], kind="stable")
-    for at in range(0, len(by_length), batch):
-        part = by_length[at : at + batch]
-        hidden_BSH = _hidden(model, texts, text_W[part])
-        for row, which in enumerate(part):
-            begin = texts.index_W["prompt"][text_W[which]] - 1
-            rows = slice(first_W[which], first_W[which] + span_W[which])
-            hidden_NH[rows] = hidden_BSH[row, begin : begin + span_W[which]]
-    return Contexts(hidden_NH, targets_NI, text_N)
+
+    # int64 [B, S].
+    ids_BS: Tensor
+    # int64 [B].
+    length_B: Tensor
+    # The slot of each context, int64 [B, C]; past a text's last context it repeats a slot that exists.
+    slot_BC: Tensor
+    # bool [B, C]: False past a text's last context. N of them are True.
+    there_BC: Tensor
+    # The teacher's states behind its final norm, [B, S, H], which its output matrix reads.
+    last_BSH: Tensor
+    # Its states entering the aux layers, low to high, [B, S, F].
+    aux_BSF: Tensor
+
+    @classmethod
+    def of(cls, texts: Distilled, text_B: np.ndarray, last_BSH: Tensor, aux_BSF: Tensor) -> Batch:
+        """The texts numbered ``text_B``, on the device where their states lie."""
+        index_B, span_B = texts.index_W[text_B], texts.spans()[text_B]
+        count, device = np.arange(max(1, span_B.max())), last_BSH.device
+        slot_BC = np.minimum(index_B["prompt"][:, None] - 1 + count, index_B["length"][:, None] - 1)
+        arrays = (padded(texts, text_B), index_B["length"], slot_BC)
+        ids_BS, length_B, slot_BC = (torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)
+        return cls(ids_BS, length_B, slot_BC, torch.from_numpy(count < span_B[:, None]).to(device), last_BSH, aux_BSF)
+
+    def pick(self, states_BSH: Tensor) -> Tensor:
+        """The rows of the contexts' own slots, [N, H]."""
+        row_N, place_N = self.there_BC.nonzero().unbind(1)
+        return states_BSH[row_N, self.slot_BC[row_N, place_N]]
+
+    def spread(self, states_BSH: Tensor) -> Tensor:
+        """The rows of the contexts' own slots, [B, C, H]."""
+        index_BCH = self.slot_BC[:, :, None].expand(-1, -1, states_BSH.shape[-1])
+        return states_BSH.gather(1, index_BCH)
+
+    def ahead(self, distance: int) -> Tensor:
+        """The token ``distance`` behind each context's slot, int64 [B, C]; the padding's where there is none."""
+        return self.ids_BS.gather(1, (self.slot_BC + distance).clamp(max=self.ids_BS.shape[1] - 1))
+
+    def targets(self, levels: int) -> Tensor:
+        """What each level should predict in each context, int64 [N, I]: tokens, NONE behind the end."""
+        found = []
+        for level in range(levels):
+            inside_BC = self.slot_BC + 2 + level < self.length_B[:, None]
+            found.append(torch.where(inside_BC, self.ahead(2 + level), NONE)[self.there_BC])
+        return torch.stack(found, 1)
+
+    def places(self, levels: int) -> Tensor:
+        """Where, among B * S rows, the teacher's state lies that predicts the same token, int64 [N, I]."""
+        size = self.ids_BS.shape[1]
+        first_BC = torch.arange(len(self.ids_BS), device=self.ids_BS.device)[:, None] * size
+        slots = [(self.slot_BC + 1 + level).clamp(max=size - 1) for level in range(levels)]
+        return torch.stack([(first_BC + slot_BC)[self.there_BC] for slot_BC in slots], 1)
 
 
-def _hidden(model: LlamaForCausalLM, texts: Distilled, text_B: np.ndarray) -> Tensor:
-    """Final-norm hidden states, bfloat16 [B, S, H] on the host; padding stands on the right, unseen."""
-    index_B = texts.index_W[text_B]
-    ids_BS = torch.zeros(len(index_B), int(index_B["length"].max()), dtype=torch.int64)
-    for row, (start, length) in enumerate(zip(index_B["start"], index_B["length"], strict=True)):
-        ids_BS[row, :length] = torch.from_numpy(texts.tokens_N[start : start + length].astype(np.int64))
-    with torch.autocast(model.device.type, dtype=torch.bfloat16):
-        hidden_BSH = model.model(ids_BS.to(model.device), use_cache=False).last_hidden_state
-    return hidden_BSH.to("cpu", torch.bfloat16)
+def padded(texts: Distilled, text_B: np.ndarray) -> np.ndarray:
+    """Tokens of the texts numbered ``text_B``, uint16 [B, S], zeros on the right."""
+    ids_BS = np.zeros((len(text_B), texts.index_W["length"][text_B].max()), np.uint16)
+    for row, text in enumerate(text_B):
+        ids_BS[row, : texts.index_W["length"][text]] = texts.tokens_of(text)
+    return ids_BS
+
+
+def by_length(lengths: np.ndarray, text_W: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """The texts once, in batches of up to ``size`` of like length."""
+    ordered = text_W[np.argsort(lengths[text_W], kind="stable")]
+    return (ordered[at : at + size] for at in range(0, len(ordered), size))
+
+
+def shuffled(lengths: np.ndarray, text_W: np.ndarray, size: int, seed: int, start: int) -> Iterator[np.ndarray]:
+    """Endless batches of ``size`` text numbers of like length; ``start`` of them are skipped.
+
+    Each epoch has its own order, which depends on the seed alone: every drafter sees the same texts in turn.
+    """
+    size = min(size, len(text_W))
+    epoch, skip = divmod(start, len(text_W) // size)
+    while True:
+        rng = np.random.default_rng((seed, epoch))
+        order = rng.permutation(text_W)[: len(text_W) // size * size]
+        groups = [order[at : at + _SORTED * size] for at in range(0, len(order), _SORTED * size)]
+        batches = [picked for group in groups for picked in by_length(lengths, group, size)]
+        yield from (batches[i] for i in rng.permutation(len(batches))[skip:])
+        epoch, skip = epoch + 1, 0

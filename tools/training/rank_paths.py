@@ -1,6 +1,10 @@
-"""Counts the rank paths that held-out distilled texts take through the candidates of Medusa heads.
+"""Counts the rank paths that held-out distilled texts take through the candidates of trained drafters.
 
-python -m draftwood.tools.training.rank_paths --teacher DIR --medusa DIR --distilled DIR --out FILE.json
+    python -m draftwood.tools.training.rank_paths --teacher DIR --distilled DIR --drafter DIR [DIR ...] --png FILE
+
+Into each drafter's folder go rank_paths_greedy.json and rank_paths_sampled.json. An EAGLE-3 layer is fed the true
+tokens and its own states, as the nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a
+token by its distance alone. All drafters are counted on the same contexts.
 """
 
 from __future__ import annotations
@@ -9,55 +13,65 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
-from draftwood.tools.training.contexts import NONE, Distilled, contexts_of
+from draftwood.tools.training.contexts import NONE, Distilled
+from draftwood.tools.training.curves import draw_positions
+from draftwood.tools.training.drafter import Drafter
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.medusa_heads import load_heads, ranks_of
+from draftwood.tools.training.kinds import load
+from draftwood.tools.training.states import States
+from draftwood.tools.training.trainer import ranks_of
 from draftwood.trees import RankPaths
 
-# W texts, N contexts, I heads
+# W texts, N contexts, I levels
 
-# Candidates a head that a draft tree may use.
+# Candidates a level that a draft tree may use.
 CANDIDATES = 16
 # Rows of a verify step, root counted, that the summary speaks of.
 ROWS = (4, 8, 16, 32, 64)
+TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
 _LARGEST_FILE = 300_000
 
 
-def count_paths(
-    teacher: Path, medusa: Path, distilled: Path, *, contexts: int = 50_000, temperature: float | None = None
-) -> RankPaths:
-    """Rank paths of about ``contexts`` contexts in held-out texts, of one temperature or of all (None).
-
-    Contexts so near to the end of a text that was cut short that the true tokens are unknown are left out.
+def counted_texts(texts: Distilled, temperature: float, contexts: int = 50_000) -> np.ndarray:
+    """Numbers of the first held-out texts of a temperature that have about so many contexts, int [W].
 
     Raises:
-        RequestError: no held-out text of that temperature has a context.
+        RequestError: there are none.
     """
-    checkpoint = Checkpoint.open(teacher)
-    opened = MedusaCheckpoint.open(medusa, checkpoint.config)
-    texts = Distilled.open(distilled, checkpoint.digest())
-    chosen_W = texts.held_out()
-    if temperature is not None:
-        chosen_W &= np.isclose(texts.index_W["temperature"], temperature)
-    spans_W = np.cumsum(chosen_W * (texts.index_W["length"] - texts.index_W["prompt"]))
-    chosen_W &= spans_W - spans_W[0] < contexts
-    model = load_teacher(teacher)
-    found = contexts_of(model, texts, chosen_W, opened.heads)
-    known_N = (found.targets_NI != NONE).all(1).numpy() | texts.ended()[found.text_N]
-    if not known_N.any():
-        raise RequestError(f"{distilled}: no held-out text to count on; distill more")
-    output_VH = model.lm_head.weight.detach().to(torch.bfloat16)
-    heads = load_heads(opened, output_VH)
-    known = torch.from_numpy(known_N)
-    return paths_of(ranks_of(heads, found.hidden_NH[known], found.targets_NI[known], output_VH, CANDIDATES).numpy())
+    chosen_W = (texts.held_out() & np.isclose(texts.index_W["temperature"], temperature)).nonzero()[0]
+    spans_W = texts.spans()[chosen_W]
+    chosen_W = chosen_W[(np.cumsum(spans_W) - spans_W < contexts) & (spans_W > 0)]
+    if not len(chosen_W):
+        raise RequestError(f"no held-out text of temperature {temperature} to count on; distill more")
+    return chosen_W
+
+
+def count_paths(drafter: Drafter, states: States, text_W: np.ndarray, levels: int) -> RankPaths:
+    """Rank paths of the texts' contexts.
+
+    Contexts so near to the end of a text that was cut short that one of ``levels`` true tokens is unknown are
+    left out: the greatest number of levels makes several drafters comparable.
+
+    Raises:
+        RequestError: no context is left.
+    """
+    ended_W, result = states.texts.ended(), RankPaths()
+    for text_B, batch, ranks_NI in ranks_of(drafter, states, text_W, CANDIDATES):
+        known_N = (batch.targets(levels) != NONE).all(1).cpu()
+        known_N |= torch.from_numpy(ended_W[text_B])[batch.there_BC.nonzero()[:, 0].cpu()]
+        if known_N.any():
+            result.merge(paths_of(ranks_NI[known_N].numpy()))
+    if not result.contexts:
+        raise RequestError("no context is far enough from the end of its text to count; distill longer texts")
+    return result
 
 
 def paths_of(ranks_NI: np.ndarray) -> RankPaths:
@@ -76,38 +90,81 @@ def compact(paths: RankPaths, largest: int = _LARGEST_FILE) -> str:
     Every context stays counted; what is lost are nodes that one context visited.
     """
     text = paths.to_json()
-    for depth in range(max((len(path) for path, _ in json.loads(text)["paths"]), default=0), 0, -1):
+    for depth in range(max((len(path) for path, _ in paths.items()), default=0), 0, -1):
         if len(text) <= largest:
             break
         shorter = RankPaths()
-        for path, count in json.loads(text)["paths"]:
-            shorter.add(tuple(path[:-1] if count == 1 and len(path) == depth else path), count)
-        text = shorter.to_json()
+        for path, count in paths.items():
+            shorter.add(path[:-1] if count == 1 and len(path) == depth else path, count)
+        paths, text = shorter, shorter.to_json()
     return text
+
+
+def summary(paths: RankPaths, levels: int) -> dict[str, Any]:
+    """What a drafter gains: shares by position, and the accept length of the best trees (bonus token counted).
+
+    ``chain`` is the share of contexts in which the first so many best tokens are all accepted; ``among`` the share
+    in which the true tokens are all among the candidates.
+    """
+    depths = range(1, levels + 1)
+    reached = [sum(count for path, count in paths.items() if len(path) >= depth) for depth in depths]
+    return {
+        "contexts": paths.contexts,
+        "chain": [round(paths.visits((0,) * depth) / paths.contexts, 4) for depth in depths],
+        "among": [round(count / paths.contexts, 4) for count in reached],
+        "accept_length": {r: round(paths.expected_accept_length(paths.best_tree(r - 1)), 3) for r in ROWS},
+    }
+
+
+def compare(
+    teacher: Path, distilled: Path, drafters: list[Path], *, contexts: int, levels: int
+) -> dict[str, dict[str, Any]]:
+    """Counts for each drafter, writes its two files, and returns its summary by kind of text.
+
+    Args:
+        levels: how deep EAGLE-3 layers draft; the other kinds know themselves. At least so many true tokens are
+            known of every context that is counted.
+    """
+    model, texts = load_teacher(teacher), Distilled.open(distilled, Checkpoint.open(teacher).digest())
+    loaded = {folder: load(folder, model, levels) for folder in drafters}
+    deepest, found = max(levels, *(drafter.levels for drafter in loaded.values())), {}
+    for folder, drafter in loaded.items():
+        states, found[folder.name] = States(model, texts, drafter.aux), {}
+        for name, temperature in TEMPERATURES.items():
+            paths = count_paths(drafter, states, counted_texts(texts, temperature, contexts), deepest)
+            (folder / f"rank_paths_{name}.json").write_text(compact(paths))
+            found[folder.name][name] = summary(paths, drafter.levels)
+    return found
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """``compare``'s answer for people."""
+    lines = []
+    for drafter, kinds in found.items():
+        for name, record in kinds.items():
+            shares = " ".join(f"{share:.3f}" for share in record["chain"])
+            lengths = " ".join(f"{rows}:{length:.3f}" for rows, length in record["accept_length"].items())
+            lines.append(f"{drafter:<12} {name:<8} {record['contexts']:>6} contexts  chain {shares}  rows {lengths}")
+    return "\n".join(lines)
 
 
 @refusing
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
-    parser.add_argument("--medusa", type=Path, required=True, help="folder of the heads")
     parser.add_argument("--distilled", type=Path, required=True, help="folder that distill wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--drafter", type=Path, required=True, nargs="+", help="folders of trained drafters")
     parser.add_argument("--contexts", type=int, default=50_000, help="about how many to count")
-    parser.add_argument("--temperature", choices=("0", "0.8", "both"), default="both")
+    parser.add_argument("--levels", type=int, default=5, help="how deep EAGLE-3 layers draft")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="plot the shares by position")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     args = parser.parse_args(arguments)
-    paths = count_paths(
-        args.teacher, args.medusa, args.distilled, contexts=args.contexts,
-        temperature=None if args.temperature == "both" else float(args.temperature),
-    )  # fmt: skip
-    args.out.write_text(compact(paths))
-    lengths = {rows: round(paths.expected_accept_length(paths.best_tree(rows - 1)), 3) for rows in ROWS}
-    if args.json:
-        print(json.dumps({"contexts": paths.contexts, "expected_accept_length": lengths}))
-    else:
-        print(f"{paths.contexts} contexts; expected accept length of the best tree, bonus token counted")
-        print("\n".join(f"{rows:>4} rows {length:.3f}" for rows, length in lengths.items()))
+    if min(args.contexts, args.levels) < 1:
+        raise RequestError(f"contexts {args.contexts}, levels {args.levels}: expected 1 or more of each")
+    found = compare(args.teacher, args.distilled, args.drafter, contexts=args.contexts, levels=args.levels)
+    print(json.dumps(found) if args.json else table(found))
+    if args.png:
+        draw_positions(found, args.png)
     return 0
 
 

@@ -18,7 +18,7 @@ def stable_decay(step: int, steps: int, warmup: int, decay_share: float = 0.3) -
 
 
 class HybridOptimizer:
-    """Muon for hidden matrices, AdamW for embeddings, norms and biases.
+    """Muon for hidden matrices, AdamW for embeddings, output matrices, norms and biases.
 
     Muon converges in fewer tokens than AdamW on small decoders (K. Jordan et al., 2024); with its update
     scaled to AdamW's root mean square one learning rate serves both.
@@ -26,7 +26,8 @@ class HybridOptimizer:
 
     def __init__(self, model: nn.Module, learning_rate: float, weight_decay: float = 0.1) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+        table = ("embed_tokens.weight", "lm_head.weight", ".out.weight")  # a row a token: no matrices in Muon's sense
+        matrices = [p for n, p in named if p.ndim == 2 and not n.endswith(table)]
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]
         self.learning_rate = learning_rate

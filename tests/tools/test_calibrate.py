@@ -1,0 +1,149 @@
+"""Calibration by answering: what is counted is the teacher's own text, whoever runs the jobs."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from draftwood.errors import RequestError
+from draftwood.tools.calibrate import parse_temperatures
+from draftwood.tools.cli import main
+from draftwood.tools.counting import CANDIDATES, Job, count, count_all, jobs
+from draftwood.tools.prompts import read_prompts
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import read_calibration
+
+TOKENS = 10
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {"id": "a/1", "prompt": "the cat sat", "conversation": "a", "source": "cats"},
+        {"id": "a/2", "prompt": "on the mat", "conversation": "a", "source": "cats"},
+        {"id": "b", "prompt": "and the hat", "source": "hats"},
+        {"id": "c", "prompt": "the mat", "source": "hats"},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def work(prompts: Path, tiny_teacher: Path, tiny_heads: Path) -> list[Job]:
+    (tiny_heads / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    return jobs(
+        read_prompts(prompts),
+        tiny_teacher,
+        tiny_heads,
+        temperatures=(0.0, 0.8),
+        max_new_tokens=TOKENS,
+        seed=3,
+        levels=2,
+        size=2,
+    )
+
+
+def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Job], tiny_bundle: Path) -> None:
+    """The rank paths of greedy answers, by the runtime's own engine and drafts, one position after the other."""
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.cpu_engine import CpuEngine
+    from draftwood.runtime.decode import Decoding, Options
+    from draftwood.runtime.policy import policy_for
+
+    engine = CpuEngine(Bundle.open(tiny_bundle))
+    text = engine.bundle.text
+    assert text is not None
+    options = Options(max_new_tokens=TOKENS)
+    counted = Calibration.from_bytes(count(next(job for job in work if len(job.conversations) == 2)), "job")
+    prompt = (
+        text.encode("the cat sat") if not text.has_chat else text.chat([{"role": "user", "content": "the cat sat"}])
+    )
+    answer = Decoding(engine, prompt, options, policy_for(engine.bundle, plain=True)).run().token_ids
+    contexts = counted.contexts
+    assert contexts.total > 0 and contexts.depth <= 2 and contexts.width <= CANDIDATES
+    whole = [*prompt, *answer]
+    lengths = {-(-length // 64) for length in range(len(prompt), len(whole))}
+    assert lengths <= set(contexts.steps_N.tolist())
+    assert set(counted.tasks) == {"", "cats", "hats"}
+    assert (contexts.bins_N < 32).all()  # every context has a confidence
+
+
+def test_every_executor_counts_the_same(work: list[Job]) -> None:
+    alone = Calibration()
+    done = list(count_all(work, alone, None))
+    assert [job.name for job in done] == [job.name for job in work]
+    with ThreadPoolExecutor(2) as pool:
+        shared = Calibration()
+        list(count_all(work, shared, pool))
+    assert shared == alone and alone.contexts.total > 0 and alone.grouped
+
+
+def test_a_dask_cluster_is_an_executor(work: list[Job]) -> None:
+    distributed = pytest.importorskip("distributed")
+    alone, shared = Calibration(), Calibration()
+    list(count_all(work[:2], alone, None))
+    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        executor: Executor = client.get_executor()
+        list(count_all(work[:2], shared, executor))
+    assert shared == alone
+
+
+def test_a_stopped_run_goes_on_where_it_was(work: list[Job]) -> None:
+    whole, part = Calibration(), Calibration()
+    list(count_all(work, whole, None))
+    for _ in zip(range(1), count_all(work, part, None), strict=False):
+        break
+    part = Calibration.from_bytes(part.to_bytes())
+    left = list(count_all(work, part, None))
+    assert len(left) == len(work) - 1 and part == whole
+    assert list(count_all(work, part, None)) == []
+
+
+def test_the_command_and_a_plan_of_what_it_counted(
+    prompts: Path, tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tiny_heads / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    stats, plan = tmp_path / "stats.bin", tmp_path / "plan.json"
+    options = ["--model", tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--max-new-tokens", "40"]
+    assert main(["calibrate", *map(str, options), "--out", str(stats), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["contexts"] == summary["added"] == read_calibration(stats).contexts.total > 20
+    assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
+    assert main(["calibrate", *map(str, options), "--out", str(stats), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] == 0
+    assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan), "--json"]) == 0
+    trees = json.loads(capsys.readouterr().out)["trees"]
+    assert trees and all(tree["expected"]["counted"] >= 1 for tree in trees)
+
+
+@pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])
+def test_temperatures_that_are_none(text: str) -> None:
+    with pytest.raises(RequestError, match="--temperature"):
+        parse_temperatures(text)
+
+
+def test_refusals(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Callable[..., str]
+) -> None:
+    out = ["--out", str(tmp_path / "stats.bin")]
+    assert "--model needs --drafter" in call("calibrate", "--model", tiny_teacher, *out)
+    assert "no weights; expected the folder of a drafter" in call(
+        "calibrate", "--model", tiny_teacher, "--drafter", tmp_path, *out
+    )
+    assert not (tmp_path / "stats.bin").exists()
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must be refused, and returns its one line."""
+
+    def run(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        return error[-1]
+
+    return run

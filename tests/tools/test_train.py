@@ -1,0 +1,515 @@
+"""``draftwood train``: positions, exactness against a step-by-step draft, resuming, several processes, files."""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draftwood.compiler import eagle3 as compiled_eagle3
+from draftwood.compiler import fasteagle as compiled_fasteagle
+from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.drafter_layers import TeacherWeights
+from draftwood.compiler.eagle3_checkpoint import open_eagle3
+from draftwood.compiler.fasteagle_checkpoint import open_fasteagle
+from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.errors import CheckpointError, RequestError
+from draftwood.tools import train as command
+from draftwood.tools.training import drafter as drafter_module
+from draftwood.tools.training import rank_paths, states, vocabulary_sizes
+from draftwood.tools.training.contexts import INDEX, Distilled
+from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
+from draftwood.tools.training.generate import load_teacher
+from draftwood.tools.training.kinds import begin, complete, load
+from draftwood.tools.training.precision import autocast
+from draftwood.tools.training.rank_paths import count_paths, counted_texts
+from draftwood.tools.training.states import States
+from draftwood.tools.training.trainer import train
+
+VOCABULARY, HIDDEN, LAYERS, PROMPT = 24, 32, 6, 3
+KINDS = ("medusa", "eagle3", "fasteagle")
+# Enough for a text that counts.
+LEARN = {"levels": 2, "steps": 60, "batch": 16, "learning_rate": 3e-2}
+AUX = {"medusa": {}, "eagle3": {"aux_layers": [1, 3, 4]}, "fasteagle": {"aux_layers": [1, 3, 4]}}
+
+
+def save_teacher(folder: Path, counting: bool) -> LlamaForCausalLM:
+    """A random teacher, or one that says x + 1 after x, surely, whatever came before."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=1, pad_token_id=1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(std=0.2) if "norm" not in name else parameter.data.uniform_(0.5, 1.5)
+    if counting:
+        one_hot = torch.eye(VOCABULARY, HIDDEN)
+        model.model.embed_tokens.weight.data = one_hot
+        model.lm_head.weight.data = 3 * one_hot.roll(1, 0)  # row v reads token v - 1
+        model.model.norm.weight.data.fill_(1)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.data.zero_()
+            layer.mlp.down_proj.weight.data.zero_()
+    model.save_pretrained(folder)
+    return model
+
+
+def save_texts(folder: Path, teacher: Path, tokens: list[list[int]]) -> Path:
+    """Texts as if the teacher had written them, every second one greedily."""
+    folder.mkdir()
+    index = np.zeros(len(tokens), INDEX)
+    index["length"], index["prompt"] = [len(t) for t in tokens], PROMPT
+    index["start"] = np.cumsum(index["length"]) - index["length"]
+    index["temperature"], index["source"] = np.arange(len(tokens)) % 2 * np.float32(0.8), np.arange(len(tokens))
+    np.save(folder / "shard-0000.npy", np.concatenate(tokens).astype(np.uint16))
+    np.save(folder / "shard-0000.index.npy", index)
+    (folder / "distill.json").write_text(json.dumps({"teacher": Checkpoint.open(teacher).digest(), "ends": [1]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two teachers, counting and noise; texts of the counting one that count, and texts that are noise."""
+    folder, rng = tmp_path_factory.mktemp("train"), np.random.default_rng(0)
+    save_teacher(folder / "counting", counting=True)
+    save_teacher(folder / "noise", counting=False)
+    first = rng.integers(0, VOCABULARY, 400)
+    save_texts(folder / "counted", folder / "counting", [[(f + i) % VOCABULARY for i in range(16)] for f in first])
+    noise = [rng.integers(2, VOCABULARY, rng.integers(9, 16)).tolist() for _ in range(400)]
+    save_texts(folder / "random", folder / "counting", noise)
+    save_texts(folder / "unread", folder / "noise", noise[:120])
+    return folder
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All products in float32."""
+    for module in (states, drafter_module):
+        monkeypatch.setattr(module, "autocast", lambda device: torch.autocast(device.type, enabled=False))
+    monkeypatch.setattr(drafter_module, "compute_dtype", lambda device: torch.float32)
+
+
+def last_nats(out: Path) -> list[float]:
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [record for record in records if "of" in record][-1]["nats"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_level_learns_a_text_that_counts(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Each level is an exact function of what it may see; ranks are checked against a walk over the texts."""
+    own = {"medusa": {"own_output": True}}.get(kind, {})
+    final = train(kind, folder / "counting", folder / "counted", tmp_path, **LEARN, **AUX[kind], **own)
+    assert max(last_nats(tmp_path)) < 0.1
+    assert final["greedy"]["top1"] == final["sampled"]["top1"] == [1.0] * 2
+    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "counted")
+    loaded, text_B = load(tmp_path, model, levels=2), np.array([7, 2])
+    batch = States(model, texts, loaded.aux).batch(text_B)
+    with torch.no_grad(), autocast(batch.ids_BS.device):
+        features = loaded.features(batch).to(loaded.output_VH.dtype)
+    best = torch.stack([F.linear(features[:, i], loaded.output(i).to(features.dtype)).argmax(-1) for i in range(2)], 1)
+    roots = [int(texts.tokens_of(text)[t + 1]) for text in text_B for t in range(PROMPT - 1, 14)]
+    known = (batch.targets(2) != -100).all(1)
+    wanted = torch.tensor([[(root + 1 + i) % VOCABULARY for i in range(2)] for root in roots])
+    assert torch.equal(best[known], wanted[known])
+
+
+def test_eagle3_levels_see_the_true_tokens_and_not_the_next(folder: Path, tmp_path: Path) -> None:
+    """On noise the teacher's guess follows from one token, which only the right slot of each level has."""
+    settings = {**LEARN, "steps": 120, **AUX["eagle3"]}
+    train("eagle3", folder / "counting", folder / "random", tmp_path, **settings)
+    assert max(last_nats(tmp_path)) < 0.1
+
+
+def test_fasteagle_layers_see_no_future(folder: Path, tmp_path: Path) -> None:
+    """On noise the first layer can know the root's successor; the second can know nothing of its token."""
+    train("fasteagle", folder / "counting", folder / "random", tmp_path, **LEARN, **AUX["fasteagle"])
+    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
+    loaded = load(tmp_path, model)
+    batch = States(model, texts, loaded.aux).batch(texts.held_out().nonzero()[0])
+    count = (batch.targets(2) != -100).sum(0)
+    nats = (loaded.loss(batch, count)[1]["nats"] / count).tolist()
+    assert nats[0] < 0.1 and nats[1] > 0.95 * np.log(VOCABULARY)
+
+
+def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: int, levels: int) -> list[torch.Tensor]:
+    """Hidden states of a draft, one token a step, through a growing list of keys and values; float32.
+
+    The prompt pass takes the teacher's features up to ``slot``; each step is fed the text's next token and the
+    state before. Written from the published network, without the trainer's code.
+    """
+    w = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    seen = torch.tensor([ids[: slot + 1]])
+    aux = json.loads((folder / "config.json").read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    entering = teacher.model(seen, output_hidden_states=True).hidden_states
+    features = torch.cat([entering[layer][0] for layer in aux], -1)
+    heads, kv, size, eps = 4, 2, 8, teacher.config.rms_norm_eps
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / (x.square().mean() + eps).sqrt() * w[name]
+
+    def rotate(x: torch.Tensor, position: int) -> torch.Tensor:
+        angle = position * teacher.config.rope_parameters["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+        a, b = x[:, : size // 2], x[:, size // 2 :]
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+    keys, values = [], []
+
+    def layer(token: int, hidden: torch.Tensor, position: int) -> torch.Tensor:
+        e = norm(teacher.model.embed_tokens.weight[token], "midlayer.input_layernorm.weight")
+        x = torch.cat((e, norm(hidden, "midlayer.hidden_norm.weight")))
+        q, k, v = (
+            (w[f"midlayer.self_attn.{p}_proj.weight"] @ x).view(n, size)
+            for p, n in (("q", heads), ("k", kv), ("v", kv))
+        )
+        keys.append(rotate(k, position))
+        values.append(v)
+        q, mixed = rotate(q, position), []
+        for head in range(heads):
+            group = head // (heads // kv)
+            shares = torch.stack([q[head] @ k[group] for k in keys]).div(size**0.5).softmax(0)
+            mixed.append(sum(share * v[group] for share, v in zip(shares, values, strict=True)))
+        hidden = hidden + w["midlayer.self_attn.o_proj.weight"] @ torch.cat(mixed)
+        x = norm(hidden, "midlayer.post_attention_layernorm.weight")
+        gate, up = (w[f"midlayer.mlp.{p}_proj.weight"] @ x for p in ("gate", "up"))
+        return hidden + w["midlayer.mlp.down_proj.weight"] @ (F.silu(gate) * up)
+
+    for j in range(slot + 1):
+        hidden = layer(ids[j + 1], w["fc.weight"] @ features[j], j)
+    found = [hidden]
+    for level in range(1, levels):
+        found.append(layer(ids[slot + 1 + level], found[-1], slot + level))
+    return found
+
+
+def test_the_training_time_test_is_a_cached_draft(folder: Path, tmp_path: Path, exact: None) -> None:
+    model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
+    torch.manual_seed(1)
+    drafter = begin("eagle3", complete("eagle3", {"levels": 3, **AUX["eagle3"]}), model, None)
+    for parameter in drafter.parameters():
+        parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()  # as it is stored
+    drafter.save(tmp_path)
+    text_B = np.array([4, 11, 6])
+    batch = States(model, texts, drafter.aux).batch(text_B)
+    # The states are handed over in bfloat16; the oracle takes its own from the teacher.
+    exact_states = model.model(batch.ids_BS, output_hidden_states=True).hidden_states
+    object.__setattr__(batch, "aux_BSF", torch.cat([exact_states[layer] for layer in drafter.aux], -1))
+    with torch.no_grad():
+        got = torch.stack(drafter.hiddens(batch), 1)
+    at, contexts = 0, batch.there_BC.sum(1).tolist()
+    for text, count in zip(text_B, contexts, strict=True):
+        ids = texts.tokens_of(text).tolist()
+        for t in range(PROMPT - 1, PROMPT - 1 + count):
+            levels = min(3, len(ids) - t - 1)  # the last levels of a text have no token to be fed
+            wanted = torch.stack(naive_eagle3(tmp_path, model, ids, t, levels))
+            torch.testing.assert_close(got[at, :levels], wanted, rtol=1e-4, atol=1e-4)  # float32, other order of sums
+            at += 1
+    assert at == len(got)
+
+
+def test_fasteagle_is_a_stack_of_llama_layers(folder: Path, tmp_path: Path, exact: None) -> None:
+    """Against transformers' own decoder: the same weights in a Llama that is given the fused inputs."""
+    model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
+    torch.manual_seed(2)
+    drafter = begin("fasteagle", complete("fasteagle", {"levels": 3, **AUX["fasteagle"]}), model, None)
+    drafter.scale = 2.0  # exact in bfloat16
+    for parameter in drafter.parameters():
+        parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()  # as it is stored
+    drafter.save(tmp_path)
+    weights = {name: tensor.float() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    ids = torch.from_numpy(texts.tokens_of(5).astype(np.int64))[None]
+    batch = States(model, texts, drafter.aux).batch(np.array([5]))
+    oracle = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "num_hidden_layers": 3})).eval()
+    oracle.model.load_state_dict(
+        {**{k: v for k, v in weights.items() if k.startswith(("layers", "norm"))},
+         "embed_tokens.weight": model.model.embed_tokens.weight}
+    )  # fmt: skip
+    fused = batch.aux_BSF[0].float() @ weights["fc.weight"].T
+    inputs = torch.cat((fused[:-1], model.model.embed_tokens(ids[0, 1:])), -1) @ weights["proj.weight"].T
+    states_of = oracle.model(inputs_embeds=inputs[None], output_hidden_states=True)
+    # transformers norms the last state only; the others enter the next layer as they are.
+    levels = [oracle.model.norm(h) for h in states_of.hidden_states[1:-1]] + [states_of.last_hidden_state]
+    wanted = torch.stack([level[0, PROMPT - 1 : ids.shape[1] - 2] for level in levels], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(drafter.features(batch), wanted, rtol=1e-4, atol=1e-4)  # other order of sums
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
+def test_the_compiler_drafts_what_was_trained(folder: Path, tmp_path: Path, exact: None, kind: str) -> None:
+    """The file that is written, opened and run over a cache by the compiler's own modules, slot by slot."""
+    model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
+    torch.manual_seed(3)
+    drafter = begin(kind, complete(kind, {"levels": 3, **AUX[kind]}), model, None)
+    for parameter in drafter.parameters():
+        parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
+    drafter.scale = 2.0  # of FastEagle; exact in bfloat16
+    drafter.save(tmp_path)
+    opened = (open_eagle3 if kind == "eagle3" else open_fasteagle)(tmp_path, Checkpoint.open(folder / "noise"))
+    module = (compiled_eagle3.Eagle3 if kind == "eagle3" else compiled_fasteagle.FastEagle)(opened.config, 64)
+    weights = {name: opened.weight(name).float() for name in opened.names()}
+    module.load_state_dict({**weights, **opened.buffers(64)})
+    shared = TeacherWeights(model.model.embed_tokens.weight, model.lm_head.weight)
+    batch = States(model, texts, drafter.aux).batch(np.array([5]))
+    ids, count = batch.ids_BS[0], int(batch.there_BC.sum())
+    with torch.no_grad():
+        wanted = drafter.features(batch)
+        for context in range(count):
+            t = PROMPT - 1 + context
+            place = torch.tensor([t + 1])  # all slots so far, in one extending pass
+            caches = [torch.zeros(2 * 64, 8) for _ in range(2 if kind == "eagle3" else 6)]
+            features = batch.aux_BSF[0, : t + 1].float()
+            written = module.extend(ids[1 : t + 2], features, place, place, caches, shared, "eager")
+            if kind == "fasteagle":
+                got = written.normed_IH
+            else:
+                found, branch = [written.root], None
+                for level in range(1, min(3, len(ids) - t - 1)):
+                    seen = torch.zeros(1, level, dtype=torch.bool)
+                    token, before = ids[t + 1 + level][None], found[-1].fed_back_RH
+                    hidden, branch = module.level(token, before, level, branch, seen, written, shared)
+                    found.append(hidden)
+                got = torch.cat([hidden.normed_RH for hidden in found])
+            torch.testing.assert_close(got, wanted[context, : len(got)], rtol=1e-4, atol=1e-4)  # other order of sums
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_deterministic_and_can_be_lengthened(folder: Path, tmp_path: Path, kind: str) -> None:
+    file = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
+    settings = {"batch": 16, "levels": 2, "seed": 4, **AUX[kind]}
+    folders = [folder / "counting", folder / "counted"]
+    for name in ("a", "b"):
+        train(kind, *folders, tmp_path / name, steps=4, **settings)
+    assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    train(kind, *folders, tmp_path / "b", steps=5, **settings)
+    state = torch.load(tmp_path / "b" / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 5 and state["seconds"] > 0
+    assert (tmp_path / "b" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RequestError, match=r"other settings \(batch"):
+        train(kind, *folders, tmp_path / "b", steps=6, **{**settings, "batch": 8})
+
+
+def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+    settings = {"batch": 16, "levels": 2, "save_every": 4, "log_every": 4, **AUX["eagle3"]}
+    folders = [folder / "counting", folder / "counted"]
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*args: object) -> None:
+        raise Stopped
+
+    train("eagle3", *folders, tmp_path / "whole", steps=8, **settings)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("draftwood.tools.training.trainer.accuracy", stop)  # called right behind the first checkpoint
+        train("eagle3", *folders, tmp_path / "cut", steps=8, **settings)
+    assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 4
+    train("eagle3", *folders, tmp_path / "cut", steps=8, **settings)
+    whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+WORKER = """
+import sys
+from pathlib import Path
+import torch
+from draftwood.tools.training import precision
+precision.compute_dtype = lambda device: torch.float32
+from draftwood.tools.training.team import Team
+from draftwood.tools.training.trainer import train
+
+with Team.join() as team:
+    assert team.size == 2
+    train("eagle3", Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), steps=4, batch=16, log_every=4,
+          levels=2, aux_layers=[1, 3, 4], team=team)
+"""
+
+
+def test_two_processes_train_what_one_does(folder: Path, tmp_path: Path, exact: None) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    folders = [folder / "noise", folder / "unread"]
+    # As torchrun sets them.
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, *map(str, (*folders, tmp_path / "two"))], cwd=tmp_path,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [worker.communicate(timeout=120)[1].decode() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], errors
+    train("eagle3", *folders, tmp_path / "one", steps=4, batch=16, log_every=4, levels=2, **AUX["eagle3"])
+    torch.manual_seed(0)
+    options = complete("eagle3", {"levels": 2, **AUX["eagle3"]})
+    begun = begin("eagle3", options, load_teacher(folders[0]), None).state_dict()
+    one, two = (torch.load(tmp_path / n / "checkpoint.pt", weights_only=True)["drafter"] for n in ("one", "two"))
+    for name, start in begun.items():
+        # Muon orthogonalises in bfloat16; half of the texts would change the way by far more.
+        assert (two[name] - one[name]).norm() <= 0.05 * (one[name] - start).norm(), name
+    logs = [json.loads((tmp_path / n / "log.jsonl").read_text().splitlines()[1]) for n in ("one", "two")]
+    assert logs[0]["nats"] == pytest.approx(logs[1]["nats"], abs=0.01)
+
+
+def test_draft_vocabulary_is_counted_on_the_teachers_words(folder: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    tokens = [[20, 21, 22, *rng.integers(2, 9, 10).tolist(), *([9] if i % 10 == 0 else [])] for i in range(400)]
+    texts = Distilled.open(save_texts(tmp_path / "texts", folder / "counting", tokens))
+    everything = np.arange(400)
+    assert most_frequent(texts, everything, 7, VOCABULARY).tolist() == list(range(2, 9))  # no prompt token
+    assert most_frequent(texts, everything, 8, VOCABULARY).tolist() == list(range(2, 10))
+    assert coverage(texts, everything, np.arange(2, 9)) == pytest.approx(4000 / 4040)
+    with pytest.raises(RequestError, match="24"):
+        most_frequent(texts, everything, 25, VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
+def test_a_subset_is_written_in_the_published_layout(folder: Path, tmp_path: Path, kind: str) -> None:
+    settings = {"levels": 2, "steps": 3, "batch": 16, "draft_vocab": 9, **AUX[kind]}
+    train(kind, folder / "counting", folder / "random", tmp_path, **settings)
+    tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    known = tensors["t2d"].nonzero()[:, 0]
+    assert config["draft_vocab_size"] == 9 and config["vocab_size"] == VOCABULARY
+    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
+    assert (torch.arange(9) + tensors["d2t"]).tolist() == known.tolist()
+    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
+    assert known.tolist() == most_frequent(texts, (~texts.held_out()).nonzero()[0], 9, VOCABULARY).tolist()
+    opened = (open_eagle3 if kind == "eagle3" else open_fasteagle)(tmp_path, Checkpoint.open(folder / "counting"))
+    assert torch.equal(opened.ids, known) and opened.config.tied_head
+    loaded = load(tmp_path, model, levels=2)
+    batch = States(model, texts, loaded.aux).batch(np.arange(8))
+    ranks, targets = loaded.ranks(batch, 16), batch.targets(2)
+    # Nine candidates at most, and a token outside of them is never found.
+    assert ranks[torch.isin(targets, known)].max() < 9 and (ranks[~torch.isin(targets, known)] == 16).all()
+
+
+def layer_shapes(at: str, width: int) -> dict[str, tuple[int, ...]]:
+    norms = ("input_layernorm", "post_attention_layernorm") + (("hidden_norm",) if width > HIDDEN else ())
+    shapes = {f"{at}.{name}.weight": (HIDDEN,) for name in norms}
+    shapes |= {f"{at}.self_attn.{p}_proj.weight": (n, width) for p, n in (("q", 32), ("k", 16), ("v", 16))}
+    shapes |= {f"{at}.mlp.{p}_proj.weight": (48, HIDDEN) for p in ("gate", "up")}
+    return {**shapes, f"{at}.self_attn.o_proj.weight": (HIDDEN, 32), f"{at}.mlp.down_proj.weight": (HIDDEN, 48)}
+
+
+@pytest.mark.parametrize("own_output", [False, True], ids=["tied", "own output"])
+def test_files_are_the_published_ones(folder: Path, tmp_path: Path, own_output: bool) -> None:
+    settings = {"steps": 2, "batch": 16, "levels": 2}
+    folders = [folder / "counting", folder / "counted"]
+    for kind in KINDS:
+        own = {"own_output": True} if own_output and kind != "fasteagle" else {}
+        train(kind, *folders, tmp_path / kind, **settings, **AUX[kind], **own)
+    teacher = Checkpoint.open(folders[0])
+    opened = MedusaCheckpoint.open(tmp_path / "medusa", teacher.config)
+    assert (opened.heads, opened.blocks, opened.tied, opened.dtype) == (2, 1, not own_output, torch.bfloat16)
+    eagle = load_file(tmp_path / "eagle3" / "model.safetensors")
+    head = {"lm_head.weight": (VOCABULARY, HIDDEN)} if own_output else {}
+    both = {"fc.weight": (HIDDEN, 3 * HIDDEN), "norm.weight": (HIDDEN,)}
+    assert {n: tuple(t.shape) for n, t in eagle.items()} == both | head | layer_shapes("midlayer", 2 * HIDDEN)
+    fast = load_file(tmp_path / "fasteagle" / "model.safetensors")
+    layers = layer_shapes("layers.0", HIDDEN) | layer_shapes("layers.1", HIDDEN)
+    assert {n: tuple(t.shape) for n, t in fast.items()} == both | layers | {"proj.weight": (HIDDEN, 2 * HIDDEN)}
+    for opened in (open_eagle3(tmp_path / "eagle3", teacher), open_fasteagle(tmp_path / "fasteagle", teacher)):
+        assert (opened.config.aux_layers, opened.dtype, opened.config.mapped) == ((1, 3, 4), torch.bfloat16, False)
+
+
+def test_rank_paths_of_all_kinds_count_the_same_contexts(folder: Path, tmp_path: Path, capsys) -> None:
+    folders = [folder / "counting", folder / "counted"]
+    for kind in KINDS:
+        train(kind, *folders, tmp_path / kind, steps=2, batch=16, levels=2, **AUX[kind])
+    wanted = ["--teacher", str(folders[0]), "--distilled", str(folders[1]), "--levels", "3", "--json"]
+    drafters = [str(tmp_path / kind) for kind in KINDS]
+    assert rank_paths.main([*wanted, "--drafter", *drafters, "--png", str(tmp_path / "accept.png")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "accept.png").read_bytes().startswith(b"\x89PNG")
+    texts = Distilled.open(folders[1])
+    greedy = texts.held_out() & (texts.index_W["temperature"] == 0)
+    ended = texts.ended()
+    # Three levels are known up to the fifth token from the end, or to the end of a text that ended.
+    contexts = sum(int(length) - PROMPT - 1 - (0 if over else 2) for length, over in zip(
+        texts.index_W["length"][greedy], ended[greedy], strict=True))  # fmt: skip
+    assert {record["greedy"]["contexts"] for record in found.values()} == {contexts}
+    assert [len(found[kind]["greedy"]["chain"]) for kind in KINDS] == [2, 3, 2]
+    for kind in KINDS:
+        stored = rank_paths.RankPaths.from_json((tmp_path / kind / "rank_paths_greedy.json").read_text())
+        assert stored.contexts == contexts
+
+
+def test_position_convention(folder: Path, tmp_path: Path) -> None:
+    """Medusa heads that are exact by construction: every rank is 0."""
+    one_hot = torch.eye(VOCABULARY, HIDDEN)
+    heads = {f"{i}.0.weight": one_hot.roll(2 + i, 0).bfloat16().contiguous() for i in range(3)}
+    save_file(heads, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 0}')
+    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "counted")
+    drafter = load(tmp_path, model)
+    paths = count_paths(drafter, States(model, texts, ()), counted_texts(texts, 0.0), 3)
+    assert paths.contexts > 0 and paths.visits((0,)) == paths.contexts
+    assert {max(path, default=0) for path, _ in json.loads(paths.to_json())["paths"]} == {0}
+
+
+def test_vocabulary_sizes_are_measured(folder: Path, tmp_path: Path, capsys) -> None:
+    folders = [folder / "counting", folder / "counted"]
+    train("fasteagle", *folders, tmp_path / "out", **LEARN, **AUX["fasteagle"])
+    wanted = ["--teacher", str(folders[0]), "--distilled", str(folders[1]), "--drafter", str(tmp_path / "out")]
+    assert vocabulary_sizes.main([*wanted, "--sizes", "6", "24", "--png", str(tmp_path / "sizes.png")]) == 0
+    small, whole = map(json.loads, capsys.readouterr().out.splitlines())
+    assert small["coverage"] < whole["coverage"] == 1 and small["greedy"] < whole["greedy"]
+    assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ablations_train_what_they_say(folder: Path, tmp_path: Path) -> None:
+    folders, sizes = [folder / "counting", folder / "counted"], {"steps": 2, "batch": 16, "levels": 2}
+    parts = {}
+    for name, options in {
+        "tokens": {"feature_weight": 0.0}, "features": {"token_weight": 0.0}, "last": {"last_only": True},
+    }.items():  # fmt: skip
+        train("fasteagle", *folders, tmp_path / name, log_every=2, **sizes, **AUX["fasteagle"], **options)
+        parts[name] = json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[1])
+    assert "nats" not in parts["features"] and "feature" not in parts["tokens"]
+    assert parts["last"]["nats"][0] == parts["last"]["feature"][0] == 0 < parts["last"]["nats"][1]
+
+
+def run(*words: object) -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    command.add_arguments(parser)
+    return command.main(parser.parse_args([str(word) for word in words]))
+
+
+def test_command(folder: Path, tmp_path: Path, capsys) -> None:
+    common = ["--teacher", folder / "counting", "--data", folder / "counted", "--out", tmp_path / "out"]
+    assert run("medusa", *common, "--steps", 2, "--levels", 2, "--blocks", 2) == 0
+    assert "held-out" in capsys.readouterr().out
+    assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file()
+    with pytest.raises(RequestError, match="not an option of medusa"):
+        run("medusa", *common, "--draft-vocab", 9)
+    with pytest.raises(RequestError, match="no such folder"):
+        run("medusa", *common[:2], "--data", tmp_path / "nothing", "--out", tmp_path / "out")
+    with pytest.raises(RequestError, match="positive"):
+        run("medusa", *common, "--steps", 0)
+    with pytest.raises(RequestError, match="rising"):
+        run("eagle3", *common[:4], "--out", tmp_path / "other", "--aux-layers", 3, 2, 9)
+    with pytest.raises(RequestError, match="run distill"):
+        run("eagle3", *common[:2], "--data", tmp_path, "--out", tmp_path / "other")
+    with pytest.raises(RequestError, match="another teacher"):
+        run("eagle3", "--teacher", folder / "noise", *common[2:4], "--out", tmp_path / "other")
+
+
+def test_what_is_no_drafter_is_refused(folder: Path, tmp_path: Path) -> None:
+    model = load_teacher(folder / "counting")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(tmp_path, model)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    save_file({"fc.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="expected a drafter"):
+        load(tmp_path, model)

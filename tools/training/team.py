@@ -1,0 +1,48 @@
+"""One process or several (torchrun): who takes which texts, and sums over all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """This process's number and how many there are; alone it is number 0 of 1, and every call costs nothing."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    @contextmanager
+    def join(cls) -> Iterator[Team]:
+        """The processes that torchrun started with this one; NCCL on GPUs, gloo elsewhere."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            yield cls()
+            return
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            yield cls(distributed.get_rank(), distributed.get_world_size())
+        finally:
+            distributed.destroy_process_group()
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its sum over all processes."""
+        if self.size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        distributed.all_reduce(flat)
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            distributed.barrier()

@@ -1,0 +1,189 @@
+"""Trains a drafter for a frozen teacher on the teacher's own texts: one loop for every kind.
+
+All kinds see the same batches of texts in the same order, so equal steps are equal data. A run can be stopped and
+goes on from its last checkpoint; started by torchrun, the processes share every batch and add up their gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.errors import RequestError
+from draftwood.tools.training.contexts import NONE, Batch, Distilled, by_length, shuffled
+from draftwood.tools.training.curves import draw_losses
+from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
+from draftwood.tools.training.drafter import Drafter
+from draftwood.tools.training.generate import load_teacher
+from draftwood.tools.training.kinds import aux_layers, begin, complete
+from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
+from draftwood.tools.training.states import States
+from draftwood.tools.training.team import Team
+
+# W texts, N contexts, I levels
+
+# Held-out texts that are looked at on the way; at the end all of them are.
+_GLANCE = 128
+# Texts a batch when nothing is trained.
+_WIDE = 32
+
+
+class Run:
+    """The state that outlives a stop: drafter, optimiser, step, seconds spent; and the log."""
+
+    def __init__(self, out: Path, drafter: Drafter, learning_rate: float, settings: dict[str, Any]) -> None:
+        self.out, self.drafter, self.settings, self.step, self.seconds = out, drafter, settings, 0, 0.0
+        self.optimizer = HybridOptimizer(drafter, learning_rate, weight_decay=0.0)
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "checkpoint.pt"
+        if not path.is_file():
+            return
+        state = torch.load(path, weights_only=True, map_location=drafter.output_VH.device)
+        differ = [name for name in settings if state["settings"].get(name) != settings[name]]
+        if differ:
+            raise RequestError(
+                f"{out}: was begun with other settings ({', '.join(differ)}); repeat them or name another --out"
+            )
+        drafter.load_state_dict(state["drafter"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def save(self) -> None:
+        part = self.out / "checkpoint.part"
+        state = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save({**state, "step": self.step, "seconds": self.seconds, "settings": self.settings}, part)
+        part.replace(self.out / "checkpoint.pt")
+
+    def log(self, record: dict[str, Any]) -> None:
+        with (self.out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(record) + "\n")
+        print(json.dumps(record), file=sys.stderr, flush=True)
+
+
+def train(
+    kind: str, teacher: Path, distilled: Path, out: Path, *, steps: int = 1500, batch: int = 16,
+    learning_rate: float = 2e-3, seed: int = 0, log_every: int = 25, save_every: int = 250,
+    cache: Path | None = None, cache_gb: float = 8.0, team: Team | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Runs or resumes the training, writes checkpoints, a log, curves.png and the drafter; returns the accuracy.
+
+    Args:
+        batch: texts a step, over all processes.
+        cache: folder for the teacher's states; by default beside the texts.
+        options: what ``kinds.OPTIONS`` names for the kind.
+
+    Raises:
+        RequestError: the texts are of another teacher or too few, or ``out`` holds a run of other settings.
+    """
+    team, options = team or Team(), complete(kind, options)
+    if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0 or cache_gb < 0:
+        raise RequestError("expected 1 or more steps, a text a batch for every process, and a positive learning rate")
+    texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
+    held_W, some_W = texts.held_out(), texts.spans() > 0
+    train_W, valid_W = (~held_W & some_W).nonzero()[0], (held_W & some_W).nonzero()[0]
+    if len(train_W) < team.size or not len(valid_W):
+        raise RequestError(f"{distilled}: too few texts to train on and to validate with; distill more")
+    torch.manual_seed(seed)
+    model = load_teacher(teacher)
+    ids_V = None
+    if options.get("draft_vocab"):
+        ids_V = torch.from_numpy(most_frequent(texts, train_W, options["draft_vocab"], model.config.vocab_size))
+    drafter = begin(kind, options, model, ids_V)
+    settings = {
+        "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
+        "learning_rate": learning_rate, "seed": seed, **options,
+    }  # fmt: skip
+    run = Run(out, drafter, learning_rate, settings)
+    states = States(model, texts, aux_layers(kind, options, model), cache or distilled / "states", int(cache_gb * 1e9))
+    began = time.monotonic()
+    states.fill(team.rank, team.size)
+    team.wait()
+    if team.rank == 0:
+        run.log({
+            "texts": len(train_W), "contexts": int(texts.spans()[train_W].sum()), "held_out": len(valid_W),
+            "states_s": round(time.monotonic() - began, 1), "processes": team.size,
+            "parameters": sum(p.numel() for p in drafter.parameters()),
+            **({} if ids_V is None else {"coverage": round(coverage(texts, valid_W, ids_V.numpy()), 4)}),
+        })  # fmt: skip
+    for record in _steps(run, states, train_W, steps, batch, seed, log_every, team):
+        if team.rank == 0:
+            run.log(record)
+            if run.step % save_every == 0:
+                run.save()
+                run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
+    final: dict[str, Any] = {}
+    if team.rank == 0:
+        run.save()
+        drafter.save(out)
+        final = accuracy(drafter, states, valid_W)
+        run.log({"step": run.step, "seconds": round(run.seconds), "final": final})
+        draw_losses(out / "log.jsonl", out / "curves.png")
+    team.wait()
+    return final
+
+
+def _steps(
+    run: Run, states: States, train_W: np.ndarray, steps: int, batch: int, seed: int, log_every: int, team: Team
+) -> Iterator[dict[str, Any]]:
+    """Trains up to ``steps``; yields what to log, at every ``log_every``-th step and the last."""
+    feed = shuffled(states.texts.index_W["length"], train_W, batch, seed, run.step)
+    began, seconds, logged = time.monotonic(), run.seconds, []
+    parameters = [parameter for parameter in run.drafter.parameters() if parameter.requires_grad]
+    while run.step < steps:
+        part = states.batch(next(feed)[team.rank :: team.size])
+        count_I = (part.targets(run.drafter.levels) != NONE).sum(0)
+        team.add_up([count_I])
+        loss, sums = run.drafter.loss(part, count_I)
+        loss.backward()
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        team.add_up([parameter.grad for parameter in parameters])
+        run.optimizer.step(stable_decay(run.step, steps, warmup=min(50, steps // 10 + 1), decay_share=0.5))
+        run.step += 1
+        run.seconds = seconds + time.monotonic() - began
+        logged.append({**sums, "contexts": count_I})
+        if run.step % log_every == 0 or run.step == steps:
+            yield {"step": run.step, "of": steps, **_means(logged, team), "seconds": round(run.seconds, 1)}
+            logged = []
+
+
+def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]]:
+    """Each part of the loss a context, level by level, over the steps since the last record."""
+    sums = {name: torch.stack([record[name] for record in logged]).sum(0) for name in logged[0]}
+    count_I = sums.pop("contexts").clamp(min=1)  # already that of all processes
+    team.add_up(list(sums.values()))
+    return {name: [round(value, 4) for value in (sum_I / count_I).tolist()] for name, sum_I in sums.items()}
+
+
+def ranks_of(drafter: Drafter, states: States, text_W: np.ndarray, candidates: int) -> Iterator[tuple[Batch, Tensor]]:
+    """Batches of the texts, in order of length, with the ranks of the true tokens, int64 [N, I], on the host."""
+    for text_B in by_length(states.texts.index_W["length"], text_W, _WIDE):
+        batch = states.batch(text_B)
+        yield text_B, batch, drafter.ranks(batch, candidates).cpu()
+
+
+def accuracy(drafter: Drafter, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
+    """Per level the share of targets that are first, and among the first five; greedy and sampled texts apart."""
+    result = {}
+    greedy_W = states.texts.index_W["temperature"][text_W] == 0
+    for name, chosen_W in (("greedy", text_W[greedy_W]), ("sampled", text_W[~greedy_W])):
+        hits, count_I = {1: 0, 5: 0}, 0
+        for _, batch, ranks_NI in ranks_of(drafter, states, chosen_W, 5):
+            there_NI = (batch.targets(drafter.levels) != NONE).cpu()
+            count_I = count_I + there_NI.sum(0)
+            hits = {k: hit_I + ((ranks_NI < k) & there_NI).sum(0) for k, hit_I in hits.items()}
+        if len(chosen_W):
+            result[name] = {
+                f"top{k}": [round(s, 4) for s in (h / count_I.clamp(min=1)).tolist()] for k, h in hits.items()
+            }
+    return result
