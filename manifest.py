@@ -14,10 +14,11 @@ import msgspec
 
 from draftwood.errors import BundleError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 
-GraphKind = Literal["prefill", "decode", "verify", "draft", "step"]
+GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
+DrafterKind = Literal["medusa", "eagle3", "fasteagle"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,22 +60,31 @@ class GraphSignature(_Struct, frozen=True):
 
 
 class Tree(_Struct, frozen=True):
-    """A draft tree: ``file`` holds its rank paths and the tensorized buffers."""
+    """A draft tree: ``file`` holds its rank paths and the tensorized buffers.
+
+    A budget tree has no file, for the drafter chooses its shape at every step: M = ``rows`` - 1 nodes, of at most
+    ``depth``, grown by ``width`` candidates a node.
+    """
 
     name: str
-    file: str
+    file: str | None
     rows: int
     depth: int
     width: int
 
 
 class Gear(_Struct, frozen=True):
-    """One static shape to decode with: a tree at a KV length."""
+    """One static shape to decode with: a tree at a KV length.
+
+    ``draft`` names the graph that drafts for it, None for plain decoding. Where that graph has a cache and a KV
+    length, ``-kv{slots}`` stands behind the name.
+    """
 
     name: str
     tree: str
     slots: int
     graph: str
+    draft: str | None
 
 
 class Dims(_Struct, frozen=True):
@@ -107,13 +117,18 @@ class Teacher(_Struct, frozen=True):
 class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    kind: Literal["medusa"]
+    kind: DrafterKind
     digest: str
     levels: int
     candidates: int
-    # What the eager reference is rebuilt from: residual blocks a head, whether heads use the teacher's output.
-    blocks: int
-    tied: bool
+    # Width of the teacher's output per token that drafts are made from.
+    features: int
+    # Its caches of accepted text, key and value of each of ``layers``; none for Medusa.
+    layers: int
+    kv_heads: int
+    head_dim: int
+    # The compiler's description of its network, field by field: what the eager reference is rebuilt from.
+    config: dict[str, Any]
 
 
 class NpuTarget(_Struct, frozen=True):
@@ -155,6 +170,11 @@ class Manifest(_Struct, frozen=True):
 def cache_names(layers: int) -> list[str]:
     """Names of the cache inputs in call order, key then value of every layer; an output adds ``.out``."""
     return [f"{side}_cache.{i}" for i in range(layers) for side in ("key", "value")]
+
+
+def draft_cache_names(layers: int) -> list[str]:
+    """The same of the drafter's own caches."""
+    return [f"draft_{name}" for name in cache_names(layers)]
 
 
 def file_digest(path: Path) -> str:

@@ -13,29 +13,27 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import draftwood
 from draftwood import manifest as m
 from draftwood.compiler.checkpoint import Checkpoint, teacher_parts, tokenizer_files
 from draftwood.compiler.config import TeacherConfig, rope_tables
 from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters import Drafter, OpenedDrafter, drafter_of
 from draftwood.compiler.onnx_lowering import lower_to_onnx
-from draftwood.compiler.steps import Step, StepSizes, cpu_step, medusa_step, prefill_step, verify_step
+from draftwood.compiler.steps import Step, StepSizes, cpu_step, prefill_step, verify_step
 from draftwood.compiler.tracing import trace
 from draftwood.compiler.weights import WeightEntry, map_weights, write_weights
 from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
+from draftwood.trees.spec import Budget
 
 WEIGHTS_FILE = "onnx/weights.safetensors"
 PREFILL_ROWS = (32, 128)
 # A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
 SLOT_MULTIPLE = 128
-# The draft step ranks at least this many tokens a level, so that a bundle can be calibrated for wider trees.
-LEAST_CANDIDATES = 10
 
 Target = Literal["onnx", "ge"]
 # What happens to an NPU's weights: written into the bundle; used in the checkpoint's own files where they lie there
@@ -50,7 +48,7 @@ class BuildRequest:
 
     model: Path
     drafter: Path | None
-    trees: tuple[tuple[str, Topology], ...]
+    trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
     prefill_rows: tuple[int, ...] = PREFILL_ROWS
     targets: tuple[Target, ...] = ("onnx",)
@@ -70,35 +68,36 @@ class Sources:
     """The opened checkpoints of a request."""
 
     teacher: Checkpoint
-    drafter: MedusaCheckpoint | None
+    drafter: OpenedDrafter | None
 
     @classmethod
     def open(cls, request: BuildRequest) -> Sources:
         """Reads headers only; without weights, configurations only."""
         if request.weights == "none":
             teacher = Checkpoint.describe(request.model)
-            return cls(teacher, MedusaCheckpoint.describe(request.drafter) if request.drafter else None)
+            return cls(teacher, OpenedDrafter.describe(request.drafter) if request.drafter else None)
         teacher = Checkpoint.open(request.model)
-        return cls(teacher, MedusaCheckpoint.open(request.drafter, teacher.config) if request.drafter else None)
+        return cls(teacher, OpenedDrafter.open(request.drafter, teacher) if request.drafter else None)
 
-    def modules(self, positions: int) -> tuple[Decoder, MedusaHeads | None]:
+    @property
+    def kind(self) -> Drafter | None:
+        """The drafter without its weights."""
+        return self.drafter.drafter if self.drafter else None
+
+    def modules(self, positions: int) -> tuple[Decoder, nn.Module | None]:
         """The modules without values, on the device of the context."""
-        config, drafter = self.teacher.config, self.drafter
-        heads = MedusaHeads(config.hidden, config.vocabulary, *_head_shape(drafter)) if drafter else None
-        decoder = Decoder(config, positions).requires_grad_(False)
-        return decoder, heads.requires_grad_(False) if heads else None
+        return _modules(self.teacher.config, self.kind, positions)
 
     def weights(self, positions: int) -> list[WeightEntry]:
         """Every weight of the bundle, rotary tables for ``positions`` positions among them."""
         teacher, drafter = self.teacher, self.drafter
         with torch.device("meta"):
-            modules = [module for module in self.modules(positions) if module is not None]
-        shapes = {name: tuple(t.shape) for module in modules for name, t in module.state_dict().items()}
+            modules = self.modules(positions)
+        shapes = {n: tuple(t.shape) for module in modules if module for n, t in module.state_dict().items()}
         parts = teacher_parts(teacher.config)
         entries = [WeightEntry(n, shapes[n], partial(teacher.weight, n), parts[n]) for n in parts]
         if drafter:
-            keys = drafter.keys
-            entries += [WeightEntry(n, shapes[n], partial(drafter.weight, n), (keys[n],)) for n in drafter.names()]
+            entries += drafter.weights(shapes, positions)
         tables = zip(("rope_cos", "rope_sin"), rope_tables(teacher.config, positions), strict=True)
         return entries + [WeightEntry(name, table.shape, partial(torch.from_numpy, table)) for name, table in tables]
 
@@ -123,41 +122,65 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
 
 
 def load_modules(
-    weights: Path | Mapping[str, Tensor], config: TeacherConfig, heads: tuple[int, int, bool] | None
-) -> tuple[Decoder, MedusaHeads | None]:
-    """The eager modules over a memory map of a bundle's weights; ``heads`` = (heads, blocks, tied)."""
+    weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: Drafter | None
+) -> tuple[Decoder, nn.Module | None]:
+    """The eager modules over a memory map of a bundle's weights."""
     tensors = map_weights(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):
-        decoder = Decoder(config, tensors["rope_cos"].shape[0])
-        drafter = MedusaHeads(config.hidden, config.vocabulary, *heads) if heads else None
-    mine = {name: t for name, t in tensors.items() if not name.startswith("heads.")}
-    decoder.load_state_dict(mine, assign=True)
-    if drafter is not None:
-        drafter.load_state_dict({n: t for n, t in tensors.items() if n.startswith("heads.")}, assign=True)
-    return decoder.requires_grad_(False), drafter.requires_grad_(False) if drafter else None
+        modules = _modules(config, drafter, tensors["rope_cos"].shape[0])
+    for module in modules:
+        if module is not None:
+            module.load_state_dict({name: tensors[name] for name in module.state_dict()}, assign=True)
+            module.requires_grad_(False)  # assigned parameters bring their own flag
+    return modules
 
 
-def static_steps(
-    request: BuildRequest, sizes: StepSizes, decoder: Decoder, heads: MedusaHeads | None, decode_rows: int = 1
-) -> list[Step]:
-    """The steps of every gear, as an accelerator runs them; ``decode_rows`` is what plain decoding is padded to."""
+def _modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> tuple[Decoder, nn.Module | None]:
+    decoder = Decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
+    return decoder, drafter.module(config, positions).requires_grad_(False) if drafter else None
+
+
+def static_steps(request: BuildRequest, sizes: StepSizes, decoder: Decoder, decode_rows: int = 1) -> list[Step]:
+    """The teacher's steps of every gear, as an accelerator runs them; plain decoding is padded to ``decode_rows``."""
     rows = sorted({tree.rows for _, tree in request.trees} - {1})
     steps = []
     for slots in request.slots:
         steps += [prefill_step(decoder, sizes, r, slots) for r in request.prefill_rows if r < slots]
         steps.append(verify_step(decoder, sizes, decode_rows, slots, decode=True))
         steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in rows]
-    if heads is None:
-        return steps
-    return [*steps, medusa_step(heads, decoder, _candidates(request, decoder.config), sizes.dtype)]
+    return steps
 
 
-def _candidates(request: BuildRequest, config: TeacherConfig) -> int:
-    return min(max(LEAST_CANDIDATES, *(tree.width for _, tree in request.trees)), config.vocabulary)
+def draft_steps(
+    request: BuildRequest,
+    sizes: StepSizes,
+    drafter: Drafter | None,
+    modules: tuple[Decoder, nn.Module | None],
+    static: bool,
+) -> list[Step]:
+    """The drafter's steps: ``static`` ones at every KV length, as an accelerator runs them, or ones for any."""
+    decoder, module = modules
+    if drafter is None or module is None:
+        return []
+    slots, chunks = (request.slots, request.prefill_rows) if static else ((0,), (0,))
+    return drafter.steps(module, decoder, request.trees, sizes, slots, chunks)
 
 
-def _head_shape(drafter: MedusaCheckpoint) -> tuple[int, int, bool]:
-    return (drafter.heads, drafter.blocks, drafter.tied)
+def rebuild_drafts(
+    manifest: m.Manifest, topologies: Mapping[str, Topology], modules: tuple[Decoder, nn.Module | None], npu: bool
+) -> dict[str, Step]:
+    """The drafter's steps of a bundle by name, on modules that hold its weights; those of its NPU if ``npu``."""
+    if manifest.drafter is None or modules[1] is None:
+        return {}
+    drafter, dims = drafter_of(manifest.drafter), manifest.dims
+    trees = [(t.name, topologies[t.name] if t.file else Budget(t.rows - 1, t.depth, t.width)) for t in manifest.trees]
+    graphs, dtype = manifest.graphs, "float32"
+    if npu and manifest.npu:
+        graphs, dtype = manifest.npu.graphs, manifest.npu.dtype
+    sizes = StepSizes(branch_rows=dims.branch_rows, path_rows=dims.path_rows, dtype=dtype)
+    slots, chunks = ({getattr(graph, of) for graph in graphs if graph.kind == "extend"} for of in ("slots", "rows"))
+    steps = drafter.steps(modules[1], modules[0], trees, sizes, tuple(sorted(slots)), tuple(sorted(chunks)))
+    return {step.signature.name: step for step in steps}
 
 
 def _check_request(request: BuildRequest, out: Path) -> None:
@@ -181,20 +204,18 @@ def _check_request(request: BuildRequest, out: Path) -> None:
 
 def _check_fit(request: BuildRequest, sources: Sources) -> None:
     """Whether the checkpoints can serve the request."""
-    config, drafter = sources.teacher.config, sources.drafter
+    config, drafter = sources.teacher.config, sources.kind
     longest = max(request.slots)
     if longest > config.max_positions:
         raise RequestError(
             f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
             f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
         )
-    levels = drafter.heads if drafter else 0
     for name, tree in request.trees:
-        if tree.depth > levels:
-            have = f"the drafter has {levels} heads" if drafter else "there is no --drafter"
-            raise TreeError(f"tree {name}: {tree.depth} levels deep, but {have}; choose a shallower tree")
-        if tree.width > config.vocabulary:
-            raise TreeError(f"tree {name}: rank {tree.width - 1} is past the vocabulary of {config.vocabulary}")
+        if drafter is not None:
+            drafter.check_tree(name, tree, config)
+        elif tree.nodes:
+            raise TreeError(f"tree {name}: {tree.depth} levels deep, but there is no --drafter; name one")
 
 
 @contextmanager
@@ -221,18 +242,20 @@ def _lower_onnx(
     progress("weights")
     (folder / "onnx").mkdir()
     spans = write_weights(folder / WEIGHTS_FILE, sources.weights(max(request.slots)))
-    heads = _head_shape(sources.drafter) if sources.drafter else None
-    modules = load_modules(folder / WEIGHTS_FILE, sources.teacher.config, heads)
-    steps = [cpu_step(modules[0]), *static_steps(request, request.sizes, *modules)]
+    modules = load_modules(folder / WEIGHTS_FILE, sources.teacher.config, sources.kind)
+    steps = [cpu_step(modules[0]), *static_steps(request, request.sizes, modules[0])]
+    steps += draft_steps(request, request.sizes, sources.kind, modules, static=False)
     for step in steps:
         progress(step.signature.name)
         lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, folder / step.signature.file)
     return tuple(step.signature for step in steps)
 
 
-def _write_trees(folder: Path, trees: Sequence[tuple[str, Topology]]) -> None:
+def _write_trees(folder: Path, trees: Sequence[tuple[str, Topology | Budget]]) -> None:
     (folder / "trees").mkdir()
     for name, tree in trees:
+        if isinstance(tree, Budget):
+            continue
         (folder / "trees" / f"{name}.json").write_text(freeze(tree))
 
 
@@ -259,7 +282,7 @@ def _manifest(
     tokenizer: bool,
     files: dict[str, str],
 ) -> m.Manifest:
-    config, sizes = sources.teacher.config, request.sizes
+    config, sizes, kind, opened = sources.teacher.config, request.sizes, sources.kind, sources.drafter
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=m.Dims(
@@ -274,13 +297,15 @@ def _manifest(
             context=max(request.slots) - 1,
         ),
         teacher=m.Teacher(digest=sources.teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
-        drafter=_drafter(sources.drafter, _candidates(request, config)) if sources.drafter else None,
-        trees=tuple(
-            m.Tree(name=n, file=f"trees/{n}.json", rows=t.rows, depth=t.depth, width=t.width) for n, t in request.trees
-        ),
+        drafter=kind.manifest(opened.digest(), config, request.trees) if kind and opened else None,
+        trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=tuple(
             m.Gear(
-                name=f"{n}-kv{c}", tree=n, slots=c, graph=_graph_of(graphs or (npu.graphs if npu else ()), t.rows, c)
+                name=f"{n}-kv{c}",
+                tree=n,
+                slots=c,
+                graph=_graph_of(graphs or (npu.graphs if npu else ()), t.rows, c),
+                draft=kind.draft_name(n) if kind and t.nodes else None,
             )
             for n, t in request.trees
             for c in request.slots
@@ -300,15 +325,9 @@ def _graph_of(graphs: Sequence[m.GraphSignature], rows: int, slots: int) -> str:
     return next(fits).name
 
 
-def _drafter(drafter: MedusaCheckpoint, candidates: int) -> m.Drafter:
-    return m.Drafter(
-        kind="medusa",
-        digest=drafter.digest(),
-        levels=drafter.heads,
-        candidates=candidates,
-        blocks=drafter.blocks,
-        tied=drafter.tied,
-    )
+def _tree(name: str, tree: Topology | Budget) -> m.Tree:
+    file = None if isinstance(tree, Budget) else f"trees/{name}.json"
+    return m.Tree(name=name, file=file, rows=tree.rows, depth=tree.depth, width=tree.width)
 
 
 def _provenance() -> dict[str, str]:
@@ -316,4 +335,14 @@ def _provenance() -> dict[str, str]:
     return {"draftwood": draftwood.__version__, **{p: importlib.metadata.version(p) for p in packages}}
 
 
-__all__ = ["PREFILL_ROWS", "BuildRequest", "Sources", "build", "load_modules", "staged", "static_steps"]
+__all__ = [
+    "PREFILL_ROWS",
+    "BuildRequest",
+    "Sources",
+    "build",
+    "draft_steps",
+    "load_modules",
+    "rebuild_drafts",
+    "staged",
+    "static_steps",
+]

@@ -144,8 +144,8 @@ def read_config(folder: Path) -> TeacherConfig:
     """
     fields = Fields(folder / "config.json", read_json(folder / "config.json"))
     family = _family(fields)
-    _refuse_unsupported(fields)
-    values = {**_dimensions(fields), **_switches(fields, family), "family": family}
+    refuse_unsupported(fields)
+    values = {**dimensions(fields), **switches(fields, family), "family": family}
     if (path := folder / "generation_config.json").is_file():
         values["eos"] += Fields(path, read_json(path)).tokens("eos_token_id", None)
     values["eos"] = tuple(dict.fromkeys(values["eos"]))
@@ -155,7 +155,8 @@ def read_config(folder: Path) -> TeacherConfig:
         raise CheckpointError(f"{fields.path}: {error}") from None
 
 
-def _dimensions(fields: Fields) -> dict[str, Any]:
+def dimensions(fields: Fields) -> dict[str, Any]:
+    """The sizes of a block and of the whole, by TeacherConfig's names."""
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     if fields.get("head_dim") is None and (heads < 1 or hidden % heads):
         fields.fail("hidden_size", f"a multiple of num_attention_heads ({heads}), or an explicit head_dim")
@@ -171,7 +172,8 @@ def _dimensions(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _switches(fields: Fields, family: Family) -> dict[str, Any]:
+def switches(fields: Fields, family: Family) -> dict[str, Any]:
+    """What is no size, by TeacherConfig's names, with the family's own defaults."""
     defaults = _DEFAULTS[family]
     # One switch puts a bias on q, k, v and o alike, in transformers' LlamaAttention as in openPangu.
     bias = fields.flag("attention_bias", defaults["bias"])
@@ -203,7 +205,8 @@ def _family(fields: Fields) -> Family:
     return _FAMILIES[named[0]]
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def refuse_unsupported(fields: Fields) -> None:
+    """Refuses by its name every field that changes the function of a block."""
     for name, neutral in _NEUTRAL.items():
         if fields.get(name) is not None and fields.get(name) not in neutral:
             wanted = " or ".join(repr(value) for value in neutral) or "null"

@@ -20,8 +20,8 @@ from draftwood import kernels
 from draftwood.compiler.config import TeacherConfig
 
 # T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
-# H hidden, N query heads, K key/value heads, D head dimension, C cache slots, S visible slots, V vocabulary,
-# L layers
+# H hidden, F features, N query heads, K key/value heads, D head dimension, C cache slots, S visible slots,
+# V vocabulary, L layers
 
 Form = Literal["fused", "eager", "cpu"]
 
@@ -31,7 +31,7 @@ class StepOutput(NamedTuple):
 
     logits_RV: Tensor
     choice_R: Tensor
-    hidden_RH: Tensor
+    features_RF: Tensor
     branch_L2TKD: Tensor
     caches: list[Tensor]
 
@@ -194,11 +194,15 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole teacher. Parameter names are the bundle's weight names; the caller fills them."""
+    """The whole teacher. Parameter names are the bundle's weight names; the caller fills them.
 
-    def __init__(self, config: TeacherConfig, positions: int) -> None:
+    ``aux_layers``: the drafter reads the states that enter these layers, and a step's ``features`` are they, low
+    layer first, of every row. Without any they are the state behind the last norm, of the rows with logits.
+    """
+
+    def __init__(self, config: TeacherConfig, positions: int, aux_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.aux_layers = config, aux_layers
         self.embed = nn.Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config.hidden, config.rms_norm_eps)
@@ -208,6 +212,11 @@ class Decoder(nn.Module):
         self.rope_sin: Tensor
         self.register_buffer("rope_cos", torch.empty(positions, config.head_dim))
         self.register_buffer("rope_sin", torch.empty(positions, config.head_dim))
+
+    @property
+    def feature_width(self) -> int:
+        """F: width of a row of features."""
+        return self.config.hidden * max(len(self.aux_layers), 1)
 
     @property
     def head_weight(self) -> nn.Parameter:
@@ -271,15 +280,19 @@ class Decoder(nn.Module):
         added_TH: Tensor | None = None
         news: list[Tensor] = []
         written: list[Tensor] = []
+        states: list[Tensor] = []
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             normed_TH, residual_TH = layer.enter(added_TH, residual_TH)
+            states += [residual_TH] * (i in self.aux_layers)
             out, new, *pair = attend(layer, normed_TH, moved_L2PKD[i], caches[2 * i], caches[2 * i + 1])
             added_TH, residual_TH = layer.feed_forward(out, residual_TH)
             news.append(new)
             written += pair
         assert added_TH is not None, "a teacher has at least one layer"
+        states += [added_TH + residual_TH] * (self.config.layers in self.aux_layers)
         if rows_R is not None:
             added_TH, residual_TH = added_TH.index_select(0, rows_R), residual_TH.index_select(0, rows_R)
         hidden_RH, _ = self.norm.added(added_TH, residual_TH)
         logits_RV = self.head(hidden_RH)
-        return StepOutput(logits_RV, logits_RV.argmax(-1), hidden_RH, torch.stack(news), written)
+        features = torch.cat(states, -1) if states else hidden_RH
+        return StepOutput(logits_RV, logits_RV.argmax(-1), features, torch.stack(news), written)

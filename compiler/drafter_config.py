@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from draftwood.compiler._fields import Fields
-from draftwood.compiler.config import TeacherConfig, _dimensions, _refuse_unsupported, _switches
+from draftwood.compiler.config import TeacherConfig, dimensions, refuse_unsupported, switches
 from draftwood.errors import CheckpointError
 
 AUX_STATES = 3
@@ -65,7 +65,7 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherCo
     # Drafters state the length they were trained at, if any: rotary tables are made as long as the cache.
     usual = {"max_position_embeddings": teacher.max_positions, "num_hidden_layers": layers}
     fields = Fields(fields.path, fields.values | {name: fields.get(name, value) for name, value in usual.items()})
-    _refuse_unsupported(fields)
+    refuse_unsupported(fields)
     if fields.get("model_type", "llama") not in ("llama", "fasteagle"):
         fields.fail("model_type", "'llama'; blocks of no other family are supported")
     if fields.whole("vocab_size") != teacher.vocabulary:
@@ -73,7 +73,7 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherCo
     if fields.whole("num_hidden_layers") != layers:
         fields.fail("num_hidden_layers", f"{layers}; a deeper drafter of this kind is not supported")
     try:
-        merged = {**_dimensions(fields), **_switches(fields, "llama"), "family": "llama", "bos": None, "eos": ()}
+        merged = {**dimensions(fields), **switches(fields, "llama"), "family": "llama", "bos": None, "eos": ()}
         return TeacherConfig(**merged)
     except CheckpointError as error:
         text = str(error)

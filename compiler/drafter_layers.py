@@ -179,6 +179,6 @@ class DraftModule(nn.Module):
         position_P = (committed_1 - accepted_1 + order_P).clamp(0, slots - 1)
         slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
         index = (slot_P[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
-        masked = (order_C[None] > position_P[:, None])[None, None]
+        masked = (~(order_C[None] <= position_P[:, None]))[None, None]
         last_1 = (accepted_1 - 1).clamp(0, rows - 1)
         return Extension(Placement(index, masked), *self.rotary(position_P), last_1, order_C >= committed_1)

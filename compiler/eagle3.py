@@ -52,6 +52,11 @@ class Written(NamedTuple):
     committed_1: Tensor
     unseen_C: Tensor
 
+    @property
+    def normed(self) -> Tensor:
+        """The root's hidden state behind the last norm [1, H]."""
+        return self.root.normed_RH
+
 
 class Branch(NamedTuple):
     """Keys and values of the tree rows run so far, each [S, K, D]; the root's are in the cache."""

@@ -26,6 +26,11 @@ class Cascade(NamedTuple):
     normed_IH: Tensor
     caches: list[Tensor]
 
+    @property
+    def normed(self) -> Tensor:
+        """The levels, by the name that every extend pass gives them."""
+        return self.normed_IH
+
 
 class FastEagle(DraftModule):
     """The network; every block has a cache of accepted text. Parameter names are the bundle's weight names."""

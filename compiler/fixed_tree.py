@@ -37,6 +37,7 @@ class FixedTree(nn.Module):
     def __init__(self, topology: Topology) -> None:
         super().__init__()
         assert topology.nodes, "a draft tree has at least one node"
+        self.nodes = topology.nodes
         self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
 
     def grow(self, drafter: Eagle3, written: Written, teacher: TeacherWeights) -> tuple[Tensor, Tensor]:

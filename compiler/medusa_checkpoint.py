@@ -8,9 +8,8 @@ head has an output matrix the heads are *tied* and use the teacher's.
 
 from __future__ import annotations
 
-import pickle  # for the name of torch's refusal only
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +17,14 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler._fields import Fields, read_json
-from draftwood.compiler.checkpoint import DTYPES, Entry, check_kinds, read_header, read_tensor, sha256_of
+from draftwood.compiler.checkpoint import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.config import TeacherConfig
+from draftwood.compiler.drafter_files import Reader, open_tensors
 from draftwood.errors import CheckpointError
 
-_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PREFIX = "medusa_head."
 _KEY = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(linear\.weight|linear\.bias|weight)")
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
-
-# Read by key as the file spells it.
-Reader = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class MedusaCheckpoint:
                 dtype or the numbering of heads and blocks is not what the teacher and the layout ask for.
         """
         file = _find(path)
-        entries, read = _open_pickle(file) if file.suffix == ".pt" else _open_safetensors(file)
+        entries, read = open_tensors(file)
         plain = {key.removeprefix(_PREFIX): key for key in entries}
         if len(plain) != len(entries):
             raise CheckpointError(
@@ -97,33 +93,10 @@ class MedusaCheckpoint:
 def _find(path: Path) -> Path:
     if path.is_file() and path.suffix in (".safetensors", ".pt"):
         return path
-    for name in _FILES:
+    for name in MEDUSA_FILES:
         if (path / name).is_file():
             return path / name
-    raise CheckpointError(f"{path}: no Medusa heads; expected {' or '.join(_FILES)}, or a folder with one")
-
-
-def _open_safetensors(file: Path) -> tuple[dict[str, Entry], Reader]:
-    return read_header(file), lambda key: read_tensor(file, key)
-
-
-def _open_pickle(file: Path) -> tuple[dict[str, Entry], Reader]:
-    """A .pt file through torch's restricted reader, mapped and not copied; nothing in it can run."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"{file}: holds objects other than tensors, which could run code; expected a dict of tensors;"
-            " do not load it, ask for a safetensors file"
-        ) from None
-    except (RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0][:160]
-        raise CheckpointError(f"{file}: not a whole torch zip file ({reason}); save it as safetensors") from None
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(f"{file}: holds no plain dict of tensors; expected the state dict of the heads alone")
-    kinds = {key: _KINDS.get(tensor.dtype, str(tensor.dtype)) for key, tensor in state.items()}
-    entries = {str(key): Entry(file, tuple(tensor.shape), kinds[key]) for key, tensor in state.items()}
-    return entries, {str(key): tensor for key, tensor in state.items()}.__getitem__
+    raise CheckpointError(f"{path}: no Medusa heads; expected {' or '.join(MEDUSA_FILES)}, or a folder with one")
 
 
 def _group(file: Path, plain: Mapping[str, str]) -> dict[int, dict[int, set[str]]]:

@@ -33,7 +33,7 @@ def lower_to_onnx(
                 weights_file,
                 span.offset,
                 span.length,
-                ir.DataType.FLOAT,
+                ir.DataType(value.dtype or ir.DataType.FLOAT),
                 shape=ir.Shape(span.shape),
                 name=value.name or "",
                 base_dir=path.parent,

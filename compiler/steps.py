@@ -1,4 +1,4 @@
-"""The steps of a bundle: their declared signatures and the modules that are traced.
+"""The teacher's steps of a bundle: their declared signatures and the modules that are traced.
 
 A signature lists names, dtypes and shapes in call order, and which output is written into which input.
 The caches come last, key then value of every layer.
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from draftwood.compiler.config import TeacherConfig
 from draftwood.compiler.decoder import Decoder, Form, StepOutput
-from draftwood.compiler.medusa import MedusaHeads
 from draftwood.manifest import GraphKind, GraphSignature, TensorSignature, cache_names
 
 # T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots,
@@ -47,12 +46,15 @@ class Step:
     def weight_name(self, parameter: str) -> str | None:
         """The bundle's name of a parameter or buffer of the module; None for a constant of the trace."""
         name = parameter.removeprefix("decoder.").removeprefix("drafter.")
+        if parameter == "embed":
+            return "embed.weight"
         if parameter == "lm_head":
             return "embed.weight" if getattr(self.module, "tied_to_embedding", False) else "lm_head.weight"
         return name if name != parameter else None
 
 
-def _tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:
+def tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:
+    """An input or output."""
     return TensorSignature(name=name, dtype=dtype, shape=shape)  # type: ignore[arg-type]
 
 
@@ -63,7 +65,7 @@ class _TeacherStep(nn.Module):
 
     def outputs(self, out: StepOutput, branch: bool) -> tuple[Tensor, ...]:
         tail = (self._padded(out.branch_L2TKD),) if branch else ()
-        return (out.logits_RV, out.choice_R, out.hidden_RH, *tail, *out.caches)
+        return (out.logits_RV, out.choice_R, out.features_RF, *tail, *out.caches)
 
     def _padded(self, branch_L2TKD: Tensor) -> Tensor:
         missing = self.branch_rows - branch_L2TKD.shape[2]
@@ -110,20 +112,7 @@ class CpuStep(_TeacherStep):
 
     def forward(self, tokens, positions, rows, bias, last, total, path, branch, *caches):  # type: ignore[no-untyped-def]
         out = self.decoder.step_cpu(tokens, positions, rows, bias, last, total, path, branch, list(caches))
-        return (out.logits_RV, out.choice_R, out.hidden_RH, out.branch_L2TKD, *out.caches)
-
-
-class MedusaStep(nn.Module):
-    """One hidden state in, candidates of every level out."""
-
-    def __init__(self, heads: MedusaHeads, decoder: Decoder, candidates: int) -> None:
-        super().__init__()
-        self.drafter, self.candidates, self.tied_to_embedding = heads, candidates, decoder.config.tied
-        if heads.tied:
-            self.lm_head = decoder.head_weight
-
-    def forward(self, hidden):  # type: ignore[no-untyped-def]
-        return self.drafter(hidden, self.lm_head if self.drafter.tied else None, self.candidates)
+        return (out.logits_RV, out.choice_R, out.features_RF, out.branch_L2TKD, *out.caches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,8 +124,8 @@ class StepSizes:
     dtype: str = "float32"
 
 
-def _cached(
-    config: TeacherConfig,
+def cached(
+    caches: list[str],
     name: str,
     kind: GraphKind,
     inputs: list[TensorSignature],
@@ -146,35 +135,38 @@ def _cached(
     slots: int,
     dtype: str = "float32",
 ) -> GraphSignature:
-    caches = [_tensor(n, dtype, *cache_shape) for n in cache_names(config.layers)]
-    written = [_tensor(f"{c.name}.out", dtype, *cache_shape) for c in caches]
+    """The signature of a step whose ``caches`` come last and are written in place."""
+    given = [tensor(n, dtype, *cache_shape) for n in caches]
+    written = [tensor(f"{name}.out", dtype, *cache_shape) for name in caches]
     return GraphSignature(
         name=name,
         kind=kind,
         file=f"onnx/{name}.onnx",
         rows=rows,
         slots=slots,
-        inputs=(*inputs, *caches),
+        inputs=(*inputs, *given),
         outputs=(*outputs, *written),
-        aliases={w.name: c.name for w, c in zip(written, caches, strict=True)},
+        aliases={f"{name}.out": name for name in caches},
     )
 
 
 def _commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignature]:
     branch = (config.layers, 2, sizes.branch_rows, config.kv_heads, config.head_dim)
     return [
-        _tensor("committed", "int64", 1),
-        _tensor("accepted", "int64", 1),
-        _tensor("path", "int64", sizes.path_rows),
-        _tensor("branch", sizes.dtype, *branch),
+        tensor("committed", "int64", 1),
+        tensor("accepted", "int64", 1),
+        tensor("path", "int64", sizes.path_rows),
+        tensor("branch", sizes.dtype, *branch),
     ]
 
 
-def _teacher_outputs(config: TeacherConfig, rows: int | str, dtype: str = "float32") -> list[TensorSignature]:
+def _teacher_outputs(
+    decoder: Decoder, rows: int | str, all_rows: int | str, dtype: str = "float32"
+) -> list[TensorSignature]:
     return [
-        _tensor("logits", dtype, rows, config.vocabulary),
-        _tensor("choice", "int64", rows),
-        _tensor("hidden", dtype, rows, config.hidden),
+        tensor("logits", dtype, rows, decoder.config.vocabulary),
+        tensor("choice", "int64", rows),
+        tensor("features", dtype, all_rows if decoder.aux_layers else rows, decoder.feature_width),
     ]
 
 
@@ -189,11 +181,11 @@ def verify_step(
     decode = rows == 1 if decode is None else decode
     name = f"decode-kv{slots}" if decode else f"verify-t{rows}-kv{slots}"
     inputs = [
-        _tensor("tokens", "int64", rows),
-        _tensor("depths", "int64", rows),
-        _tensor("visible", "bool", rows, rows),
+        tensor("tokens", "int64", rows),
+        tensor("depths", "int64", rows),
+        tensor("visible", "bool", rows, rows),
     ]
-    branch = _tensor(
+    branch = tensor(
         "branch.out",
         sizes.dtype,
         config.layers,
@@ -202,12 +194,12 @@ def verify_step(
         config.kv_heads,
         config.head_dim,
     )
-    signature = _cached(
-        config,
+    signature = cached(
+        cache_names(config.layers),
         name,
         "decode" if decode else "verify",
         inputs + _commit_inputs(config, sizes),
-        [*_teacher_outputs(config, rows, sizes.dtype), branch],
+        [*_teacher_outputs(decoder, rows, rows, sizes.dtype), branch],
         (config.kv_heads * slots, config.head_dim),
         rows,
         slots,
@@ -219,13 +211,13 @@ def verify_step(
 def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form: Form = "fused") -> Step:
     """A prefill chunk of ``rows`` tokens; ``last`` [1] is the row whose logits are returned."""
     config = decoder.config
-    inputs = [_tensor("tokens", "int64", rows), _tensor("last", "int64", 1)]
-    signature = _cached(
-        config,
+    inputs = [tensor("tokens", "int64", rows), tensor("last", "int64", 1)]
+    signature = cached(
+        cache_names(config.layers),
         f"prefill-t{rows}-kv{slots}",
         "prefill",
         inputs + _commit_inputs(config, sizes),
-        _teacher_outputs(config, 1, sizes.dtype),
+        _teacher_outputs(decoder, 1, rows, sizes.dtype),
         (config.kv_heads * slots, config.head_dim),
         rows,
         slots,
@@ -239,48 +231,27 @@ def cpu_step(decoder: Decoder) -> Step:
     config = decoder.config
     shape = (config.layers, 2, "B", config.kv_heads, config.head_dim)
     inputs = [
-        _tensor("tokens", "int64", "T"),
-        _tensor("positions", "int64", "T"),
-        _tensor("rows", "int64", "R"),
-        _tensor("bias", "float32", 1, 1, "W", "S"),
-        _tensor("last", "int32", 1),
-        _tensor("total", "int32"),
-        _tensor("path", "int64", "P"),
-        _tensor("branch", "float32", *shape),
+        tensor("tokens", "int64", "T"),
+        tensor("positions", "int64", "T"),
+        tensor("rows", "int64", "R"),
+        tensor("bias", "float32", 1, 1, "W", "S"),
+        tensor("last", "int32", 1),
+        tensor("total", "int32"),
+        tensor("path", "int64", "P"),
+        tensor("branch", "float32", *shape),
     ]
-    outputs = [*_teacher_outputs(config, "R"), _tensor("branch.out", "float32", *shape[:2], "T", *shape[3:])]
-    signature = _cached(config, "step", "step", inputs, outputs, (1, config.kv_heads, "C", config.head_dim), 0, 0)
+    outputs = [*_teacher_outputs(decoder, "R", "T"), tensor("branch.out", "float32", *shape[:2], "T", *shape[3:])]
+    signature = cached(
+        cache_names(config.layers), "step", "step", inputs, outputs, (1, config.kv_heads, "C", config.head_dim), 0, 0
+    )
     # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
     dynamic = {"T": 5, "R": 4, "P": 3, "B": 6, "W": 8, "S": 40, "C": 128}
     return Step(CpuStep(decoder, "cpu", 0), signature, dynamic)
 
 
-def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
-    """The draft step of Medusa heads."""
-    levels, hidden = len(heads.heads), decoder.config.hidden
-    signature = GraphSignature(
-        name="draft",
-        kind="draft",
-        file="onnx/draft.onnx",
-        rows=1,
-        slots=0,
-        inputs=(_tensor("hidden", dtype, 1, hidden),),
-        outputs=(
-            _tensor("candidates", "int64", levels, candidates),
-            _tensor("scores", dtype, levels, candidates),
-        ),
-        aliases={},
-    )
-    return Step(MedusaStep(heads, decoder, candidates), signature)
-
-
-def rebuild(signature: GraphSignature, decoder: Decoder, heads: MedusaHeads | None) -> Step:
-    """The step that a signature came from, for modules that hold a bundle's weights."""
+def rebuild(signature: GraphSignature, decoder: Decoder) -> Step:
+    """The teacher's step that a signature came from, for a decoder that holds a bundle's weights."""
     shapes = {spec.name: spec.shape for spec in signature.inputs}
-    if signature.kind == "draft":
-        assert heads is not None, "a bundle with a draft graph has a drafter"
-        tokens, scores = signature.outputs
-        return medusa_step(heads, decoder, int(tokens.shape[1]), scores.dtype)
     dtype = next(spec.dtype for spec in signature.inputs if spec.name == "branch")
     sizes = StepSizes(branch_rows=int(shapes["branch"][2]), path_rows=int(shapes["path"][0]), dtype=dtype)
     if signature.kind == "prefill":

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 _PAGE = 4096  # the tensors begin on a page, so that a memory map of them does too
 
 
@@ -32,12 +32,14 @@ class WeightEntry:
     """A tensor to be written: ``read`` is called once, when its turn comes.
 
     ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
+    ``dtype`` is None for a weight, which takes the type of the file; whole numbers keep theirs.
     """
 
     name: str
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
     parts: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
 
 
 def write_weights(
@@ -49,9 +51,10 @@ def write_weights(
     spans: dict[str, WeightSpan] = {}
     at = 0
     for entry in entries:
-        length = dtype.itemsize * int(torch.Size(entry.shape).numel())
+        kind = entry.dtype or dtype
+        length = kind.itemsize * int(torch.Size(entry.shape).numel())
         header[entry.name] = {
-            "dtype": _NAMES[dtype],
+            "dtype": _NAMES[kind],
             "shape": list(entry.shape),
             "data_offsets": [at, at + length],
         }
@@ -62,7 +65,7 @@ def write_weights(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries:
-            value = entry.read().to(dtype).contiguous()
+            value = entry.read().to(entry.dtype or dtype).contiguous()
             assert tuple(value.shape) == entry.shape, (entry.name, value.shape, entry.shape)
             file.write(value.view(-1).view(torch.uint8).numpy().data)
     start = 8 + len(text)

@@ -15,7 +15,7 @@ from draftwood.trees.frozen import thaw
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. ``trees`` maps a tree's name to its topology and buffers."""
+    """An opened bundle. ``trees`` maps a tree's name to its topology and buffers; a budget tree has neither."""
 
     folder: Path
     manifest: Manifest
@@ -34,7 +34,9 @@ class Bundle:
             _verify(folder, name, digest)
         try:
             trees = {
-                tree.name: thaw((folder / tree.file).read_text(), str(folder / tree.file)) for tree in manifest.trees
+                tree.name: thaw((folder / tree.file).read_text(), str(folder / tree.file))
+                for tree in manifest.trees
+                if tree.file
             }
         except TreeError as error:
             raise BundleError(str(error)) from error
@@ -64,12 +66,16 @@ class Bundle:
 def _check_names(folder: Path, manifest: Manifest) -> None:
     """Everything that the manifest refers to must be among what it vouches for and describes."""
     lowered = (*manifest.graphs, *(manifest.npu.graphs if manifest.npu else ()))
-    files = [*(graph.file for graph in lowered), *(tree.file for tree in manifest.trees)]
+    files = [*(graph.file for graph in lowered), *(tree.file for tree in manifest.trees if tree.file)]
     files += [manifest.weights] if manifest.weights else []
     files += [manifest.npu.index] if manifest.npu else []
     trees, graphs = ({part.name for part in parts} for parts in (manifest.trees, lowered))
     unknown = [name for name in files if name not in manifest.files]
     unknown += [gear.name for gear in manifest.gears if gear.tree not in trees or gear.graph not in graphs]
+    drafts = {graph.name for graph in lowered if graph.kind == "draft"}
+    for gear in manifest.gears:
+        if gear.draft is not None and not drafts & {gear.draft, f"{gear.draft}-kv{gear.slots}"}:
+            unknown.append(gear.draft)
     if unknown or "plain" not in trees:
         raise BundleError(f"{folder}: the manifest refers to {(unknown or ['plain'])[0]}, which it does not describe")
 

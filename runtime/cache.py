@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Dims
+from draftwood.manifest import Dims, Drafter
+from draftwood.runtime.draft_cache import DraftCache
 
 # L layers, K key/value heads, C slots, D head dimension, B branch rows
 
@@ -34,17 +35,24 @@ class Cache:
     ``sides`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
     ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
     that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch that many rows, as static
-    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory.
+    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory. ``draft`` is what
+    a drafter remembers of the same text; an engine tells it the features of every step.
     """
 
     def __init__(
-        self, dims: Dims, slots: int, padded: int = 0, zeros: Callable[[tuple[int, ...]], Array] = host_zeros
+        self,
+        dims: Dims,
+        slots: int,
+        padded: int = 0,
+        zeros: Callable[[tuple[int, ...]], Array] = host_zeros,
+        drafter: Drafter | None = None,
     ) -> None:
         self.dims, self.padded, self._zeros = dims, padded, zeros
         self.sides = [zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
         most = padded or dims.branch_rows
         self._branches = [zeros(self._branch_shape(most)).ravel() for _ in range(2)]
+        self.draft = DraftCache(drafter, slots, zeros) if drafter else None
         self.length = 0
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
@@ -64,7 +72,8 @@ class Cache:
     @property
     def bytes(self) -> int:
         """Size of all buffers."""
-        return sum(buffer.nbytes for buffer in (*self.sides, *self._branches))
+        own = sum(buffer.nbytes for buffer in (*self.sides, *self._branches))
+        return own + (self.draft.bytes if self.draft else 0)
 
     def room(self, rows: int) -> bool:
         """True if a step of ``rows`` rows fits behind the committed length, before the spare slot."""
@@ -104,6 +113,8 @@ class Cache:
         self.moved = tuple(rows[in_place:])
         self.length += len(rows)
         self.open_rows = 0
+        if self.draft:
+            self.draft.commit(rows)
 
     def rollback(self, length: int) -> None:
         """Drops committed tokens from the end, down to ``length``."""
@@ -113,6 +124,8 @@ class Cache:
         self.moved = self.moved[: max(0, length - settled)]
         self.length = length
         self.open_rows = 0
+        if self.draft:
+            self.draft.rollback(length)
 
     def grow(self, slots: int) -> None:
         """Moves to a larger KV length; the one copy of committed slots in a cache's life at this length."""
@@ -122,6 +135,8 @@ class Cache:
         for new, old in zip(grown, self.sides, strict=True):
             new[:, : self.length] = old[:, : self.length]
         self.sides = grown  # a new list, by which an engine sees that it must bind again
+        if self.draft:
+            self.draft.grow(slots)
 
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
@@ -133,3 +148,5 @@ class Cache:
             )
         if len(self.moved) > self.length:
             raise InvariantError(f"cache: {len(self.moved)} moved rows in a text of {self.length}")
+        if self.draft:
+            self.draft.check(self.length)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.manifest import Gear, cache_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
-from draftwood.runtime.engine import Bindings, Drafter, StepResult, session
+from draftwood.runtime.drafting import Draft, Drafting
+from draftwood.runtime.engine import Bindings, DraftSessions, StepResult, session
 from draftwood.trees import TreeBuffers
 
-# T new rows, P moved rows, W = P + T, S = slots seen, R rows with logits
+# T new rows, P moved rows, W = P + T, S = slots seen, R rows with logits, F features
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
 _MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
@@ -23,11 +25,15 @@ class CpuEngine:
         self.bundle = bundle
         dims, graph = bundle.manifest.dims, bundle.graph("step")
         self._bindings = Bindings(session(bundle, graph, threads), graph)
-        self._drafter = Drafter(bundle, threads) if bundle.manifest.drafter else None
+        self._drafting = Drafting(bundle, bundle.manifest.graphs, DraftSessions(bundle, threads))
         rows = dims.branch_rows
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
-        self._hidden_RH = np.zeros((rows, dims.hidden), np.float32)
+        # A drafter that reads states inside the teacher needs those of every row, also where logits of one will do.
+        size, width = next(spec.shape for spec in graph.outputs if spec.name == "features")
+        self._all_rows = size == "T"
+        self._features = np.zeros((max(rows, PREFILL_ROWS) if self._all_rows else rows, int(width)), np.float32)
+        self._names = cache_names(dims.layers)
         self._order = np.arange(max(rows, PREFILL_ROWS), dtype=np.int64)
         self._last = np.zeros(1, np.int32)
         self._total = np.zeros((), np.int32)
@@ -35,7 +41,7 @@ class CpuEngine:
         self._unused = np.zeros(dims.layers * 2 * PREFILL_ROWS * dims.kv_heads * dims.head_dim, np.float32)
 
     def new_cache(self, slots: int) -> Cache:
-        return Cache(self.bundle.manifest.dims, slots)
+        return Cache(self.bundle.manifest.dims, slots, drafter=self.bundle.manifest.drafter)
 
     def prefill(self, cache: Cache, tokens: NDArray[np.int64]) -> StepResult:
         for at in range(0, len(tokens), PREFILL_ROWS):
@@ -46,9 +52,13 @@ class CpuEngine:
             branch = self._unused[: int(np.prod(shape))].reshape(shape)
             result = self._run(cache, chunk, self._order[:rows], self._order[rows - 1 : rows], bias, branch)
             cache.extended(rows)
-        return result
+            if cache.draft:
+                cache.draft.append(chunk, result.features_RF)
+                self._drafting.keep_up(cache)
+        return result.last()
 
     def verify(self, cache: Cache, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
+        self._drafting.keep_up(cache)
         rows, moved, seen = tree.rows, len(cache.moved), cache.length
         bias = np.zeros((1, 1, moved + rows, seen + rows), np.float32)
         # Columns before the branch are text that every row sees; inside it a row sees its ancestors.
@@ -56,11 +66,12 @@ class CpuEngine:
         branch = cache.next_branch(rows)
         result = self._run(cache, tokens_T, tree.depths, self._order[:rows], bias, branch)
         cache.branched(rows)
+        if cache.draft:
+            cache.draft.open(tokens_T, result.features_RF)
         return result
 
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        assert self._drafter is not None
-        return self._drafter(hidden_1H)
+    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
+        return self._drafting.draft(cache, gear, root)
 
     def _run(
         self,
@@ -82,11 +93,12 @@ class CpuEngine:
         bind.input("total", self._total)
         bind.input("path", np.array(cache.moved, np.int64))
         bind.input("branch", cache.branch)
-        bind.caches(cache.sides, (1, *cache.sides[0].shape))
-        result = StepResult(self._logits_RV[:count], self._choice_R[:count], self._hidden_RH[:count])
+        bind.caches(self._names, cache.sides, (1, *cache.sides[0].shape))
+        features = self._features[: len(tokens_T) if self._all_rows else count]
+        result = StepResult(self._logits_RV[:count], self._choice_R[:count], features)
         bind.output("logits", result.logits_RV)
         bind.output("choice", result.choice_R)
-        bind.output("hidden", result.hidden_RH)
+        bind.output("features", result.features_RF)
         bind.output("branch.out", branch)
         bind.run()
         return result

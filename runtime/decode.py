@@ -8,7 +8,7 @@ text for a seed is therefore the same for every tree, plain decoding included.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,7 +23,7 @@ from draftwood.runtime.policy import Policy
 from draftwood.runtime.sampling import Sampling, draw
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.trace import StepEvent, StepKind, Trace
-from draftwood.trees import tree_tokens, walk
+from draftwood.trees import Accepted, TreeBuffers
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -90,13 +90,11 @@ class Decoding:
         began = time.perf_counter()
         gear = self.policy.choose(len(self.prompt)) or max(self.engine.bundle.manifest.gears, key=lambda g: g.slots)
         self._cache = self.engine.new_cache(gear.slots)
-        root, hidden_1H = self._prefill()
-        yield self._take([root])
+        yield self._take([self._prefill()])
         prefilled = time.perf_counter()
         self._clock.graph_us = 0.0
         while self._finish is None:
-            gained, hidden_1H = self._step(self.tokens[-1], hidden_1H)
-            yield self._take(gained)
+            yield self._take(self._step(self.tokens[-1]))
         ended = time.perf_counter()
         yield self._flush()
         self.result = self._conclude(prefilled - began, ended - prefilled)
@@ -108,39 +106,38 @@ class Decoding:
         assert self.result is not None
         return self.result
 
-    def _prefill(self) -> tuple[int, NDArray[np.float32]]:
+    def _prefill(self) -> int:
         clock = self._clock.restart()
         result = self.engine.prefill(self._cache, np.array(self.prompt, np.int64))
         clock.mark("verify")
         token = self._draw(result, 0, len(self.prompt))
         clock.mark("accept")
         self._record("prefill", "prefill", 0, len(self.prompt), len(self.prompt), (), [token])
-        return token, result.hidden_RH[-1:]
+        return token
 
-    def _step(self, root: int, hidden_1H: NDArray[np.float32]) -> tuple[list[int], NDArray[np.float32]]:
-        """One draft, verify, accept and commit: the tokens gained and the hidden state to draft from next."""
+    def _step(self, root: int) -> list[int]:
+        """One draft, verify, accept and commit: the tokens gained."""
         cache, clock, position = self._cache, self._clock.restart(), self._cache.length
         gear = self.policy.choose(position)
         assert gear is not None, "a text that fills the context has ended"
-        topology, buffers = self.engine.bundle.trees[gear.tree]
         if cache.slots < gear.slots:
             cache.grow(gear.slots)
         clock.mark("host")
-        candidates_IK = self.engine.draft(hidden_1H)[0] if topology.depth else None
-        tokens_T = tree_tokens(buffers, root, candidates_IK)
+        if gear.draft is None:
+            tokens_T, tree = np.array([root], np.int64), self.engine.bundle.trees[gear.tree][1]
+        else:
+            tokens_T, _, tree = self.engine.draft(cache, gear, root)
         clock.mark("draft")
-        result = self.engine.verify(cache, tokens_T, buffers)
+        result = self.engine.verify(cache, tokens_T, tree)
         clock.mark("verify")
-        depths = topology.depths
-        accepted = walk(topology, tokens_T.tolist(), lambda row: self._draw(result, row, position + depths[row] + 1))
+        accepted = walk(tree, tokens_T, lambda row, depth: self._draw(result, row, position + depth + 1))
         gained = [*tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus]
         cache.commit(accepted.rows)
         clock.mark("accept")
         self._steps += 1
-        kind: StepKind = "verify" if topology.depth else "decode"
-        self._record(kind, gear.name, position, topology.rows, len(gained), accepted.path, gained)
-        last = accepted.rows[-1]
-        return gained, result.hidden_RH[last : last + 1]
+        kind: StepKind = "verify" if gear.draft else "decode"
+        self._record(kind, gear.name, position, tree.rows, len(gained), accepted.path, gained)
+        return gained
 
     def _draw(self, result: StepResult, row: int, position: int) -> int:
         if self.options.sampling.greedy:
@@ -230,6 +227,23 @@ class Decoding:
             host_share=1 - self._clock.graph_us / 1e6 / decode_seconds if self._steps else 0.0,
             finish_reason=self._finish,
         )
+
+
+def walk(tree: TreeBuffers, tokens_T: NDArray[np.int64], draw: Callable[[int, int], int]) -> Accepted:
+    """Follows the teacher's tokens down a tree; ``draw`` gives its one token at a row of some depth.
+
+    As `draftwood.trees.walk`, for a tree that is known by its buffers alone: of siblings with equal tokens the
+    first in row order is taken.
+    """
+    parents, tokens = tree.parents.tolist(), tokens_T.tolist()
+    rows = [0]
+    while True:
+        at = rows[-1]
+        token = draw(at, len(rows) - 1)
+        child = next((r for r in range(at + 1, len(parents)) if parents[r] == at and tokens[r] == token), None)
+        if child is None:
+            return Accepted(tuple(rows), token, tuple(int(tree.ranks[row]) for row in rows[1:]))
+        rows.append(child)
 
 
 def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:

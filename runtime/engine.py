@@ -10,27 +10,36 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature, TensorSignature, cache_names
+from draftwood.manifest import Gear, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.drafting import Draft
 from draftwood.trees import TreeBuffers
 
-# T tree rows, R rows with logits, V vocabulary, H hidden, I levels, K candidates
+# T tree rows, R rows with logits, V vocabulary, F features
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 _shared = False
 
 
 class StepResult(NamedTuple):
-    """A teacher step's outputs, as views that the next step of the same engine overwrites."""
+    """A teacher step's outputs, as views that the next step of the same engine overwrites.
+
+    ``features`` are what drafts are made from: of the same rows, or within an engine of all rows of a prefill step.
+    """
 
     logits_RV: NDArray[np.float32]
     choice_R: NDArray[np.int64]
-    hidden_RH: NDArray[np.float32]
+    features_RF: NDArray[np.float32]
 
     def first(self, rows: int) -> StepResult:
         """The first ``rows`` rows: what lies behind them is padding."""
-        return StepResult(self.logits_RV[:rows], self.choice_R[:rows], self.hidden_RH[:rows])
+        return StepResult(self.logits_RV[:rows], self.choice_R[:rows], self.features_RF[:rows])
+
+    def last(self) -> StepResult:
+        """The last row alone."""
+        return StepResult(self.logits_RV[-1:], self.choice_R[-1:], self.features_RF[-1:])
 
 
 class Engine(Protocol):
@@ -47,8 +56,8 @@ class Engine(Protocol):
     def verify(self, cache: Cache, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
         """Runs the tree's rows behind the committed length (R = T); the branch is left open."""
 
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Candidates [I, K] of every level and their log-probabilities, best first."""
+    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
+        """A tree of the gear behind the committed text and the token ``root`` that is pending."""
 
 
 def default_threads() -> int:
@@ -125,12 +134,12 @@ class Bindings:
         if self._changed(name, array):
             self._binding.bind_output(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
 
-    def caches(self, sides: list[NDArray[np.float32]], shape: tuple[int, ...]) -> None:
+    def caches(self, names: list[str], sides: list[NDArray[np.float32]], shape: tuple[int, ...]) -> None:
         """Binds every cache as input and output of one buffer, so that a step writes it in place."""
         if sides is self._sides:
             return
         self._sides = sides
-        for name, side in zip(cache_names(len(sides) // 2), sides, strict=True):
+        for name, side in zip(names, sides, strict=True):
             self.input(name, side.reshape(shape))
             self.output(f"{name}.out", side.reshape(shape))
 
@@ -147,19 +156,27 @@ class Bindings:
         self.session.run_with_iobinding(self._binding)
 
 
-class Drafter:
-    """The draft step, shared by all engines: one hidden state in, candidates out."""
+class DraftSessions:
+    """Runs a bundle's draft and extend graphs on onnxruntime; a graph is opened when it is first needed."""
 
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
-        graph = bundle.graph("draft")
-        self._bindings = Bindings(session(bundle, graph, threads), graph)
-        arrays = [allocate(spec) for spec in (*graph.inputs, *graph.outputs)]
-        self._hidden_1H, self._candidates_IK, self._scores_IK = arrays
-        self._bindings.input("hidden", self._hidden_1H)
-        self._bindings.output("candidates", self._candidates_IK)
-        self._bindings.output("scores", self._scores_IK)
+        self._bundle, self._threads = bundle, threads
+        self._opened: dict[str, tuple[Bindings, dict[str, NDArray]]] = {}
 
-    def __call__(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        self._hidden_1H[:] = hidden_1H
-        self._bindings.run()
-        return self._candidates_IK, self._scores_IK
+    def __call__(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+        if graph.name not in self._opened:
+            self._opened[graph.name] = self._open(graph)
+        bindings, outputs = self._opened[graph.name]
+        for name, array in inputs.items():
+            bindings.input(name, array)
+        shape = (-1, text.drafter.head_dim)
+        bindings.caches(graph.caches, text.sides, shape)
+        bindings.run()
+        return outputs
+
+    def _open(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
+        bindings = Bindings(session(self._bundle, graph, self._threads, prepack=graph.kind == "draft"), graph)
+        outputs = {spec.name: allocate(spec) for spec in graph.outputs if spec.name in graph.results}
+        for name, array in outputs.items():
+            bindings.output(name, array)
+        return bindings, outputs

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Array, Cache, host_zeros
-from draftwood.runtime.engine import Bindings, Drafter, StepResult, allocate, fixed, session
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.drafting import Draft, Drafting
+from draftwood.runtime.engine import Bindings, DraftSessions, StepResult, allocate, fixed, session
 from draftwood.trees import TreeBuffers
 
 # What the host fills for a step; caches and branch belong to the cache.
@@ -50,6 +52,7 @@ class StaticEngine(ABC):
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
         self.bundle = bundle
+        self._drafting = Drafting(bundle, graphs, self._run_draft)
         self.graphs = [graph for graph in graphs if graph.kind in ("prefill", "decode", "verify")]
         if not self.graphs:
             raise BundleError(f"{bundle.folder}: holds no such graphs; build it with the --target that makes them")
@@ -58,7 +61,7 @@ class StaticEngine(ABC):
         self._opened: dict[str, Executable] = {}
 
     def new_cache(self, slots: int) -> Cache:
-        return Cache(self.bundle.manifest.dims, slots, self._branch_rows, self._zeros)
+        return Cache(self.bundle.manifest.dims, slots, self._branch_rows, self._zeros, self.bundle.manifest.drafter)
 
     def prefill(self, cache: Cache, tokens: NDArray[np.int64]) -> StepResult:
         at = 0
@@ -72,22 +75,33 @@ class StaticEngine(ABC):
             else:
                 self._fill(graph, tokens[at : at + 1], self.bundle.trees["plain"][1])
             graph.prepare(cache)
-            result = graph.run(cache)
+            outputs = graph.run(cache)
+            result = StepResult(outputs.logits_RV[:1], outputs.choice_R[:1], outputs.features_RF[:count])
             cache.extended(count)
+            if cache.draft:
+                cache.draft.append(tokens[at : at + count], result.features_RF)
+                self._drafting.keep_up(cache)
             at += count
-        return result.first(1)
+        return result.last()
 
     def verify(self, cache: Cache, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
+        self._drafting.keep_up(cache)
         kind = "decode" if tree.rows == 1 else "verify"
         graph = self._open(self._find(kind, tree.rows, cache.slots))
         self._fill(graph, tokens_T, tree)
         graph.prepare(cache)
-        result = graph.run(cache)
+        result = graph.run(cache).first(tree.rows)
         cache.branched(tree.rows)
-        return result.first(tree.rows)
+        if cache.draft:
+            cache.draft.open(tokens_T, result.features_RF)
+        return result
+
+    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
+        return self._drafting.draft(cache, gear, root)
 
     @abstractmethod
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
+    def _run_draft(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+        """Runs a graph of the drafter (`drafting.RunGraph`)."""
 
     @abstractmethod
     def _executable(self, signature: GraphSignature) -> Executable:
@@ -140,11 +154,10 @@ class OnnxEngine(StaticEngine):
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         super().__init__(bundle, bundle.manifest.graphs)
         self._threads = threads
-        self._drafter = Drafter(bundle, threads) if bundle.manifest.drafter else None
+        self._drafts = DraftSessions(bundle, threads)
 
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        assert self._drafter is not None
-        return self._drafter(hidden_1H)
+    def _run_draft(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+        return self._drafts(graph, inputs, text)
 
     def _executable(self, signature: GraphSignature) -> Executable:
         opened = session(self.bundle, signature, self._threads, prepack=False)
@@ -156,7 +169,7 @@ class _OnnxGraph(Executable):
         super().__init__(signature)
         self._bindings = bindings
         self._cache_shape = next(fixed(s) for s in signature.inputs if s.name == "key_cache.0")
-        self._outputs = {s.name: allocate(s) for s in signature.outputs if s.name in ("logits", "choice", "hidden")}
+        self._outputs = {s.name: allocate(s) for s in signature.outputs if s.name in ("logits", "choice", "features")}
         self._branches = any(s.name == "branch.out" for s in signature.outputs)
         for name, array in self.inputs.items():
             bindings.input(name, array)
@@ -167,6 +180,6 @@ class _OnnxGraph(Executable):
         self._bindings.input("branch", cache.branch)
         if self._branches:
             self._bindings.output("branch.out", cache.next_branch(cache.padded))
-        self._bindings.caches(cache.sides, self._cache_shape)
+        self._bindings.caches(self.signature.caches, cache.sides, self._cache_shape)
         self._bindings.run()
-        return StepResult(self._outputs["logits"], self._outputs["choice"], self._outputs["hidden"])
+        return StepResult(self._outputs["logits"], self._outputs["choice"], self._outputs["features"])

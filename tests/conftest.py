@@ -132,3 +132,95 @@ def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.T
     folder = tmp_path_factory.mktemp("tiny") / "bundle"
     build(BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256)), folder)
     return folder
+
+
+def drafter_block(width: int, random: object) -> dict:
+    """A decoder block as wide as the tiny teacher's, random, its q, k and v reading ``width`` features."""
+    import torch
+
+    rows = {"q": 64, "k": 32, "v": 32}
+    tensors = {f"self_attn.{side}_proj.weight": torch.randn(n, width, generator=random) for side, n in rows.items()}
+    tensors |= {f"mlp.{side}_proj.weight": torch.randn(96, 64, generator=random) for side in ("gate", "up")}
+    tensors["self_attn.o_proj.weight"] = torch.randn(64, 64, generator=random)
+    tensors["mlp.down_proj.weight"] = torch.randn(64, 96, generator=random)
+    norms = {name: torch.ones(64) for name in ("input_layernorm.weight", "post_attention_layernorm.weight")}
+    return {name: tensor * 0.05 for name, tensor in tensors.items()} | norms
+
+
+def save_drafter(folder: Path, fields: dict, tensors: dict, ids: object) -> Path:
+    """A drafter that proposes the teacher's tokens ``ids``, reads all its states and has its output matrix."""
+    import torch
+    from safetensors.torch import save_file
+
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    config = {name: TINY[name] for name in (*names, "rms_norm_eps", "rope_theta")}
+    config |= {"draft_vocab_size": len(ids), "target_hidden_size": 64, "aux_layer_ids": [0, 1, 2]}
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    save_file(
+        tensors | {"d2t": ids - torch.arange(len(ids)), "norm.weight": torch.ones(64)}, folder / "model.safetensors"
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_eagle3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random EAGLE-3 drafter that mostly proposes the last token again, of most of the teacher's tokens."""
+    import torch
+
+    random = torch.Generator().manual_seed(2)
+    tensors = {f"midlayer.{name}": tensor for name, tensor in drafter_block(128, random).items()}
+    tensors["midlayer.hidden_norm.weight"] = torch.ones(64)
+    tensors["fc.weight"] = torch.cat((torch.eye(64), torch.randn(64, 128, generator=random) * 0.02), 1)
+    ids = torch.arange(300)[torch.arange(300) % 7 != 6]
+    fields = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    return save_drafter(tmp_path_factory.mktemp("eagle3"), fields, tensors, ids)
+
+
+@pytest.fixture(scope="session")
+def tiny_fasteagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random FastEagle cascade of three levels of the same habit."""
+    import torch
+
+    random = torch.Generator().manual_seed(3)
+    tensors = {f"layers.{i}.{name}": tensor for i in range(3) for name, tensor in drafter_block(64, random).items()}
+    tensors["fc.weight"] = torch.randn(64, 192, generator=random) * 0.1
+    tensors["proj.weight"] = torch.cat((torch.eye(64) * 0.05, torch.eye(64)), 1)
+    fields = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 3}
+    return save_drafter(tmp_path_factory.mktemp("fasteagle"), fields, tensors, torch.arange(20, 300))
+
+
+@pytest.fixture(scope="session")
+def tiny_drafters(tiny_eagle3: Path, tiny_fasteagle: Path) -> dict[str, Path]:
+    """The drafters with caches, by kind."""
+    return {"eagle3": tiny_eagle3, "fasteagle": tiny_fasteagle}
+
+
+@pytest.fixture(scope="session")
+def tiny_draft_bundles(
+    tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """A bundle for each drafter with caches; all trees have seven rows, so one graph verifies them. Read only.
+
+    FastEagle's has two KV lengths, EAGLE-3's, whose every tree has a draft graph, one.
+    """
+    from draftwood.compiler.bundle import BuildRequest, build
+    from draftwood.trees import RankPaths, Topology
+    from draftwood.trees.spec import Budget
+
+    paths = RankPaths()
+    for path, count in {(0, 0, 0): 9, (0, 1): 4, (2,): 3, (0, 0, 2): 2}.items():
+        paths.add(path, count)
+    fixed = (
+        ("plain", Topology.plain()),
+        ("backbone", Topology.backbone(3, 2)),
+        ("planned", paths.best_tree(6)),
+    )
+    folders = {}
+    for kind, drafter in tiny_drafters.items():
+        trees, slots = fixed, (128, 256)
+        if kind == "eagle3":
+            trees, slots = (*fixed, ("budget", Budget(6, 3, 3))), (128,)
+        folders[kind] = tmp_path_factory.mktemp(kind) / "bundle"
+        request = BuildRequest(model=tiny_teacher, drafter=drafter, trees=trees, slots=slots, prefill_rows=(16,))
+        build(request, folders[kind])
+    return folders

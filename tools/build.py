@@ -21,13 +21,17 @@ TARGETS = ("onnx", "ge")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
-    parser.add_argument("--drafter", metavar="DIR", help="Medusa heads: a folder or file, or demo-medusa")
+    parser.add_argument(
+        "--drafter",
+        metavar="DIR",
+        help="Medusa heads, EAGLE-3 or FastEagle: a folder or file, or demo-medusa, demo-eagle3, demo-fasteagle",
+    )
     parser.add_argument(
         "--tree",
         default="plain",
         metavar="SPEC[,SPEC...]",
-        help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE | plan:FILE;"
-        " plain is always added",
+        help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE | plan:FILE | budget:MxDxk"
+        " (with EAGLE-3: M nodes, D levels, k candidates, a tree chosen at every step); plain is always added",
     )
     parser.add_argument("--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots, multiples of 128")
     parser.add_argument("--prefill", default="32,128", metavar="T[,T...]", help="prefill chunks in tokens")

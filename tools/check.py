@@ -1,6 +1,6 @@
 """``draftwood check``: does every graph of a bundle compute what eager PyTorch computes?
 
-Equal argmax proves little, so logits, hidden states and caches are compared, on trees with branches behind a real
+Equal argmax proves little, so logits, features and caches are compared, on trees with branches behind a real
 prefix, through several steps with commits of every kind. Controls that are wrong on purpose (another mask, shifted
 positions, a misrouted path, a dropped write) must be told apart by the same comparison. The NPU's graphs are
 compared in their own element type, executed operator for operator by an interpreter.
@@ -35,7 +35,7 @@ HALF_TOLERANCE = 3e-2
 # How far bf16 is from fp32 is the model's own business, not a fault: reported, and refused only where it is absurd.
 ROUNDED_TOLERANCE = 2e-1
 PROMPT_TOKENS = 96
-QUANTITIES = ("logits", "hidden", "choice", "draft scores", "cache after commit")
+QUANTITIES = ("logits", "features", "choice", "draft scores", "draft tokens", "cache after commit", "draft cache")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +160,8 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
     from draftwood.tools.faults import control, graph_mutations, tree_step
     from draftwood.tools.ge_engine import GeEngine
 
-    gear = max(bundle.manifest.gears, key=lambda gear: bundle.trees[gear.tree][0].rows)
+    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
+    gear = max(bundle.manifest.gears, key=lambda gear: rows[gear.tree])
     for fault, mutate in graph_mutations().items():
         broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate), pair.tolerance)
         yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
@@ -170,15 +171,17 @@ def _located(bundle: Bundle, pair: Pair, one: Comparison, prompts: list[NDArray[
     """The first node at which a differing NPU graph parts from its program, on the inputs of a first tree step."""
     from draftwood.tools.divergence import first_divergence
     from draftwood.tools.eager_engine import EagerEngine
+    from draftwood.tools.faults import tree_of
     from draftwood.tools.ge_engine import GeEngine
 
     eager, engine = pair.reference, pair.engine
     assert isinstance(eager, EagerEngine) and isinstance(engine, GeEngine)
     graph = next((g for g in engine.graphs if g.name == one.graph), None)
-    if graph is None or graph.kind == "prefill":
+    if graph is None or graph.kind not in ("decode", "verify"):
         return None
     gear = next(g for g in bundle.manifest.gears if g.graph == one.graph)
-    found = first_divergence(eager, engine, graph, engine.inputs_of(gear, prompts[0]), pair.tolerance)
+    inputs = engine.inputs_of(gear, prompts[0], tree_of(eager, gear, prompts[0]))
+    found = first_divergence(eager, engine, graph, inputs, pair.tolerance)
     return f"{one.graph}: {one.quantity}: {found or 'no single node differs by itself'}"
 
 

@@ -32,7 +32,7 @@ def measure(folder: Path) -> dict[str, Any]:
     bundle = Bundle.open(folder)
     share_threads()
     engine = CpuEngine(bundle)
-    largest = max(bundle.manifest.trees, key=lambda tree: tree.rows).name
+    largest = max(bundle.trees, key=lambda name: bundle.trees[name][1].rows)
     caches = {slots: engine.new_cache(slots) for slots in CAPACITIES}
     for cache in caches.values():
         engine.prefill(cache, np.zeros(COMMITTED, np.int64))

@@ -34,7 +34,7 @@ def first_divergence(
     eager: EagerEngine, ge: GeEngine, graph: GraphSignature, inputs: dict[str, Tensor], tolerance: float
 ) -> Divergence | None:
     """Runs the traced program and the GE graph on equal inputs, and compares value by value in execution order."""
-    step = rebuild(graph, eager.decoder, eager.heads)
+    step = eager.draft_steps.get(graph.name) or rebuild(graph, eager.decoder)
     program = trace(step)
     values: dict[tuple[str, int], Tensor] = {}
     module = decomposed(program)

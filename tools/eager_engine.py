@@ -7,13 +7,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwood.compiler.bundle import load_modules
+from draftwood.compiler.bundle import load_modules, rebuild_drafts
 from draftwood.compiler.config import TeacherConfig
+from draftwood.compiler.drafters import drafter_of
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.compiler.weights import map_weights
 from draftwood.errors import BundleError
+from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.drafting import Draft, Drafting
 from draftwood.runtime.engine import StepResult
 from draftwood.trees import TreeBuffers
 
@@ -28,34 +32,51 @@ class EagerEngine:
         self.bundle = bundle
         manifest = bundle.manifest
         config = msgspec.convert(manifest.teacher.config, TeacherConfig)
-        drafter = manifest.drafter
-        heads = (drafter.levels, drafter.blocks, drafter.tied) if drafter else None
+        drafter = drafter_of(manifest.drafter) if manifest.drafter else None
         weights = _npu_weights(bundle) if npu else _onnx_weights(bundle)
-        self.decoder, self.heads = load_modules(weights, config, heads)
+        self.decoder, self.drafter = load_modules(weights, config, drafter)
         self.dtype = weights["norm.weight"].dtype
+        graphs = manifest.npu.graphs if npu and manifest.npu else manifest.graphs
+        self._drafting = Drafting(bundle, graphs, self._run_draft)
+        topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
+        self.draft_steps = rebuild_drafts(manifest, topologies, (self.decoder, self.drafter), npu)
 
     def new_cache(self, slots: int) -> Cache:
-        return Cache(self.bundle.manifest.dims, slots, zeros=self._zeros)
+        return Cache(self.bundle.manifest.dims, slots, zeros=self._zeros, drafter=self.bundle.manifest.drafter)
 
     def prefill(self, cache: Cache, tokens: NDArray[np.int64]) -> StepResult:
         rows = len(tokens)
         order = np.arange(rows)
         result = self._run(cache, tokens, order, order[None] <= order[:, None])
         cache.extended(rows)
-        return StepResult(*(part[-1:] for part in result))
+        if cache.draft:
+            cache.draft.append(np.asarray(tokens), result.features_RF)
+            self._drafting.keep_up(cache)
+        return result.last()
 
     def verify(self, cache: Cache, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
+        self._drafting.keep_up(cache)
         result = self._run(cache, tokens_T, tree.depths, tree.mask, cache.next_branch(tree.rows))
         cache.branched(tree.rows)
+        if cache.draft:
+            cache.draft.open(tokens_T, result.features_RF)
         return result
 
+    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
+        return self._drafting.draft(cache, gear, root)
+
     @torch.inference_mode()
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        assert self.heads is not None and self.bundle.manifest.drafter is not None
-        lm_head = self.decoder.head_weight if self.heads.tied else None
-        count = self.bundle.manifest.drafter.candidates
-        tokens_IK, scores_IK = self.heads(torch.tensor(hidden_1H).to(self.dtype), lm_head, count)
-        return tokens_IK.numpy(), scores_IK.float().numpy()
+    def _run_draft(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+        module = self.draft_steps[graph.name].module
+        if hasattr(module, "form"):
+            module.form = "eager"
+        small = [torch.from_numpy(inputs[spec.name]) for spec in graph.inputs if spec.name in inputs]
+        values = [value.to(self.dtype) if value.is_floating_point() else value for value in small]
+        results = module(*values, *(side.flatten(0, 1) for side in text.sides))
+        outputs = {spec.name: value for spec, value in zip(graph.outputs, results, strict=True)}
+        for name, side in zip(graph.caches, text.sides, strict=True):
+            side.copy_(outputs[f"{name}.out"].view_as(side))
+        return {name: host(outputs[name]) for name in graph.results}
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.zeros(shape, dtype=self.dtype)
@@ -85,7 +106,12 @@ class EagerEngine:
             side.copy_(written.view_as(side))
         if branch is not None:
             branch.copy_(out.branch_L2TKD)
-        return StepResult(out.logits_RV.float().numpy(), out.choice_R.numpy(), out.hidden_RH.float().numpy())
+        return StepResult(out.logits_RV.float().numpy(), out.choice_R.numpy(), out.features_RF.float().numpy())
+
+
+def host(value: torch.Tensor) -> NDArray:
+    """A graph's output in the host's memory: whole numbers as they are, all else as fp32."""
+    return (value.float() if value.is_floating_point() else value).cpu().numpy()
 
 
 def _onnx_weights(bundle: Bundle) -> dict[str, torch.Tensor]:

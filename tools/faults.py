@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear
 from draftwood.runtime.engine import Engine
 from draftwood.tools.compare import Pair, relative_difference
+from draftwood.trees import TreeBuffers
 
 if TYPE_CHECKING:
     from draftwood.compiler.ge.graph import Graph
@@ -30,8 +31,8 @@ class Control:
 
 def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
     """Faults in the inputs of one tree step, and in the commit after it."""
-    topology, tree = pair.reference.bundle.trees[gear.tree]
-    if topology.rows == topology.depth + 1:  # a chain: its mask is causal and its only path is contiguous
+    tree = tree_of(pair.reference, gear, prompt)
+    if tree.rows == tree.depths[-1] + 1:  # a chain: its mask is causal and its only path is contiguous
         return
     causal = np.tril(np.ones((tree.rows, tree.rows), np.bool_))
     own = np.eye(tree.rows, dtype=np.bool_)
@@ -53,21 +54,29 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         cache = pair.engine.new_cache(gear.slots)
         pair.engine.prefill(cache, prompt)
         yield control(pair, gear, fault, pair.engine.verify(cache, tokens_T, wrong).logits_RV, want)
-    yield from _commit_controls(pair, gear, prompt, tokens_T)
+    yield from _commit_controls(pair, gear, prompt, tokens_T, tree)
+
+
+def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
+    """The gear's tree; of a budget tree the one that is drafted behind the prompt."""
+    if gear.tree in engine.bundle.trees:
+        return engine.bundle.trees[gear.tree][1]
+    cache = engine.new_cache(gear.slots)
+    root = int(engine.prefill(cache, prompt).choice_R[0])
+    return engine.draft(cache, gear, root).tree
 
 
 def _commit_controls(
-    pair: Pair, gear: Gear, prompt: NDArray[np.int64], tokens_T: NDArray[np.int64]
+    pair: Pair, gear: Gear, prompt: NDArray[np.int64], tokens_T: NDArray[np.int64], tree: TreeBuffers
 ) -> Iterator[Control]:
-    topology, tree = pair.reference.bundle.trees[gear.tree]
     right = tree.paths[-1, : tree.depths[-1] + 1].tolist()
-    want = next_logits(pair.reference, gear, prompt, tokens_T, right)
-    for other in range(topology.rows - 1, right[-2], -1):
+    want = next_logits(pair.reference, gear, prompt, tokens_T, tree, right)
+    for other in range(tree.rows - 1, right[-2], -1):
         if other != right[-1]:
-            wrong = next_logits(pair.engine, gear, prompt, tokens_T, [*right[:-1], other])
+            wrong = next_logits(pair.engine, gear, prompt, tokens_T, tree, [*right[:-1], other])
             yield control(pair, gear, "path index misrouted", wrong, want)
             break
-    dropped = next_logits(pair.engine, gear, prompt, tokens_T, right, drop=True)
+    dropped = next_logits(pair.engine, gear, prompt, tokens_T, tree, right, drop=True)
     yield control(pair, gear, "commit's write dropped", dropped, want)
 
 
@@ -76,13 +85,14 @@ def next_logits(
     gear: Gear,
     prompt: NDArray[np.int64],
     tokens_T: NDArray[np.int64],
+    tree: TreeBuffers,
     route: list[int],
     drop: bool = False,
 ) -> NDArray[np.float32]:
     """Logits of the token after a prefill, a tree step and a commit of ``route``; ``drop`` forgets its moved rows."""
     cache = engine.new_cache(gear.slots)
     engine.prefill(cache, prompt)
-    engine.verify(cache, tokens_T, engine.bundle.trees[gear.tree][1])
+    engine.verify(cache, tokens_T, tree)
     cache.commit(route)
     if drop:
         cache.moved = ()
@@ -123,7 +133,7 @@ def _unwritten(graph: Graph) -> Graph:
 
 def tree_step(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
     """Logits of one tree step, (engine's, reference's)."""
-    tree = pair.reference.bundle.trees[gear.tree][1]
+    tree = tree_of(pair.reference, gear, prompt)
     tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
     found = []
     for runner in (pair.engine, pair.reference):

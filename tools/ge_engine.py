@@ -16,8 +16,11 @@ from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
+from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engine import StepResult
 from draftwood.runtime.static_engine import Executable, StaticEngine
+from draftwood.tools.eager_engine import host
+from draftwood.trees import TreeBuffers
 
 Observe = Callable[[Node, tuple[Tensor, ...]], None]
 
@@ -38,24 +41,23 @@ class GeEngine(StaticEngine):
         folder = (bundle.folder / npu.index).parent
         self._weights = map_npu_weights(folder, read_index(bundle.folder / npu.index))
         self._mutate = mutate
-        self._draft: Interpreter | None = None
+        self._drafts: dict[str, Interpreter] = {}
 
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        if self._draft is None:
-            npu = self.bundle.manifest.npu
-            assert npu is not None
-            self._draft = self.interpreter(next(graph for graph in npu.graphs if graph.kind == "draft"))
-        hidden = torch.tensor(hidden_1H).to(self.dtype)
-        tokens_IK, scores_IK = self._draft.run({"hidden": hidden}, self.observe)
-        return tokens_IK.numpy(), scores_IK.float().numpy()
+    def _run_draft(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+        if graph.name not in self._drafts:
+            self._drafts[graph.name] = self.interpreter(graph)
+        given = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        given = {name: value.to(self.dtype) if value.is_floating_point() else value for name, value in given.items()}
+        given |= {name: side.flatten(0, 1) for name, side in zip(graph.caches, text.sides, strict=True)}
+        outputs = self._drafts[graph.name].run(given, self.observe)
+        return {name: host(value) for name, value in zip(graph.results, outputs, strict=True)}
 
     def interpreter(self, signature: GraphSignature) -> Interpreter:
         """A graph of the bundle, ready to run."""
         return Interpreter(self._mutate(Graph.load(self.bundle.folder / signature.file)), self._weights)
 
-    def inputs_of(self, gear: Gear, prompt: NDArray[np.int64]) -> dict[str, Tensor]:
+    def inputs_of(self, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> dict[str, Tensor]:
         """What the gear's graph is given at its first tree step behind a prompt, on seeded random tokens."""
-        tree = self.bundle.trees[gear.tree][1]
         cache = self.new_cache(gear.slots)
         self.prefill(cache, prompt)
         graph = self._open(self._find("decode" if tree.rows == 1 else "verify", tree.rows, gear.slots))
@@ -90,6 +92,4 @@ class _GeGraph(Executable):
         outputs = dict(zip(self.signature.results, results, strict=True))
         if "branch.out" in outputs:
             cache.next_branch(cache.padded).copy_(outputs["branch.out"])
-        return StepResult(
-            outputs["logits"].float().numpy(), outputs["choice"].numpy(), outputs["hidden"].float().numpy()
-        )
+        return StepResult(*(host(outputs[name]) for name in ("logits", "choice", "features")))

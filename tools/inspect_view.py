@@ -70,7 +70,7 @@ def read_tree_or_spec(subject: str, path: Path | None) -> tuple[str, Topology]:
         RequestError: neither a file nor one spec.
         TreeError: a file or spec that is wrong.
     """
-    from draftwood.trees import parse_specs, read_tree
+    from draftwood.trees import Topology, parse_specs, read_tree
 
     if path is not None:
         return path.stem, read_tree(path)
@@ -81,7 +81,10 @@ def read_tree_or_spec(subject: str, path: Path | None) -> tuple[str, Topology]:
     trees = parse_specs(subject)
     if "," in subject and len(trees) > 2:
         raise RequestError(f"{subject}: names {len(trees) - 1} trees; expected one")
-    return trees[-1]  # plain decoding always comes first
+    name, tree = trees[-1]  # plain decoding always comes first
+    if not isinstance(tree, Topology):
+        raise RequestError(f"{subject}: has no shape to show, for the drafter chooses one at every step")
+    return name, tree
 
 
 def tree_figures(name: str, topology: Topology) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
 
 def bundle_text(found: dict[str, Any]) -> str:
     """`bundle_figures` for people."""
-    drafter = found["drafter"] or {"kind": "none"}
+    drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
     tokenizer = "with" if found["tokenizer"] else "without"
     sections = {
         f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [

@@ -31,10 +31,11 @@ def measure(folder: Path) -> dict[str, float | int | bool]:
     for gear in bundle.manifest.gears:
         cache = engine.new_cache(gear.slots)
         engine.prefill(cache, np.zeros(8, np.int64))
-        topology, tree = bundle.trees[gear.tree]
-        if topology.depth:
-            engine.draft(np.zeros((1, bundle.manifest.dims.hidden), np.float32))
-        engine.verify(cache, np.zeros(tree.rows, np.int64), tree)
+        if gear.draft:
+            tokens_T, _, tree = engine.draft(cache, gear, 0)
+        else:
+            tokens_T, tree = np.zeros(1, np.int64), bundle.trees[gear.tree][1]
+        engine.verify(cache, tokens_T, tree)
     assert bundle.manifest.weights is not None, "a bundle that a CPU engine runs has ONNX weights"
     weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
     pss = _proportional_set_mb()

@@ -13,13 +13,13 @@ import os
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from draftwood.compiler.bundle import load_modules
+from draftwood.compiler.bundle import load_modules, rebuild_drafts
 from draftwood.compiler.config import TeacherConfig
+from draftwood.compiler.drafters import drafter_of
 from draftwood.compiler.ge.torchair_bridge import compile_step
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.compiler.steps import Step, rebuild
@@ -27,8 +27,10 @@ from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cache import Cache
+from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engine import StepResult
 from draftwood.runtime.static_engine import Executable, StaticEngine
+from draftwood.tools.eager_engine import host
 
 
 class NpuEngine(StaticEngine):
@@ -45,25 +47,27 @@ class NpuEngine(StaticEngine):
         self.device, self.eagerly = torch.device(device), eagerly
         self.dtype: torch.dtype = getattr(torch, npu.dtype)
         index = bundle.folder / npu.index
-        drafter = bundle.manifest.drafter
-        heads = (drafter.levels, drafter.blocks, drafter.tied) if drafter else None
+        drafter = drafter_of(bundle.manifest.drafter) if bundle.manifest.drafter else None
         config = msgspec.convert(bundle.manifest.teacher.config, TeacherConfig)
-        decoder, self.heads = load_modules(map_npu_weights(index.parent, read_index(index)), config, heads)
-        self.decoder = decoder.to(self.device)
-        if self.heads is not None:
-            self.heads.to(self.device)
-        self._draft = next((graph for graph in npu.graphs if graph.kind == "draft"), None)
-        self._drafter: InPlaceStep | None = None
+        modules = load_modules(map_npu_weights(index.parent, read_index(index)), config, drafter)
+        self.decoder = modules[0].to(self.device)
+        topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
+        self._draft_steps = rebuild_drafts(bundle.manifest, topologies, modules, npu=True)
+        for step in self._draft_steps.values():
+            step.module.to(self.device)
+        self._drafts: dict[str, InPlaceStep] = {}
 
-    def draft(self, hidden_1H: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        assert self._draft is not None
-        self._drafter = self._drafter or self.compiled(self._draft)
-        tokens_IK, scores_IK = self._drafter.compiled(torch.tensor(hidden_1H, dtype=self.dtype, device=self.device))
-        return tokens_IK.cpu().numpy(), scores_IK.float().cpu().numpy()
+    def _run_draft(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+        if graph.name not in self._drafts:
+            self._drafts[graph.name] = self.compiled(graph)
+        given = [torch.from_numpy(inputs[spec.name]).to(self.device) for spec in graph.inputs if spec.name in inputs]
+        values = [value.to(self.dtype) if value.is_floating_point() else value for value in given]
+        outputs = self._drafts[graph.name].compiled(*values, *(side.flatten(0, 1) for side in text.sides))
+        return {name: host(value) for name, value in zip(graph.results, outputs, strict=True)}
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled for the device."""
-        step = InPlaceStep(rebuild(signature, self.decoder, self.heads))
+        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder))
         step.compiled = compile_step(step, cache_folder(self.bundle, signature), self.eagerly)
         return step
 
@@ -114,8 +118,7 @@ class _NpuGraph(Executable):
         outputs = dict(zip(self.signature.results, results, strict=True))
         if "branch.out" in outputs:
             cache.next_branch(cache.padded).copy_(outputs["branch.out"])
-        values = (outputs[name] for name in ("logits", "choice", "hidden"))
-        return StepResult(*(v.float().cpu().numpy() if v.is_floating_point() else v.cpu().numpy() for v in values))
+        return StepResult(*(host(outputs[name]) for name in ("logits", "choice", "features")))
 
 
 def cache_folder(bundle: Bundle, signature: GraphSignature) -> Path:

@@ -25,6 +25,7 @@ from draftwood.tools.build import parse_sizes
 
 if TYPE_CHECKING:
     from draftwood.compiler.device_model import Drafter
+    from draftwood.manifest import Gear
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.cache import Cache
     from draftwood.runtime.engine import Engine
@@ -38,7 +39,7 @@ VISIT_SECONDS = 0.05  # a visit lasts at least so long, or short steps never see
 HOST_TOKENS = 48  # new tokens of a text that is decoded for the host's share
 MODELLED_ROWS = tuple(range(1, 65))
 MODELLED_SLOTS = (1024, 2048, 4096, 8192)
-DRAFTERS = "medusa:HEADS[:tied], eagle3[:VOCABULARY], fasteagle:LAYERS[:VOCABULARY] or a folder of Medusa heads"
+DRAFTERS = "medusa:HEADS[:tied], eagle3[:VOCABULARY], fasteagle:LAYERS[:VOCABULARY] or a drafter's folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,16 +121,23 @@ def parse_rows(text: str) -> tuple[int, ...]:
 
 
 def parse_drafter(text: str, teacher: Path) -> Drafter:
-    """The drafter that a spec or a folder of Medusa heads describes."""
+    """The drafter that a spec or a drafter's folder describes."""
     from draftwood.compiler import device_model
+    from draftwood.compiler.checkpoint import Checkpoint
     from draftwood.compiler.config import read_config
-    from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+    from draftwood.compiler.drafters import MedusaDrafter, OpenedDrafter
     from draftwood.tools.demo import resolve
 
     config = read_config(teacher)
     if (path := resolve(text)).exists():
-        heads = MedusaCheckpoint.open(path, config)
-        return device_model.Medusa(levels=heads.heads, blocks=heads.blocks, tied=heads.tied)
+        drafter = OpenedDrafter.open(path, Checkpoint.open(teacher)).drafter
+        if isinstance(drafter, MedusaDrafter):
+            sizes = drafter.config
+            return device_model.Medusa(levels=sizes.heads, blocks=sizes.blocks, tied=sizes.tied)
+        vocabulary = drafter.config.draft_vocabulary
+        if drafter.kind == "eagle3":
+            return device_model.Eagle3(vocabulary=vocabulary)
+        return device_model.FastEagle(layers=drafter.config.block.layers, vocabulary=vocabulary)
     kind, *options = text.split(":")
     numbers = [int(option) for option in options if option.isdecimal()]
     match kind, numbers, [option for option in options if not option.isdecimal()]:
@@ -173,6 +181,8 @@ class Subject:
     path: tuple[int, ...]
     cache: Cache
     filled: int
+    # Drafts for this tree; None where nothing does.
+    gear: Gear | None
 
 
 def measure(
@@ -190,8 +200,8 @@ def measure(
         _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled)
         for (count, length, filled), samples in times.steps.items()
     ]
-    if (offered := bundle.manifest.drafter) and times.drafts:  # none where every tree is its root alone
-        entries.append(_entry("draft", times.drafts, depth=offered.levels, width=offered.candidates))
+    entries += [_entry("draft", taken, depth=depth, width=width) for (depth, width), taken in times.drafts.items()]
+    offered = bundle.manifest.drafter
     entries.append(_entry("host", times.hosts))
     return LatencyTable(
         source="measured",
@@ -215,10 +225,10 @@ NOTES = (
 
 @dataclass(slots=True)
 class Times:
-    """Samples in seconds; steps by (rows, slots, filled)."""
+    """Samples in seconds; steps by (rows, slots, filled), drafts by (depth, width)."""
 
     steps: dict[tuple[int, int, int], list[float]]
-    drafts: list[float]
+    drafts: dict[tuple[int, int], list[float]]
     hosts: list[float]
 
 
@@ -238,9 +248,25 @@ def _subjects(engine: Engine, rows: set[int], slots: int) -> list[Subject]:
     tokens = np.random.default_rng(0).integers(0, engine.bundle.manifest.dims.vocabulary, filled)
     engine.prefill(cache, tokens)
     return [
-        Subject(topology=tree, tree=tensorize(tree), path=committed_path(tree), cache=cache, filled=filled)
+        Subject(
+            topology=tree,
+            tree=tensorize(tree),
+            path=committed_path(tree),
+            cache=cache,
+            filled=filled,
+            gear=_drafting(engine.bundle, tree),
+        )
         for _, tree in sorted(trees.items())
     ]
+
+
+def _drafting(bundle: Bundle, topology: Topology) -> Gear | None:
+    """A gear that drafts a tree, or one as costly: a graph that serves all trees drafts any, EAGLE-3 its own."""
+    drafter = bundle.manifest.drafter
+    shared = drafter is not None and drafter.kind != "eagle3"
+    gears = (gear for gear in bundle.manifest.gears if gear.draft and gear.tree in bundle.trees)
+    fits = (gear for gear in gears if shared or bundle.trees[gear.tree][0] == topology)
+    return next(fits, None) if topology.depth else None
 
 
 def bushy(rows: int) -> Topology:
@@ -262,9 +288,9 @@ def committed_path(topology: Topology) -> tuple[int, ...]:
 
 
 def _time(engine: Engine, subjects: list[Subject], rounds: int) -> Times:
-    times = Times(defaultdict(list), [], [])
+    times = Times(defaultdict(list), defaultdict(list), [])
     prompt, order = _prompt(engine.bundle), random.Random(0)
-    _visit_all(engine, subjects, prompt, Times(defaultdict(list), [], []), order)  # warm-up
+    _visit_all(engine, subjects, prompt, Times(defaultdict(list), defaultdict(list), []), order)  # warm-up
     began, done = time.perf_counter(), 0
     while done < rounds or time.perf_counter() - began < SECONDS * (len(subjects) + 1):
         _visit_all(engine, subjects, prompt, times, order)
@@ -286,25 +312,25 @@ def _visit_all(engine: Engine, subjects: list[Subject], prompt: list[int], times
 
 def _visit(engine: Engine, subject: Subject, times: Times) -> None:
     """Some steps of one tree; the cache grows by what they commit and is rolled back by the next visit."""
-    cache, tree = subject.cache, subject.tree
-    drafts = subject.topology.depth > 0 and engine.bundle.manifest.drafter is not None
+    cache, tree, drafter = subject.cache, subject.tree, engine.bundle.manifest.drafter
     tokens = np.random.default_rng(tree.rows)
-    hidden_1H = np.zeros((1, engine.bundle.manifest.dims.hidden), np.float32)
     cache.rollback(subject.filled)
     entered, step = time.perf_counter(), 0
     while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and cache.room(tree.rows)):
         tokens_T = tokens.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
         began = time.perf_counter()
-        if drafts:
-            engine.draft(hidden_1H)
+        if subject.gear:
+            engine.draft(cache, subject.gear, int(tokens_T[0]))
         drafted = time.perf_counter()
-        hidden_1H = engine.verify(cache, tokens_T, tree).hidden_RH[-1:]
+        engine.verify(cache, tokens_T, tree)
         verified = time.perf_counter()
         cache.commit(subject.path)
         if step:  # the first step has no rows to move, and finds another tree's work in the processor's caches
             times.steps[tree.rows, cache.slots, subject.filled].append(verified - drafted)
-            if drafts:
-                times.drafts.append(drafted - began)
+            if subject.gear and drafter:
+                shape = subject.topology.depth, subject.topology.width
+                offered = shape if drafter.kind == "eagle3" else (drafter.levels, drafter.candidates)
+                times.drafts[offered].append(drafted - began)
         step += 1
 
 

@@ -34,8 +34,11 @@ class Weighed:
 
 
 def weigh(engine: Engine, paths: RankPaths) -> list[Weighed]:
-    """Times every gear of the bundle, plain decoding first, and weighs it by its expected accept length."""
-    gears = engine.bundle.manifest.gears
+    """Times every gear of the bundle, plain decoding first, and weighs it by its expected accept length.
+
+    Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
+    """
+    gears = [gear for gear in engine.bundle.manifest.gears if gear.tree in engine.bundle.trees]
     caches = {gear.slots: _filled(engine, gear.slots) for gear in gears}
     times: dict[str, list[tuple[float, float]]] = {gear.name: [] for gear in gears}
     began = time.perf_counter()
@@ -61,15 +64,16 @@ def _filled(engine: Engine, slots: int) -> Cache:
 
 
 def _step_seconds(engine: Engine, cache: Cache, gear: Gear) -> tuple[float, float]:
-    topology, tree = engine.bundle.trees[gear.tree]
     began = time.perf_counter()
-    if topology.depth:
-        engine.draft(np.zeros((1, engine.bundle.manifest.dims.hidden), np.float32))
+    if gear.draft:
+        tokens_T, _, tree = engine.draft(cache, gear, 0)
+    else:
+        tokens_T, tree = np.zeros(1, np.int64), engine.bundle.trees[gear.tree][1]
     drafted = time.perf_counter()
-    engine.verify(cache, np.zeros(tree.rows, np.int64), tree)
+    engine.verify(cache, tokens_T, tree)
     verified = time.perf_counter()
     cache.rollback(cache.length)
-    return drafted - began if topology.depth else 0.0, verified - drafted
+    return drafted - began if gear.draft else 0.0, verified - drafted
 
 
 def _weighed(engine: Engine, gear: Gear, paths: RankPaths, draft: float, verify: float, plain: float) -> Weighed:

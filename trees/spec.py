@@ -1,7 +1,11 @@
-"""Trees as the command line names them: ``plain``, ``chain:3``, ``full:3x2``, ``backbone:4:5``, files, plans."""
+"""Trees as the command line names them: ``plain``, ``chain:3``, ``full:3x2``, ``backbone:4:5``, files, plans.
+
+``budget:24x5x4`` names no shape but a budget: at every step the drafter chooses the tree that fits it.
+"""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftwood.errors import TreeError
@@ -10,10 +14,41 @@ from draftwood.trees.plan_file import parse_plan
 from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
-KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE or plan:FILE"
+KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE, plan:FILE or budget:MxDxK"
 
 
-def parse_specs(text: str) -> list[tuple[str, Topology]]:
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A tree whose shape the drafter chooses at every step (EAGLE-2, Li et al., 2024, arXiv 2406.16858).
+
+    Args:
+        nodes: M, the draft nodes that are kept.
+        depth: D, the levels that are grown.
+        width: k, the candidates of a node, and the nodes of a level that are expanded.
+
+    Raises:
+        TreeError: a size is below 1, or more nodes are to be kept than are grown.
+    """
+
+    nodes: int
+    depth: int
+    width: int
+
+    def __post_init__(self) -> None:
+        grown = self.width + (self.depth - 1) * self.width**2
+        if min(self.nodes, self.depth, self.width) < 1 or self.nodes > grown:
+            raise TreeError(
+                f"budget of {self.nodes} nodes, depth {self.depth}, {self.width} candidates: expected 1 to"
+                f" {max(grown, 1)} nodes, for K + (D - 1) * K * K are grown; raise the candidates or the depth"
+            )
+
+    @property
+    def rows(self) -> int:
+        """T: the rows of a verify step, the root counted."""
+        return self.nodes + 1
+
+
+def parse_specs(text: str) -> list[tuple[str, Topology | Budget]]:
     """The trees of ``--tree SPEC[,SPEC...]``, each with a name that can stand in a file name.
 
     Plain decoding comes first, asked for or not; a tree that occurs twice keeps its first name. A file with
@@ -26,7 +61,7 @@ def parse_specs(text: str) -> list[tuple[str, Topology]]:
         >>> [name for name, _ in parse_specs("chain:3,full:3x2x1,chain:3")]
         ['plain', 'chain-3', 'full-3x2x1']
     """
-    trees: dict[Topology, str] = {Topology.plain(): "plain"}
+    trees: dict[Topology | Budget, str] = {Topology.plain(): "plain"}
     for spec in text.split(","):
         for name, topology in _parse_spec(spec.strip()):
             if topology not in trees:
@@ -34,7 +69,7 @@ def parse_specs(text: str) -> list[tuple[str, Topology]]:
     return [(name, topology) for topology, name in trees.items()]
 
 
-def _parse_spec(spec: str) -> list[tuple[str, Topology]]:
+def _parse_spec(spec: str) -> Sequence[tuple[str, Topology | Budget]]:
     kind, _, rest = spec.partition(":")
     readers: dict[str, Callable[[str, str], tuple[str, Topology]]] = {
         "chain": _chain,
@@ -45,6 +80,8 @@ def _parse_spec(spec: str) -> list[tuple[str, Topology]]:
     }
     if spec == "plain":
         return [("plain", Topology.plain())]
+    if kind == "budget":
+        return [_budget(rest, f"tree {spec!r}")]
     if kind == "plan":
         return _plan(rest, f"tree {spec!r}")
     if kind not in readers:
@@ -85,6 +122,15 @@ def _tree(rest: str, where: str) -> tuple[str, Topology]:
     topology = parse_tree(_file_text(rest, where), rest)
     _check_rows(topology.rows, where)
     return _slug(Path(rest).stem), topology
+
+
+def _budget(rest: str, where: str) -> tuple[str, Budget]:
+    nodes, depth, width = _numbers(rest, "x", 3, where)
+    _check_rows(1 + nodes, where)
+    try:
+        return f"budget-{nodes}x{depth}x{width}", Budget(nodes, depth, width)
+    except TreeError as error:
+        raise TreeError(f"{where}: {error}") from None
 
 
 def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:

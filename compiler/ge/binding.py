@@ -10,8 +10,8 @@ import msgspec
 from draftwood import manifest as m
 from draftwood.compiler.bundle import Sources
 from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.drafters import OpenedDrafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
 # What a checkpoint may say differently from the configuration a bundle was built from.
@@ -38,11 +38,11 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         )
     teacher = Checkpoint.open(model)
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
-    opened = MedusaCheckpoint.open(drafter, teacher.config) if drafter else None
+    opened = OpenedDrafter.open(drafter, teacher) if drafter else None
     wanted = manifest.drafter
-    if opened and wanted:
-        got = {name: getattr(opened, name) for name in ("blocks", "tied")} | {"levels": opened.heads}
-        _same(folder, opened.file, {name: getattr(wanted, name) for name in got}, got)
+    if opened and wanted and drafter:
+        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.drafter.kind} | asdict(opened.drafter.config)
+        _same(folder, drafter, *kinds)
     _write(folder, npu, Sources(teacher, opened), manifest.dims.context + 1)
     bound = msgspec.structs.replace(
         manifest,

@@ -59,7 +59,7 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
     for op in graph.op:
         if op.type == "Data" and op.name in constants:
             name = constants[op.name]
-            _as_file_constant(op, weights.constants[name], weights.dtype)
+            _as_file_constant(op, weights.constants[name], weights.constants[name].dtype or weights.dtype)
         elif op.type == "Data" and op.name in embedded:
             _as_const(op, embedded[op.name])
     _fold_transposes(graph)

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle import BuildRequest, Progress, Sources, static_steps
+from draftwood.compiler.bundle import BuildRequest, Progress, Sources, draft_steps, static_steps
 from draftwood.compiler.checkpoint import byte_offset
 from draftwood.compiler.ge.atc import atc_script
 from draftwood.compiler.ge.constraints import check_constraints
@@ -49,6 +49,7 @@ def lower_for_npu(folder: Path, request: BuildRequest, sources: Sources, progres
         Path(WEIGHTS_FILE).name,
         {e.name: e.parts for e in entries},
         linked,
+        {e.name: e.dtype for e in entries if e.dtype is not None},
     )
     write_index(folder / INDEX_FILE, index)
     with shapes_only(getattr(torch, dtype)) as mode:
@@ -56,7 +57,8 @@ def lower_for_npu(folder: Path, request: BuildRequest, sources: Sources, progres
     sizes = request.sizes
     sizes = StepSizes(branch_rows=max(DECODE_ROWS, sizes.branch_rows), path_rows=sizes.path_rows, dtype=dtype)
     graphs = []
-    for step in static_steps(request, sizes, *modules, decode_rows=DECODE_ROWS):
+    steps = static_steps(request, sizes, modules[0], decode_rows=DECODE_ROWS)
+    for step in [*steps, *draft_steps(request, sizes, sources.kind, modules, static=True)]:
         progress(f"npu {step.signature.name}")
         graphs.append(_lower(folder, step, index, mode))
     (folder / "npu" / "atc.sh").write_text(atc_script([graph.file for graph in graphs], request.soc))

@@ -30,6 +30,7 @@ import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 
+_MOST_STEPS = 1024
 _EXTENSION = "torchair.core._torchair"
 _MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
 
@@ -83,6 +84,8 @@ def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[...,
         eagerly: stop before GE compiles, and run the traced program; needs no device.
     """
     torchair = _torchair()
+    # All steps of a bundle share one forward, so torch counts each of them as a recompilation of it.
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_STEPS
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = True
     config.experimental_config.tiling_schedule_optimize = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -33,6 +34,8 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     offset: int
     length: int
     parts: tuple[str, ...]
+    # The element type where it is not the index's: whole numbers.
+    dtype: str | None = None
 
 
 class WeightIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,18 +52,29 @@ def plan_weights(
     location: str,
     parts: Mapping[str, tuple[str, ...]],
     linked: Mapping[str, tuple[Path, int]],
+    others: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> WeightIndex:
-    """Lays the weights out. ``linked`` weights (file, byte offset) stay where they are."""
+    """Lays the weights out. ``linked`` weights (file, byte offset) stay where they are; ``others`` have a type of
+    their own."""
     at, constants = 0, {}
     for name, shape in shapes.items():
-        length = torch.Size(shape).numel() * dtype.itemsize
+        length = torch.Size(shape).numel() * others.get(name, dtype).itemsize
         file, offset = linked.get(name, (Path(location), at))
         constants[name] = Constant(
-            shape=shape, location=str(file), offset=offset, length=length, parts=parts.get(name, ())
+            shape=shape,
+            location=str(file),
+            offset=offset,
+            length=length,
+            parts=parts.get(name, ()),
+            dtype=_name(others[name]) if name in others else None,
         )
         if name not in linked:
             at += -(-length // ALIGNMENT) * ALIGNMENT
-    return WeightIndex(dtype=str(dtype).removeprefix("torch."), bytes=at, constants=constants)
+    return WeightIndex(dtype=_name(dtype), bytes=at, constants=constants)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def write_index(path: Path, index: WeightIndex) -> None:
@@ -78,12 +92,11 @@ def read_index(path: Path) -> WeightIndex:
 
 def write_npu_weights(path: Path, index: WeightIndex, read: Callable[[str], Tensor]) -> None:
     """Streams the weights that belong into ``path``, one tensor in memory at a time."""
-    dtype = getattr(torch, index.dtype)
     with path.open("wb") as file:
         for name, constant in index.constants.items():
             if constant.location != path.name:
                 continue
-            value = read(name).to(dtype).contiguous()
+            value = read(name).to(getattr(torch, constant.dtype or index.dtype)).contiguous()
             assert tuple(value.shape) == constant.shape, (name, value.shape, constant.shape)
             file.seek(constant.offset)
             file.write(value.view(-1).view(torch.uint8).numpy().data)
@@ -96,7 +109,6 @@ def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | Non
     Raises:
         BundleError: the weights are not there, or their file is too short.
     """
-    dtype = getattr(torch, index.dtype)
     maps: dict[str, np.memmap] = {}
     found = {}
     for name in index.constants if names is None else names:
@@ -106,6 +118,7 @@ def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | Non
         raw = maps[constant.location][constant.offset : constant.offset + constant.length]
         if len(raw) != constant.length:
             raise BundleError(f"{folder / constant.location}: ends before {name}; bind the weights again")
+        dtype = getattr(torch, constant.dtype or index.dtype)
         found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
     return found
 

@@ -14,6 +14,7 @@ from draftwood.compiler.bundle import BuildRequest, build, load_modules
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.compiler.config import rope_tables
 from draftwood.compiler.decoder import Decoder
+from draftwood.compiler.drafters import MedusaDrafter, MedusaSizes
 from draftwood.compiler.medusa import MedusaHeads
 from draftwood.manifest import Manifest
 from draftwood.trees import Topology
@@ -145,5 +146,5 @@ def built(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, save_m
     folder = tmp_path_factory.mktemp("built") / "bundle"
     manifest = build(request, folder)
     weights = folder / manifest.weights
-    decoder, heads = load_modules(weights, Checkpoint.open(source).config, (3, 1, False))
+    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaDrafter(MedusaSizes(3, 1, False)))
     return Built(folder, request, manifest, decoder, heads)

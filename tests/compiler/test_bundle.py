@@ -57,7 +57,7 @@ def test_with_a_drafter(built: Any) -> None:
     manifest = built.manifest
     drafter = MedusaCheckpoint.open(built.request.drafter, Checkpoint.open(built.request.model).config)
     assert manifest.drafter is not None and manifest.drafter.digest == drafter.digest()
-    assert (manifest.drafter.levels, manifest.drafter.blocks, manifest.drafter.tied) == (3, 1, False)
+    assert manifest.drafter.levels == 3 and manifest.drafter.config == {"heads": 3, "blocks": 1, "tied": False}
     assert manifest.drafter.candidates == 10
     assert [graph.name for graph in manifest.graphs] == GRAPHS
     assert [(gear.name, gear.graph) for gear in manifest.gears] == [

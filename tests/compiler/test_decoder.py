@@ -245,7 +245,7 @@ def test_outputs_belong_together(teacher: Callable, form: Form) -> None:
     player.prefill(PROMPT)
     out = player.verify(ROUNDS[0][0], tensorize(TREE))
     assert torch.equal(out.choice_R, out.logits_RV.argmax(-1))
-    torch.testing.assert_close(decoder.head(out.hidden_RH), out.logits_RV, rtol=0, atol=1e-5)
+    torch.testing.assert_close(decoder.head(out.features_RF), out.logits_RV, rtol=0, atol=1e-5)
     for i, cache in enumerate(out.caches):
         live_KTD = cache.view(2, SLOTS, -1)[:, 7:14]
         assert torch.equal(live_KTD.transpose(0, 1), out.branch_L2TKD[i // 2, i % 2])

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftwood.compiler.draft_steps import medusa_step
 from draftwood.compiler.medusa import MedusaHeads
 from draftwood.compiler.onnx_lowering import lower_to_onnx
-from draftwood.compiler.steps import Step, StepSizes, cpu_step, medusa_step, prefill_step, verify_step
+from draftwood.compiler.steps import Step, StepSizes, cpu_step, prefill_step, verify_step
 from draftwood.compiler.tracing import trace
 from draftwood.compiler.weights import WeightEntry, write_weights
 from draftwood.trees import Topology, TreeBuffers, tensorize
@@ -177,7 +178,7 @@ def test_shared_buffers_give_the_same(session: Callable, name: str) -> None:
 
 
 def test_draft_graph(steps: dict[str, Step], session: Callable) -> None:
-    assert_equal(both(steps["draft"], session("draft"), {"hidden": noise(1, 64, seed=7)}))
+    assert_equal(both(steps["draft"], session("draft"), {"features": noise(1, 64, seed=7)}))
 
 
 @pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
@@ -276,7 +277,7 @@ def test_tied_heads_use_the_output_matrix_of_the_teacher(
     hidden = noise(1, 64, seed=7)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False  # the pool of tests/conftest.py
-    got = onnxruntime.InferenceSession(tmp_path / "draft.onnx", options).run(None, {"hidden": hidden.numpy()})
+    got = onnxruntime.InferenceSession(tmp_path / "draft.onnx", options).run(None, {"features": hidden.numpy()})
     tokens, scores = step.module(hidden)
     assert np.array_equal(got[0], tokens)
     np.testing.assert_allclose(got[1], scores, rtol=0, atol=RUNTIME)

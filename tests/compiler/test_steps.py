@@ -8,16 +8,9 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.decoder import Decoder
+from draftwood.compiler.draft_steps import medusa_step
 from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.steps import (
-    Step,
-    StepSizes,
-    cache_names,
-    cpu_step,
-    medusa_step,
-    prefill_step,
-    verify_step,
-)
+from draftwood.compiler.steps import Step, StepSizes, cache_names, cpu_step, prefill_step, verify_step
 from draftwood.compiler.tracing import trace
 from draftwood.trees import Topology, tensorize
 
@@ -137,9 +130,9 @@ def test_prefill_is_causal_verification(steps: dict[str, Step], decoder: Decoder
     caches = [inputs[name] for name in cache_names(2)]
     given = [inputs[name] for name in ("committed", "accepted", "path", "branch")]
     wanted = decoder.step(inputs["tokens"], torch.arange(8), torch.ones(8, 8, dtype=torch.bool).tril(), *given, caches)
-    logits, choice, hidden, *written = step.module(*inputs.values())
+    logits, choice, features, *written = step.module(*inputs.values())
     torch.testing.assert_close(logits[0], wanted.logits_RV[6], rtol=0, atol=TRACED)
-    torch.testing.assert_close(hidden[0], wanted.hidden_RH[6], rtol=0, atol=TRACED)
+    torch.testing.assert_close(features[0], wanted.features_RF[6], rtol=0, atol=TRACED)
     assert choice[0] == wanted.choice_R[6]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(written, wanted.caches, strict=True))
 

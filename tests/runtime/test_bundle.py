@@ -36,7 +36,7 @@ def edited(copy: Path, **fields: object) -> Path:
 
 
 def test_another_schema_version_is_refused(copy: Path) -> None:
-    with pytest.raises(BundleError, match="schema version 99, expected 2; build the bundle again"):
+    with pytest.raises(BundleError, match="schema version 99, expected 3; build the bundle again"):
         Bundle.open(edited(copy, schema_version=99))
 
 

@@ -10,7 +10,7 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.tools.calibrate import parse_temperatures
 from draftwood.tools.cli import main
-from draftwood.tools.counting import CANDIDATES, Job, count, count_all, jobs
+from draftwood.tools.counting import CANDIDATES, Job, _Context, _visited, count, count_all, jobs
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
@@ -147,3 +147,19 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return error[-1]
 
     return run
+
+
+def test_contexts_are_those_at_which_a_decoding_stands() -> None:
+    """Half of a text at one token a step, half at three: steps are counted, not positions."""
+    hit, miss = (0, 0), ()
+    text = [*[_Context(miss, t, 0.5) for t in range(6)], *[_Context(hit, 6 + t, 0.5) for t in range(6)]]
+    visited = [context.length for _, context in _visited({0: text})]
+    assert visited == [0, 1, 2, 3, 4, 5, 6, 9]  # a step of two accepted drafts and the bonus passes over two
+    accepted = sum(len(text[at].path or ()) for at in visited)
+    assert len(text) / len(visited) == 1 + accepted / len(visited)
+
+
+def test_unknown_contexts_are_passed_and_not_counted() -> None:
+    text = [_Context((0,), 0, 0.5), _Context((0,), 1, 0.5), _Context(None, 2, 0.5), _Context(None, 3, 0.5)]
+    assert [context.length for _, context in _visited({7: text})] == [0]
+    assert list(_visited({7: [_Context(None, 0, 0.5)]})) == []

@@ -52,7 +52,7 @@ def bundle(tmp_path: Path) -> Path:
             m.Tree(name=name, file=f"trees/{name}.json", rows=tree.rows, depth=tree.depth, width=tree.width)
             for name, tree in trees
         ),
-        gears=(m.Gear(name="a-kv128", tree="a", slots=128, graph="g"),),
+        gears=(m.Gear(name="a-kv128", tree="a", slots=128, graph="g", draft=None),),
         graphs=(
             m.GraphSignature(
                 name="g", kind="verify", file="g.onnx", rows=4, slots=128, inputs=(), outputs=(), aliases={}

@@ -69,7 +69,7 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
         return verify(cache, tokens, tree)
 
     monkeypatch.setattr(engine, "verify", seen)
-    times = profile_steps.Times(defaultdict(list), [], [])
+    times = profile_steps.Times(defaultdict(list), defaultdict(list), [])
     for subject in subjects:
         profile_steps._visit(engine, subject, times)
         subject.cache.check()
@@ -77,14 +77,14 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
     # The ragged tree of 7 rows commits the root and row 3 in turn: one row lies out of place.
     assert states[7] == [(128 + 2 * step, min(step, 1)) for step in range(5)]
     assert {key: len(samples) for key, samples in times.steps.items()} == {(r, 256, 128): 4 for r in (1, 3, 7)}
-    assert len(times.drafts) == 2 * 4  # plain decoding drafts nothing
+    assert len(times.drafts[2, 10]) == 2 * 4  # plain decoding drafts nothing
 
 
 def test_a_long_visit_ends_where_the_cache_is_full(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_steps, "VISIT_SECONDS", 1e6)
     engine = CpuEngine(Bundle.open(tiny_bundle))
     plain, _, ragged = profile_steps._subjects(engine, set(), 128)
-    times = profile_steps.Times(defaultdict(list), [], [])
+    times = profile_steps.Times(defaultdict(list), defaultdict(list), [])
     profile_steps._visit(engine, plain, times)
     assert plain.cache.length == 127  # every slot but the spare one
     profile_steps._visit(engine, ragged, times)

@@ -112,9 +112,9 @@ def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decode
     features, tokens = torch.tensor(text[0]).float(), torch.tensor(text[1])
     count = torch.tensor([11])
     at_once = rows.drafter.extend(
-        tokens, features, count, count, inputs[5:], TeacherWeights(decoder.embed.weight, None)
+        tokens, features, count, count, inputs[4:], TeacherWeights(decoder.embed.weight, None)
     ).caches
-    for step, (ours, theirs, before) in enumerate(zip(caches, at_once, inputs[5:], strict=True)):
+    for step, (ours, theirs, before) in enumerate(zip(caches, at_once, inputs[4:], strict=True)):
         ours, theirs, before = (t.view(2, 32, 16) for t in (ours, theirs, before))
         torch.testing.assert_close(ours[:, :11], theirs[:, :11], rtol=0, atol=1e-5, msg=f"cache {step}")
         assert torch.equal(ours[:, 11:31], before[:, 11:31])
@@ -124,19 +124,19 @@ def test_padding_and_stale_slots_do_not_matter(rows: Model, decoder: Decoder, wa
     step, inputs = FastEagleStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
     ids, scores, *_ = step(*inputs)
     other = [t.clone() for t in inputs]
-    other[0][3], other[2][3] = 77, 6
-    for cache in other[5:]:
+    other[0][3], other[1][3] = 77, 6
+    for cache in other[4:]:
         cache.view(2, 32, 16)[:, 11:] = -30.0
     others = step(*other)
     assert torch.equal(ids, others[0])
     torch.testing.assert_close(scores, others[1], rtol=0, atol=1e-6)  # masked scores add exact zeros
 
 
-@pytest.mark.parametrize("place", [0, 2, 3], ids=["tokens", "path", "committed"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["tokens", "features", "committed"])
 def test_harm_shows(rows: Model, decoder: Decoder, warm: Callable, place: int) -> None:
     step, inputs = FastEagleStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
     ids, scores, *_ = step(*inputs)
-    inputs[place] = inputs[place].roll(1) if place < 3 else inputs[place] + 1
+    inputs[place] = inputs[place].roll(1, 0) if place < 2 else inputs[place] + 1
     worse = step(*inputs)
     assert not torch.equal(ids, worse[0]) or (scores - worse[1]).abs().max() > 100 * CLOSE
 
@@ -151,7 +151,7 @@ def test_onnx_and_one_write_a_cache(rows: Model, make: Any, decoder: Decoder, wa
 
 
 def test_zero_inputs_index_nothing_outside(rows: Model, decoder: Decoder) -> None:
-    zeros = [torch.zeros(4, dtype=torch.int64), torch.zeros(7, 192), torch.zeros(4, dtype=torch.int64)]
+    zeros = [torch.zeros(4, dtype=torch.int64), torch.zeros(4, 192)]
     ends = [torch.zeros(1, dtype=torch.int64)] * 2 + [torch.zeros(64, 16)] * 2 * LEVELS
     assert FastEagleStep(rows.drafter, decoder, 6)(*zeros, *ends)[0].shape == (LEVELS, 6)
 

@@ -31,7 +31,7 @@ class Lowered:
 
 def lower_tiny(source: Path) -> Lowered:
     """Prefill, decode, verify and draft of a tiny teacher at KV length 640, in bf16."""
-    from draftwood.compiler.bundle import BuildRequest, Sources, static_steps
+    from draftwood.compiler.bundle import BuildRequest, Sources, draft_steps, static_steps
     from draftwood.compiler.ge.graph import Graph
     from draftwood.compiler.ge.lowering import lower_to_ge
     from draftwood.compiler.ge.torchair_bridge import ge_ir
@@ -54,7 +54,8 @@ def lower_tiny(source: Path) -> Lowered:
         modules = sources.modules(640)
     sizes = StepSizes(branch_rows=7, path_rows=4, dtype="bfloat16")
     airs, signatures = {}, {}
-    for step in static_steps(request, sizes, *modules, decode_rows=2):
+    steps = static_steps(request, sizes, modules[0], decode_rows=2)
+    for step in [*steps, *draft_steps(request, sizes, sources.kind, modules, static=True)]:
         with mode:
             program = trace(step)
         name = step.signature.name

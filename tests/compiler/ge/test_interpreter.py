@@ -15,7 +15,7 @@ from draftwood.compiler.budget_tree import BudgetTree
 from draftwood.compiler.checkpoint import Checkpoint, teacher_parts
 from draftwood.compiler.config import rope_tables
 from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.draft_steps import TreeStep
+from draftwood.compiler.draft_steps import TreeStep, medusa_step
 from draftwood.compiler.drafter_config import Eagle3Config
 from draftwood.compiler.eagle3 import Eagle3
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
@@ -24,7 +24,7 @@ from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import plan_weights
 from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.steps import Step, StepSizes, medusa_step, prefill_step, verify_step
+from draftwood.compiler.steps import Step, StepSizes, prefill_step, verify_step
 from draftwood.compiler.tracing import shapes_only, trace
 from draftwood.errors import BundleError, LoweringError, RequestError
 
@@ -148,7 +148,7 @@ def test_whole_steps_equal_eager_ones(pair: Pair) -> None:
     assert all(cache.abs().sum() > 0 for cache in caches)
     assert [cache.data_ptr() for cache in caches] == memory
 
-    tokens, scores = pair.interpreters["draft"].run({"hidden": hidden.clone()})
+    tokens, scores = pair.interpreters["draft"].run({"features": hidden.clone()})
     (tokens_eager, scores_eager), _ = pair.run_eager("draft", [hidden], [])
     assert torch.equal(tokens, tokens_eager)
     # bf16: the converter rounds x - max and the logarithm on their own, 2^-9 of values below 8 each.
@@ -175,8 +175,8 @@ def test_a_budget_tree_equals_the_eager_one(tiny_source: Path) -> None:
         table.copy_(torch.from_numpy(values))
     eager, fused = (TreeStep(drafter, decoder, BudgetTree(7, 3, 3), form) for form in ("eager", "fused"))
     caches = [torch.zeros(2 * SLOTS, 16), torch.zeros(2 * SLOTS, 16)]
-    numbers = torch.tensor([0, 2, 3, 0]), torch.tensor([3]), torch.tensor([3])
-    inputs = torch.tensor([5, 9, 17, 0]), torch.randn(6, 192), *numbers, *caches
+    numbers = torch.tensor([3]), torch.tensor([3])
+    inputs = torch.tensor([5, 9, 17, 0]), torch.randn(4, 192), *numbers, *caches
     program = torch.export.export(fused, inputs, strict=False)
     lowered = Graph.of(convert(program, {}, "tree"))
     held, given = {**program.state_dict, **program.constants}, iter(inputs)

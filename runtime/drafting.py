@@ -1,0 +1,136 @@
+"""From the state of a text to a draft tree, alike for every kind of drafter and every engine.
+
+An engine gives what executes a graph; here are the choice of the graph, its inputs, and how its outputs become the
+tree to verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import BundleError
+from draftwood.manifest import Gear, GraphSignature, TensorSignature
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.cache import Cache
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.trees import TreeBuffers, tree_tokens
+
+# T tree rows, M = T - 1 draft nodes, I levels, K candidates, P rows of a draft graph, F features
+
+# Rows that wait at most before they are written: in a text decoded plainly nothing else would ever write them.
+MOST_WAITING = 256
+
+# Runs a graph on small inputs by name and the drafter's caches, which it writes: the other outputs by name, in the
+# host's memory, valid until the graph runs again.
+RunGraph = Callable[[GraphSignature, dict[str, NDArray], DraftCache], dict[str, NDArray]]
+
+
+class Draft(NamedTuple):
+    """A tree to verify: the token of every row, the root's first, and the tree's buffers.
+
+    ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
+    its path's where nodes are (EAGLE-3).
+    """
+
+    tokens_T: NDArray[np.int64]
+    scores_M: NDArray[np.float32]
+    tree: TreeBuffers
+
+
+class Drafting:
+    """The draft and extend graphs of a bundle, behind the bookkeeping of `DraftCache`."""
+
+    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], run: RunGraph) -> None:
+        self.bundle, self._run = bundle, run
+        self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
+        self._extends = [graph for graph in graphs if graph.kind == "extend"]
+        self._inputs: dict[str, dict[str, NDArray]] = {}
+
+    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
+        """A tree of the gear behind the committed text and its pending token ``root``; may be asked for again."""
+        assert gear.draft is not None and cache.draft is not None, "plain decoding drafts nothing"
+        graph, text = self.graph(gear.draft, cache.slots), cache.draft
+        while text.sides and text.waiting > graph.rows:
+            self._extend(cache, text.waiting - 1)
+        count = text.waiting
+        inputs = self._filled(graph, *text.rows(count, root), text.length)
+        outputs = self._run(graph, inputs, text)
+        text.drafted(root)
+        return self._tree(gear, root, outputs)
+
+    def keep_up(self, cache: Cache) -> None:
+        """Writes waiting rows where they have become many."""
+        text = cache.draft
+        while text is not None and text.waiting > MOST_WAITING:
+            self._extend(cache, text.waiting - 1)
+
+    def graph(self, name: str, slots: int) -> GraphSignature:
+        """A draft graph by the name that a gear gives it."""
+        for found in (f"{name}-kv{slots}", name):
+            if found in self._drafts:
+                return self._drafts[found]
+        raise BundleError(f"{self.bundle.folder}: no graph {name} at KV length {slots}; build it with --kv")
+
+    def _extend(self, cache: Cache, count: int) -> None:
+        """Writes ``count`` waiting rows, or as many as the largest graph takes; the token after them is known."""
+        text = cache.draft
+        assert text is not None
+        fits = [graph for graph in self._extends if graph.slots in (0, cache.slots)]
+        if not fits:
+            raise BundleError(f"{self.bundle.folder}: no extend graph at KV length {cache.slots}; build it with --kv")
+        graph = min(fits, key=lambda graph: (0 < graph.rows < count, abs(graph.rows - count)))
+        count = min(count, graph.rows or MOST_WAITING)
+        self._run(graph, self._filled(graph, *text.rows(count, 0), text.length), text)
+        text.extended(count)
+
+    def _filled(
+        self, graph: GraphSignature, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32], length: int
+    ) -> dict[str, NDArray]:
+        """The graph's small inputs; what stands in rows behind the n given ones does not matter."""
+        count = len(tokens_n)
+        if not graph.rows:
+            found: dict[str, NDArray] = {"tokens": tokens_n, "features": np.ascontiguousarray(features_nF)}
+            return found | {"committed": np.array([length + count]), "accepted": np.array([count])}
+        caches = set(graph.caches)
+        small = [spec for spec in graph.inputs if spec.name not in caches]
+        inputs = self._inputs.setdefault(graph.name, {spec.name: _zeros(spec) for spec in small})
+        inputs["features"][:count] = features_nF
+        if "tokens" in inputs:
+            inputs["tokens"][:count] = tokens_n
+            inputs["committed"][0], inputs["accepted"][0] = length + count, count
+        return inputs
+
+    def _tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
+        scores = outputs["scores"]
+        if "candidates" in outputs:
+            tree = self.bundle.trees[gear.tree][1]
+            tokens_T = tree_tokens(tree, root, outputs["candidates"])
+            return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree)
+        tree = _chosen(outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
+        return Draft(np.concatenate(([root], outputs["drafted"])), scores.copy(), tree)
+
+
+def _chosen(outputs: dict[str, NDArray]) -> TreeBuffers:
+    """The buffers of a tree that the drafter chose. Its rows stand by rank among their siblings."""
+    parents_T, paths_TL = outputs["parents"].copy(), outputs["paths"].copy()
+    rows = len(parents_T)
+    elder_TT = np.tri(rows, k=-1, dtype=np.bool_) & (parents_T[:, None] == parents_T)
+    elder_TT[:, 0] = False  # the root is its own parent, and no sibling of its children
+    return TreeBuffers(
+        parents=parents_T,
+        ranks=elder_TT.sum(1),
+        depths=outputs["depths"].copy(),
+        valid=np.ones(rows, np.bool_),
+        mask=outputs["mask"].copy(),
+        ancestors=np.ascontiguousarray(paths_TL.T),
+        paths=paths_TL,
+    )
+
+
+def _zeros(spec: TensorSignature) -> NDArray:
+    """Zeros of the declared shape; floating-point inputs are fp32 here, whatever the graph computes in."""
+    return np.zeros([int(size) for size in spec.shape], np.int64 if spec.dtype == "int64" else np.float32)

@@ -1,0 +1,82 @@
+"""The NPU graphs of EAGLE-3 and FastEagle: lowered, proved, and equal to eager PyTorch, caches and trees included."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.compiler.bundle import BuildRequest, build
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sampling import Sampling
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
+
+TREES = {
+    "eagle3": (("backbone", Topology.backbone(2, 2)), ("budget", Budget(4, 3, 2))),
+    "fasteagle": (("backbone", Topology.backbone(2, 2)),),
+}
+DRAFTS = {"eagle3": ["draft-backbone-kv128", "draft-budget-kv128"], "fasteagle": ["draft-kv128"]}
+
+
+@pytest.fixture(scope="module", params=TREES)
+def bundle(
+    request: pytest.FixtureRequest,
+    tiny_teacher: Path,
+    tiny_drafters: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Bundle:
+    kind = request.param
+    asked = BuildRequest(
+        model=tiny_teacher,
+        drafter=tiny_drafters[kind],
+        trees=(("plain", Topology.plain()), *TREES[kind]),
+        slots=(128,),
+        prefill_rows=(8,),
+        targets=("ge",),
+    )
+    folder = tmp_path_factory.mktemp("ge") / "bundle"
+    build(asked, folder)
+    return Bundle.open(folder)
+
+
+def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
+    assert bundle.manifest.npu is not None and bundle.manifest.drafter is not None
+    found = [graph for graph in bundle.manifest.npu.graphs if graph.kind in ("extend", "draft")]
+    assert [graph.name for graph in found] == ["extend-t8-kv128", *DRAFTS[bundle.manifest.drafter.kind]]
+    for signature in found:
+        proof = prove_in_place(Graph.load(bundle.folder / signature.file), signature)
+        assert len(proof) == 2 * bundle.manifest.drafter.layers == len(signature.caches)
+        assert all(one.readers for one in proof)
+
+
+@pytest.mark.parametrize("name", ["ge", "npu"])
+def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
+    """The graphs interpreted; and the steps compiled as for the device, then run on the CPU."""
+    from draftwood.tools.compare import Pair, compare_gear
+    from draftwood.tools.eager_engine import EagerEngine
+    from draftwood.tools.ge_engine import GeEngine
+    from draftwood.tools.npu_engine import NpuEngine
+
+    engine = GeEngine(bundle) if name == "ge" else NpuEngine(bundle, device="cpu", eagerly=True)
+    pair = Pair(name, EagerEngine(bundle, npu=True), engine, 3e-2)  # bf16, as `check` allows
+    for gear in bundle.manifest.gears:
+        found = list(compare_gear(pair, gear, np.arange(40, dtype=np.int64)))
+        assert [one for one in found if not one.ok] == []
+        drafted = {one.quantity for one in found} & {"draft scores", "draft tokens", "draft cache"}
+        assert len(drafted) == (3 if gear.draft else 0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculation_changes_no_token(bundle: Bundle, temperature: float) -> None:
+    from draftwood.tools.ge_engine import GeEngine
+
+    engine = GeEngine(bundle)
+    options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
+    prompt = list(range(5, 25))
+    plain = Decoding(engine, prompt, options, policy_for(bundle, plain=True)).run()
+    for gear in bundle.manifest.gears:
+        assert Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids == plain.token_ids

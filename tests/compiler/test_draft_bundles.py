@@ -1,0 +1,163 @@
+"""Bundles with EAGLE-3 and FastEagle drafters: what they say and hold, and what is refused before any work."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draftwood.compiler.bundle import BuildRequest, build, load_modules, rebuild_drafts
+from draftwood.compiler.checkpoint import Checkpoint, byte_offset
+from draftwood.compiler.config import TeacherConfig
+from draftwood.compiler.drafters import OpenedDrafter, drafter_of
+from draftwood.compiler.onnx_lowering import lower_to_onnx
+from draftwood.compiler.tracing import trace
+from draftwood.compiler.weights import WeightSpan
+from draftwood.errors import CheckpointError, TreeError, UserError
+from draftwood.manifest import read_manifest
+from draftwood.runtime.bundle import Bundle
+from draftwood.tools.cli import main
+from draftwood.trees import Topology, parse_specs
+from draftwood.trees.spec import Budget
+
+PLAIN = ("plain", Topology.plain())
+GRAPHS = {
+    "eagle3": ["extend", "draft-backbone", "draft-planned", "draft-budget"],
+    "fasteagle": ["extend", "draft"],
+}
+
+
+@pytest.fixture(params=["eagle3", "fasteagle"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_the_manifest_describes_the_drafter(
+    kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
+) -> None:
+    manifest = read_manifest(tiny_draft_bundles[kind])
+    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
+    entry = manifest.drafter
+    assert entry is not None and entry.kind == opened.drafter.kind == kind and entry.digest == opened.digest()
+    # What the eager reference is rebuilt from is what the checkpoint says.
+    assert drafter_of(entry) == opened.drafter
+    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.drafter.config))) == entry.config
+    assert (entry.features, entry.kv_heads, entry.head_dim) == (192, 2, 16)
+    wanted = {"eagle3": (1, 3, 3), "fasteagle": (3, 3, 10)}
+    assert (entry.layers, entry.levels, entry.candidates) == wanted[kind]
+
+
+def test_every_tree_has_its_draft_graph(kind: str, tiny_draft_bundles: dict[str, Path]) -> None:
+    manifest = read_manifest(tiny_draft_bundles[kind])
+    assert [graph.name for graph in manifest.graphs if graph.kind in ("extend", "draft")] == GRAPHS[kind]
+    for gear in manifest.gears:
+        own = None if gear.tree == "plain" else f"draft-{gear.tree}" if kind == "eagle3" else "draft"
+        assert gear.draft == own and gear.graph.startswith("decode" if own is None else "verify-t7")
+    draft = next(graph for graph in manifest.graphs if graph.kind == "draft")
+    assert (draft.rows, draft.slots) == (manifest.dims.path_rows, 0)
+    assert draft.caches[:2] == ["draft_key_cache.0", "draft_value_cache.0"]
+    assert [spec.name for spec in draft.inputs[:4]] == ["tokens", "features", "committed", "accepted"]
+
+
+def test_a_budget_tree_has_no_file(tiny_draft_bundles: dict[str, Path]) -> None:
+    manifest = read_manifest(tiny_draft_bundles["eagle3"])
+    budget = next(tree for tree in manifest.trees if tree.name == "budget")
+    assert (budget.file, budget.rows, budget.depth, budget.width) == (None, 7, 3, 3)
+    assert sorted(name for name in manifest.files if name.startswith("trees/")) == [
+        "trees/backbone.json", "trees/plain.json", "trees/planned.json",
+    ]  # fmt: skip
+
+
+def test_teacher_and_drafter_share_what_they_can(
+    kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
+) -> None:
+    stored = load_file(tiny_draft_bundles[kind] / "onnx" / "weights.safetensors")
+    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
+    for name in opened.names():
+        assert torch.equal(stored[name], opened.weight(name).float())
+    for name, value in opened.buffers(stored["rope_cos"].shape[0]).items():
+        assert stored[name].dtype == value.dtype and torch.equal(stored[name], value)
+    assert stored["teacher_ids"].dtype == torch.int64 and "draft_embed.weight" not in stored
+    for graph in GRAPHS[kind]:  # neither the embedding nor the output matrix is written into a graph
+        assert (tiny_draft_bundles[kind] / "onnx" / f"{graph}.onnx").stat().st_size < 300 * 64 * 4
+
+
+def test_what_is_rebuilt_from_the_manifest_lowers_to_equal_bytes(
+    kind: str, tiny_draft_bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """The drafter's steps, made anew from a bundle's manifest, trees and weights, are those it was built from."""
+    bundle = Bundle.open(tiny_draft_bundles[kind])
+    manifest, file = bundle.manifest, bundle.folder / "onnx" / "weights.safetensors"
+    assert manifest.drafter is not None
+    config = msgspec.convert(manifest.teacher.config, TeacherConfig)
+    modules = load_modules(file, config, drafter_of(manifest.drafter))
+    spans = {name: WeightSpan(tuple(t.shape), byte_offset(file, name), t.nbytes) for name, t in load_file(file).items()}
+    topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
+    steps = rebuild_drafts(manifest, topologies, modules, npu=False)
+    assert list(steps) == GRAPHS[kind]
+    shutil.copyfile(file, tmp_path / file.name)  # a graph is checked with its weights beside it
+    for name, step in steps.items():
+        lower_to_onnx(step, trace(step), spans, file.name, tmp_path / f"{name}.onnx")
+        assert (tmp_path / f"{name}.onnx").read_bytes() == (bundle.folder / "onnx" / f"{name}.onnx").read_bytes()
+
+
+REFUSED = [
+    ("fasteagle", Topology.chain(4), "deep: 4 levels deep, but the drafter has 3 levels"),
+    ("fasteagle", Budget(4, 2, 2), "a budget tree follows candidates .* it needs an EAGLE-3 drafter"),
+    ("eagle3", Topology.from_paths([(258,)]), "rank 258 is past the drafter's vocabulary of 258"),
+    ("fasteagle", Topology.from_paths([(280,)]), "rank 280 is past the drafter's vocabulary of 280"),
+]
+
+
+@pytest.mark.parametrize(("kind", "tree", "message"), REFUSED)
+def test_trees_that_a_drafter_cannot_draft(
+    kind: str, tree: Topology | Budget, message: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path
+) -> None:
+    request = BuildRequest(model=tiny_teacher, drafter=tiny_drafters[kind], trees=(PLAIN, ("deep", tree)), slots=(128,))
+    refused(request, tmp_path, TreeError, message)
+
+
+def refused(request: BuildRequest, folder: Path, error: type[UserError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        build(request, folder / "out")
+    assert "\n" not in str(caught.value) and not (folder / "out").exists()
+
+
+def test_a_budget_tree_needs_candidates_of_its_own(tiny_teacher: Path, tiny_heads: Path, tmp_path: Path) -> None:
+    request = BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=(PLAIN, ("b", Budget(4, 2, 2))), slots=(128,))
+    refused(request, tmp_path, TreeError, "it needs an EAGLE-3 drafter")
+
+
+def test_drafters_that_do_not_fit(tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path) -> None:
+    request = BuildRequest(model=tiny_teacher, drafter=tmp_path, trees=(PLAIN,), slots=(128,))
+    refused(request, tmp_path, CheckpointError, "no drafter; expected a folder with medusa_lm_head.safetensors")
+    for kind, folder in tiny_drafters.items():
+        other = Path(shutil.copytree(folder, tmp_path / kind))
+        fields = json.loads((folder / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(fields | {"aux_layer_ids": [0, 1, 3]}))
+        refused(replace(request, drafter=other), tmp_path, CheckpointError, r"\[0, 1, 3\]; expected 3 ascending ids")
+        described = replace(request, drafter=folder, targets=("ge",), weights="none")
+        refused(described, tmp_path, CheckpointError, "only Medusa heads are described by their config.json alone")
+
+
+def test_budget_specs() -> None:
+    assert parse_specs("budget:24x5x4") == [PLAIN, ("budget-24x5x4", Budget(24, 5, 4))]
+    for text, message in (
+        ("budget:5x1x4", "1 to 4 nodes"),
+        ("budget:5x2", "whole numbers from 1"),
+        ("budget:300x9x9", "at most 256 rows"),
+    ):
+        with pytest.raises(TreeError, match=message):
+            parse_specs(text)
+
+
+def test_the_command_line_refuses_in_one_line(
+    tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", str(tiny_teacher), "--drafter", str(tiny_drafters["fasteagle"]), "--kv", "128"]
+    assert main(["build", *options, "--tree", "budget:4x2x2", "--out", str(tmp_path / "b")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,442 @@
+"""The reference mode: the branch cache against fresh ones, trees against plain text, and faults that must be named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from draftwood.environment import hide_torch_npu
+from draftwood.errors import CheckpointError, InvariantError, RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.policy import FixedTree, policy_for
+from draftwood.runtime.sampling import Sampling
+from draftwood.tools.reference.__main__ import main, measure
+from draftwood.tools.reference.branch_cache import BranchCache
+from draftwood.tools.reference.dump import StepDump
+from draftwood.tools.reference.engine import HfEngine
+from draftwood.tools.reference.hf_teacher import HfTeacher
+from draftwood.tools.reference.lockstep import compare_texts
+from draftwood.tools.reference.replay import main as replay_main
+from draftwood.tools.reference.replay import replay
+from draftwood.trees import Topology, TreeBuffers, tensorize
+
+# fp32 against fp32 with sums in another order; logits and cache values are of magnitude up to 10. Measured: 4e-6.
+FP32 = 1e-4
+VOCABULARY = 300
+TREE = tensorize(Topology.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]))
+# Row numbers of TREE's paths by their last row: (0, 1, 5, 7) is not in place from its third row on.
+PATHS = [tuple(dict.fromkeys(TREE.paths[row].tolist())) for row in range(TREE.rows)]
+PROMPT = [5, 9, 23, 41, 7]
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_teacher: Path) -> HfTeacher:
+    return HfTeacher.open(tiny_teacher)
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return Bundle.open(tiny_bundle)
+
+
+def prefilled(teacher: HfTeacher, text: list[int], slots: int = 64) -> BranchCache:
+    cache = teacher.new_cache(slots)
+    causal = np.tri(len(text), dtype=np.bool_)
+    teacher.step(cache, np.array(text), np.arange(len(text)), causal)
+    cache.commit(range(len(text)))
+    return cache
+
+
+def rows_of(cache: BranchCache) -> torch.Tensor:
+    """All committed rows, [2 L, K, length, D], copied."""
+    return torch.stack([side[:, : cache.length] for side in cache.sides]).clone()
+
+
+def plain_logits(teacher: HfTeacher, ids: list[int]) -> torch.Tensor:
+    """The oracle: the last logits of a text without cache, mask or positions of ours."""
+    with torch.no_grad():
+        return teacher.model(torch.tensor([ids])).logits[0, -1]
+
+
+# What is done to a cache: a tree step that commits the path to a row, or drops it (None); or a rollback by n tokens.
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.one_of(st.none(), st.integers(0, TREE.rows - 1)), st.integers(0, 10**6)),
+        st.tuples(st.just("back"), st.integers(0, 3), st.just(0)),
+    ),
+    min_size=3,
+    max_size=8,
+)
+
+
+@given(STEPS)
+@hypothesis_settings(max_examples=25)
+def test_any_history_leaves_what_a_fresh_cache_holds(teacher: HfTeacher, history: list[tuple[str, Any, int]]) -> None:
+    cache = prefilled(teacher, PROMPT, slots=8)  # too small: it must grow on the way
+    text = list(PROMPT)
+    for what, value, seed in history:
+        before = rows_of(cache)
+        if what == "back":
+            text = text[: max(1, len(text) - value)]
+            cache.rollback(len(text))
+        else:
+            tokens = np.random.default_rng(seed).integers(0, VOCABULARY, TREE.rows)
+            teacher.step(cache, tokens, TREE.depths, TREE.mask)
+            if value is None:
+                cache.rollback(cache.length)
+            else:
+                cache.commit(PATHS[value])
+                text += tokens[list(PATHS[value])].tolist()
+        cache.check()
+        kept = min(before.shape[2], cache.length)
+        assert torch.equal(rows_of(cache)[:, :, :kept], before[:, :, :kept])  # committed rows: bit for bit
+    assert cache.text == text and cache.length == len(text)
+    fresh = rows_of(prefilled(teacher, text))
+    assert (rows_of(cache) - fresh).abs().max() <= FP32
+
+
+def test_only_rows_out_of_place_are_written(teacher: HfTeacher) -> None:
+    """Torch counts the writes to a storage, so a commit by length can be seen to write nothing."""
+    tokens = np.arange(TREE.rows)
+    for path, moves in (((0,), False), ((0, 1), False), ((0, 2), True), ((0, 1, 5, 7), True)):
+        cache = prefilled(teacher, PROMPT)
+        teacher.step(cache, tokens, TREE.depths, TREE.mask)
+        branch, side = rows_of_branch(cache), cache.sides[0]
+        count = side._version
+        cache.commit(path)
+        assert (side._version > count) is moves
+        assert torch.equal(rows_of(cache)[:, :, len(PROMPT) :], branch[:, :, list(path)])
+
+
+def rows_of_branch(cache: BranchCache) -> torch.Tensor:
+    return torch.stack([side[:, cache.length : cache.length + cache.open_rows] for side in cache.sides]).clone()
+
+
+def stepped(teacher: HfTeacher) -> BranchCache:
+    cache = prefilled(teacher, PROMPT)
+    teacher.step(cache, np.arange(TREE.rows), TREE.depths, TREE.mask)
+    return cache
+
+
+def poke(cache: BranchCache, side: int, slot: int, value: float) -> None:
+    cache.sides[side][0, slot, 0] = value
+
+
+def shorten(cache: BranchCache) -> None:
+    cache.text.pop()
+
+
+def write_again(cache: BranchCache) -> None:
+    rows = cache.sides[0][None, :, : cache.open_rows].clone()
+    cache.update(rows, rows, 0)
+
+
+def one_layer_only(cache: BranchCache) -> None:
+    cache.rollback(cache.length)
+    cache.open([1], [cache.length])
+    rows = cache.sides[0][None, :, :1].clone()
+    cache.update(rows, rows, 0)
+    cache.commit([0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (lambda cache: poke(cache, 3, 2, 0.5), "committed: layer 1, value: slot 2"),
+        (lambda cache: poke(cache, 0, 4, float("nan")), "committed: layer 0, key: slot 4"),
+        (shorten, "text: 5 rows are committed for 4 tokens"),
+        (lambda cache: cache.commit([0, 2, 1]), "path: expected rising rows"),
+        (lambda cache: cache.commit([1]), "path: expected rising rows"),
+        (lambda cache: cache.commit([0, 1, 2]), "position: row 2 was computed at 6, its slot is 7"),
+        (lambda cache: cache.open([1], [5]), "branch-open: 8 rows are open"),
+        (write_again, "write-once: layer 0"),
+        (one_layer_only, "unwritten: layer 1 has written 0 of 1 rows"),
+        (lambda cache: cache.rollback(6), "rollback: expected 0 to 5, got 6"),
+        (lambda cache: cache.grow(8), "room: cannot shrink"),
+    ],
+)
+def test_a_broken_invariant_is_named(teacher: HfTeacher, fault: Callable[[BranchCache], None], name: str) -> None:
+    cache = stepped(teacher)
+    cache.check()
+    with pytest.raises(InvariantError, match=name):
+        fault(cache)
+        cache.check()
+
+
+def test_a_tree_computes_what_its_paths_compute_as_plain_text(teacher: HfTeacher) -> None:
+    cache = prefilled(teacher, PROMPT)
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, TREE.rows)
+    step = teacher.step(cache, tokens, TREE.depths, TREE.mask)
+    for row, path in enumerate(PATHS):
+        want = plain_logits(teacher, [*PROMPT, *tokens[list(path)].tolist()])
+        assert (step.logits_RV[row] - want).abs().max() <= FP32
+    causal = teacher.step(prefilled(teacher, PROMPT), tokens, TREE.depths, np.tri(TREE.rows, dtype=np.bool_))
+    assert (causal.logits_RV - step.logits_RV).abs().max() > 100 * FP32  # a wrong mask stands out
+
+
+def test_features_are_the_normed_state_or_the_states_that_enter_layers(teacher: HfTeacher) -> None:
+    tokens = np.array(PROMPT)
+    order = np.arange(len(PROMPT))
+    normed = teacher.step(teacher.new_cache(8), tokens, order, order[None] <= order[:, None])
+    assert torch.equal(teacher.model.lm_head(normed.features_TF), normed.logits_RV)
+    tapped = HfTeacher(teacher.model, taps=(0, 1, 2))
+    step = tapped.step(tapped.new_cache(8), tokens, order, order[None] <= order[:, None], last_only=True)
+    entering: list[torch.Tensor] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda _, given: entering.append(given[0]))
+        for part in (*teacher.model.model.layers, teacher.model.model.norm)
+    ]
+    teacher.step(teacher.new_cache(8), tokens, order, order[None] <= order[:, None])
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(step.features_TF, torch.cat(entering, dim=-1)[0])
+    assert step.logits_RV.shape == (1, VOCABULARY) and torch.allclose(
+        step.logits_RV[0], normed.logits_RV[-1], atol=FP32
+    )
+    with pytest.raises(CheckpointError, match="expected 0 to 2"):
+        HfTeacher(teacher.model, taps=(3,))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_all_engines_give_one_text(
+    tiny_bundle: Path, tiny_teacher: Path, temperature: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [tiny_bundle, "--model", tiny_teacher, "--prompt-ids", "5,9,23,41,7", "--max-new-tokens", 40]
+    arguments += ["--temperature", temperature, "--seed", 3, "--ignore-eos", "--json"]
+    assert main([str(argument) for argument in arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["equal"] == report["prompts"] == 1 and report["tokens"] == 40
+    assert report["per_prompt"][0]["differences"] == []
+
+
+def test_speculation_on_transformers_takes_fewer_steps(bundle: Bundle, teacher: HfTeacher) -> None:
+    """Or its equality with plain decoding would prove nothing."""
+    engine = HfEngine(bundle, teacher)
+    options = Options(max_new_tokens=40, ignore_eos=True)
+    plain, tree = (Decoding(engine, PROMPT, options, policy_for(bundle, plain=p)).run() for p in (True, False))
+    assert plain.token_ids == tree.token_ids and tree.steps < plain.steps == 39
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafters_with_caches_draft_alike_from_transformers_features(
+    tiny_draft_bundles: dict[str, Path], teacher: HfTeacher, kind: str, temperature: float
+) -> None:
+    """Equal steps, for a drafter fed with wrong features would change no token, only draft worse."""
+    bundle = Bundle.open(tiny_draft_bundles[kind])
+    reference, compiled = HfEngine(bundle, teacher), CpuEngine(bundle)
+    slots = max(gear.slots for gear in bundle.manifest.gears)
+    prompt = [*PROMPT * 20] if slots > 128 else PROMPT  # with room, through a change of the KV length
+    texts = set()
+    for tree in bundle.manifest.trees:
+        results = [
+            Decoding(engine, prompt, options_of(temperature), FixedTree(bundle, tree.name)).run()
+            for engine in (reference, compiled)
+        ]
+        assert results[0].steps == results[1].steps
+        if temperature == 0:  # sampled, so small a teacher may accept nothing
+            assert (tree.name == "plain") is (results[0].steps == 39)
+        texts |= {result.token_ids for result in results}
+    assert len(texts) == 1
+
+
+def options_of(temperature: float = 0.0) -> Options:
+    return Options(max_new_tokens=40, sampling=Sampling(temperature=temperature, seed=1), ignore_eos=True)
+
+
+class CausalMask(CpuEngine):
+    """Takes the tree for a chain: rows see their elder siblings too."""
+
+    def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Any:
+        return super().verify(cache, tokens_T, replace(tree, mask=np.tri(tree.rows, dtype=np.bool_)))
+
+
+class LosesARow(CpuEngine):
+    """Overwrites one committed value behind the sixth token, as a misrouted commit would."""
+
+    def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Any:
+        if cache.length > 6:
+            cache.sides[2][1, 3, :] = 4.0
+        return super().verify(cache, tokens_T, tree)
+
+
+# The greedy text of so small a teacher does not notice a wrong mask; a sampled one does.
+@pytest.mark.parametrize(
+    ("fault", "temperature", "tensor", "where"),
+    [
+        (CausalMask, 0.8, "key_cache.1", "branch row"),
+        (LosesARow, 0.0, "key_cache.1", "committed slot 3"),
+        (LosesARow, 0.8, "key_cache.1", "committed slot 3"),
+    ],
+)
+def test_a_wrong_step_is_dumped_and_its_first_tensor_named(
+    bundle: Bundle,
+    teacher: HfTeacher,
+    tmp_path: Path,
+    fault: type[CpuEngine],
+    temperature: float,
+    tensor: str,
+    where: str,
+) -> None:
+    reference, wrong = HfEngine(bundle, teacher), fault(bundle)
+    report = measure(wrong, reference, {"one": PROMPT}, options_of(temperature), None, tmp_path)
+    assert not report["ok"]
+    found = [d for d in report["per_prompt"][0]["differences"] if d["dump"]]
+    assert found and all(d["side"] == "engine" and d["margin"] > d["tolerance"] for d in found)
+    dump = StepDump.read(Path(found[0]["dump"]))
+    assert dump.reason == "tokens" and list(dump.text[: len(PROMPT)]) == PROMPT
+    recorded, *again = replay(dump, {"transformers": reference, "cpu": CpuEngine(bundle), "wrong": wrong})
+    assert recorded.tensor == tensor and recorded.where.startswith(where)
+    assert [finding.tensor for finding in again] == [None, None, tensor]
+
+
+def test_a_broken_invariant_is_dumped_and_its_first_tensor_named(
+    tiny_bundle: Path, tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    engine = HfEngine.open(bundle, tiny_teacher, dumps=tmp_path)
+    cache = engine.new_cache(128)
+    engine.prefill(cache, np.array(PROMPT))
+    poke(cache, 3, 2, 9.0)
+    _, plain = bundle.trees["plain"]
+    with pytest.raises(InvariantError, match=r"committed: layer 1, value: slot 2 .*the step is in .*invariant-at-5"):
+        engine.verify(cache, np.array([17]), plain)
+    folder = tmp_path / "invariant-at-5"
+    assert {path.name for path in folder.iterdir()} == {"step.json", "tensors.safetensors"}
+    recorded, healthy = replay(StepDump.read(folder), {"cpu": CpuEngine(bundle)})
+    assert (recorded.tensor, recorded.where) == ("value_cache.1", "committed slot 2") and healthy.tensor is None
+    arguments = [folder, "--bundle", tiny_bundle, "--model", tiny_teacher]
+    assert replay_main([str(argument) for argument in arguments]) == 0
+    text = capsys.readouterr().out
+    assert "recorded     differs first in value_cache.1, committed slot 2" in text and text.count("agrees") == 2
+
+
+def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTeacher) -> None:
+    engine = HfEngine(bundle, teacher)
+    _, tree = bundle.trees["ragged"]
+    cache = engine.new_cache(128)
+    engine.prefill(cache, np.array(PROMPT))
+    with pytest.raises(InvariantError, match="tree: mask-row at row 2"):
+        engine.verify(cache, np.zeros(tree.rows, np.int64), replace(tree, mask=np.tri(tree.rows, dtype=np.bool_)))
+
+
+def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher, tmp_path: Path) -> None:
+    """Two tokens whose logits differ by less than the noise of the engine that takes the other one."""
+
+    class Noisy(CpuEngine):
+        def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Any:
+            result = super().verify(cache, tokens_T, tree)
+            noise = np.random.default_rng(tree.rows).normal(0, 2.0, result.logits_RV.shape).astype(np.float32)
+            return result._replace(logits_RV=result.logits_RV + noise, choice_R=(result.logits_RV + noise).argmax(1))
+
+    modes = {"plain": policy_for(bundle, plain=True), "tree": policy_for(bundle)}
+    reference = HfEngine(bundle, teacher)
+    _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes, tmp_path / "step")
+    assert found and all(d.tie == (d.margin <= d.tolerance) and d.tolerance > 1 for d in found)
+    assert any(d.tie for d in found) and all(d.dump is None for d in found if d.tie)
+
+
+PANGU_CODE = """
+import torch
+import torch_npu
+from torch_npu.contrib import transfer_to_npu
+from transformers import LlamaForCausalLM
+from .configuration_openpangu_dense import PanguEmbeddedConfig
+
+NPU_ATTN_INFR = True
+DEVICE = torch.npu.get_device_name()
+
+class PanguEmbeddedForCausalLM(LlamaForCausalLM):
+    config_class = PanguEmbeddedConfig
+
+    def forward(self, input_ids, attention_mask, position_ids, past_key_values, cache_position, **options):
+        rows = input_ids.shape[1]
+        assert not NPU_ATTN_INFR and DEVICE == "none"
+        assert cache_position.tolist() == list(range(past_key_values.get_seq_length(), attention_mask.shape[-1]))
+        assert attention_mask.shape == (1, 1, rows, past_key_values.get_mask_sizes(cache_position, 0)[0])
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, **options)
+"""
+PANGU_CONFIG = """
+from transformers import LlamaConfig
+
+class PanguEmbeddedConfig(LlamaConfig):
+    model_type = "PanguEmbedded"
+
+    def __init__(self, bias=True, **fields):
+        super().__init__(**{**fields, "attention_bias": bias})
+"""
+
+
+@pytest.fixture(scope="module")
+def pangu(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """openPangu's layout: biases on q, k, v and o, and modelling code that asks an NPU for its name."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("pangu") / "model"
+    shutil.copytree(tiny_teacher, folder)
+    fields = json.loads((folder / "config.json").read_text())
+    fields |= {"architectures": ["PanguEmbeddedForCausalLM"], "model_type": "PanguEmbedded", "bias": True}
+    fields["auto_map"] = {
+        "AutoConfig": "configuration_openpangu_dense.PanguEmbeddedConfig",
+        "AutoModelForCausalLM": "modeling_openpangu_dense.PanguEmbeddedForCausalLM",
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "configuration_openpangu_dense.py").write_text(PANGU_CONFIG)
+    (folder / "modeling_openpangu_dense.py").write_text(PANGU_CODE)
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in list(tensors.items()):
+        if "self_attn" in name:
+            tensors[name.replace("weight", "bias")] = torch.linspace(-0.5, 0.5, weight.shape[0])
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_openpangu_with_its_own_code_and_without(
+    pangu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: HfTeacher
+) -> None:
+    import sys
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hide_torch_npu()
+    before = sys.modules.get("torch_npu", "absent")
+    own, as_llama = HfTeacher.open(pangu, trust_remote_code=True), HfTeacher.open(pangu)
+    assert (
+        type(own.model).__name__ == "PanguEmbeddedForCausalLM" and type(as_llama.model).__name__ == "LlamaForCausalLM"
+    )
+    assert sys.modules.get("torch_npu", "absent") is before and not hasattr(torch, "npu")
+    tokens = np.arange(TREE.rows)
+    steps = [t.step(prefilled(t, PROMPT), tokens, TREE.depths, TREE.mask).logits_RV for t in (own, as_llama, teacher)]
+    assert torch.equal(steps[0], steps[1])
+    assert (steps[0] - steps[2]).abs().max() > 0.1  # the biases are read
+
+
+def test_what_cannot_be_used_is_refused(
+    bundle: Bundle,
+    tiny_bundle: Path,
+    pangu: Path,
+    tiny_teacher: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(CheckpointError, match=r"not the teacher of .*; give the folder that the bundle was built from"):
+        HfEngine.open(bundle, pangu)
+    with pytest.raises(CheckpointError, match=r"transformers .* cannot load it: .*add --trust-remote-code"):
+        HfTeacher.open(tmp_path)
+    (tmp_path / "step.json").write_text("{}")
+    with pytest.raises(RequestError, match="not a step's dump"):
+        StepDump.read(tmp_path)
+    assert main([str(tiny_bundle), "--model", str(tmp_path)]) == 2
+    assert "draftwood: error:" in capsys.readouterr().err
