@@ -111,7 +111,7 @@ def bench(
     done: dict[str, Result] = {}
     noise = 0.0
     _warm_up(engine, prompts[0], options, (plain, speculative))
-    for number, (prompt, ids) in enumerate(_contexts(engine, prompts, done)):
+    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, done)):
         order = (plain, speculative) if number % 2 else (speculative, plain)
         results = {id(policy): _decode(engine, ids, options, policy) for policy in order}
         (base, _), (fast, accepted) = results[id(plain)], results[id(speculative)]
@@ -126,7 +126,7 @@ def bench(
     return _report(turns, explained, noise, options)
 
 
-def _contexts(engine: Engine, prompts: list[Prompt], done: dict[str, Result]) -> Iterator[tuple[Prompt, list[int]]]:
+def turn_prompts(engine: Engine, prompts: list[Prompt], done: dict[str, Result]) -> Iterator[tuple[Prompt, list[int]]]:
     """Token ids of every turn; a later turn of a conversation carries the earlier ones and their answers."""
     text = engine.bundle.text
     assert text is not None
@@ -150,7 +150,7 @@ def _decode(engine: Engine, ids: list[int], options: Options, policy: Policy) ->
 
 
 def _warm_up(engine: Engine, prompt: Prompt, options: Options, policies: tuple[Policy, ...]) -> None:
-    for _, ids in _contexts(engine, [prompt], {}):
+    for _, ids in turn_prompts(engine, [prompt], {}):
         for policy in policies:
             _decode(engine, ids, options, policy)
 

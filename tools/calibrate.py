@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument("bundle", type=Path, nargs="?", metavar="BUNDLE", help="count what its own decoding accepts")
     sources.add_argument(
         "--from-paths",
         type=Path,
@@ -50,7 +51,9 @@ def main(args: argparse.Namespace) -> int:
     else:
         calibration = read_calibration(args.out) if args.out.exists() else Calibration()
         before = calibration.contexts.total
-        if args.from_paths:
+        if args.bundle:
+            count_bundle(calibration, args)
+        elif args.from_paths:
             import_paths(calibration, args.from_paths)
         else:
             answer_prompts(calibration, args)
@@ -59,6 +62,39 @@ def main(args: argparse.Namespace) -> int:
     summary = {"out": str(args.out), "added": added, **figures(calibration)}
     print(json.dumps(summary) if args.json else text(summary))
     return 0
+
+
+def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
+    """Lets a bundle answer with its largest tree, and counts the rank paths that its steps accept.
+
+    Raises:
+        RequestError: the bundle has no drafter or no tokenizer, or an option makes no sense.
+        BundleError: the bundle cannot be opened.
+    """
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.decode import Options
+    from draftwood.runtime.engine import share_threads
+    from draftwood.runtime.sampling import Sampling
+    from draftwood.tools.engines import open_engine
+    from draftwood.tools.production import count_traffic
+    from draftwood.tools.prompts import read_prompts
+    from draftwood.trees.calibration_file import write_calibration
+
+    bundle = Bundle.open(args.bundle)
+    if bundle.manifest.drafter is None or bundle.text is None:
+        raise RequestError(
+            f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
+        )
+    share_threads()
+    engine, prompts = open_engine(bundle), read_prompts(args.prompts, args.limit)
+    for temperature in parse_temperatures(args.temperature):
+        sampling = Sampling(temperature=temperature, seed=args.seed)
+        options = Options(max_new_tokens=args.max_new_tokens, sampling=sampling)
+        for number, _ in enumerate(count_traffic(engine, prompts, options, calibration), 1):
+            if number % 16 == 0 or number == len(prompts):
+                write_calibration(calibration, args.out)
+                total = calibration.contexts.total
+                print(f"{number} of {len(prompts)} turns, {total} contexts", file=sys.stderr, flush=True)
 
 
 def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:

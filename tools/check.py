@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="prompts to use (default 2)")
+    parser.add_argument("--replay", type=Path, metavar="DUMP", help="run one dumped step again, and nothing else")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -49,6 +50,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engine import share_threads
 
+    if args.replay is not None:
+        from draftwood.tools.reference.replay import main as replay
+
+        return replay([str(args.replay), "--bundle", str(args.bundle), *(["--json"] if args.json else [])])
     share_threads()
     bundle = Bundle.open(args.bundle)
     report = check(bundle, list(sample_prompts(bundle, args.prompts, args.limit)), progress=_progress)

@@ -163,3 +163,23 @@ def test_unknown_contexts_are_passed_and_not_counted() -> None:
     text = [_Context((0,), 0, 0.5), _Context((0,), 1, 0.5), _Context(None, 2, 0.5), _Context(None, 3, 0.5)]
     assert [context.length for _, context in _visited({7: text})] == [0]
     assert list(_visited({7: [_Context(None, 0, 0.5)]})) == []
+
+
+def test_a_bundle_counts_what_its_own_steps_accept(
+    prompts: Path, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted against the accept lengths that `bench` sees on the same turns: they must agree exactly."""
+    stats = tmp_path / "stats.bin"
+    options = [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "24"]
+    assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert main(["bench", *options, "--json"]) == 0
+    turns = json.loads(capsys.readouterr().out)["per_turn"]
+    accepted = [length for turn in turns for length in turn["accepted"]]
+    counted = read_calibration(stats)
+    assert summary["contexts"] == counted.contexts.total == len(accepted) > 10
+    paths = counted.rank_paths()
+    assert sum((len(path) + 1) * count for path, count in paths.items()) == sum(accepted)
+    assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
+    assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] == 0

@@ -20,7 +20,7 @@ CONTRACT = {
     "demo": {"--json"},
     "build": {"--model", "--drafter", "--tree", "--kv", "--target", "--out", "--json"}
     | {"--weights", "--soc", "--prefill"},
-    "check": {"--prompts", "--json"},
+    "check": {"--prompts", "--replay", "--json"},
     "run": DECODING
     | {"--prompt", "--prompt-ids", "--chat", "--top-p", "--top-k", "--gear", "--plain"}
     | {"--ignore-eos", "--trace"},

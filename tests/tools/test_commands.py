@@ -152,7 +152,7 @@ def test_bench_reports_a_difference_that_is_no_tie(
 def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Path) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
     done: dict = {}
-    contexts = bench_command._contexts(engine, read_prompts(prompts), done)
+    contexts = bench_command.turn_prompts(engine, read_prompts(prompts), done)
     _, first = next(contexts)
     result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), policy_for(engine.bundle, plain=True))
     done["a"] = result

@@ -22,6 +22,7 @@ from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.decode import Decoding, Options
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.sampling import Sampling
+from draftwood.tools import cli
 from draftwood.tools.reference.__main__ import main, measure
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.dump import StepDump
@@ -321,6 +322,8 @@ def test_a_broken_invariant_is_dumped_and_its_first_tensor_named(
     assert replay_main([str(argument) for argument in arguments]) == 0
     text = capsys.readouterr().out
     assert "recorded     differs first in value_cache.1, committed slot 2" in text and text.count("agrees") == 2
+    assert cli.main(["check", str(tiny_bundle), "--replay", str(folder)]) == 0
+    assert "cpu      agrees" in capsys.readouterr().out
 
 
 def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTeacher) -> None:
