@@ -1,4 +1,4 @@
-"""The demo pair at the sizes where a real teacher lives: widened with zeros, the same function at a larger cost."""
+"""The demo pairs at the sizes where a real teacher lives: widened with zeros, the same function at a larger cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftwood.compiler.config import read_config
 from draftwood.tools import demo
-from draftwood.tools.widen import widen, widen_medusa
+from draftwood.tools.widen import widen, widen_drafter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,15 +28,15 @@ SIZES: dict[str, Shape | None] = {
 }
 
 
-def models(size: str, work: Path) -> tuple[Path, Path]:
-    """Teacher and heads of a size, made under ``work`` unless they are there."""
-    teacher, heads, shape = demo.resolve("demo"), demo.resolve("demo-medusa"), SIZES[size]
+def models(size: str, work: Path, drafter: str = "demo-medusa") -> tuple[Path, Path]:
+    """Teacher and a shipped drafter, by its name, of a size; made under ``work`` unless they are there."""
+    small, own, shape = demo.resolve("demo"), demo.resolve(drafter), SIZES[size]
     if shape is None:
-        return teacher, heads
-    wide, wide_heads = work / f"teacher-{size}", work / f"medusa-{size}"
+        return small, own
+    wide, wide_own = work / f"teacher-{size}", work / f"{own.name}-{size}"
+    # fp32, since bf16 cannot hold a gain times the square root of 3 or 5
     if not wide.exists():
-        # fp32, since bf16 cannot hold a gain times the square root of 3 or 5
-        widen(teacher, wide, **asdict(shape), dtype="float32")
-    if not wide_heads.exists():
-        widen_medusa(heads, wide_heads, read_config(teacher), hidden=shape.hidden, dtype="float32")
-    return wide, wide_heads
+        widen(small, wide, **asdict(shape), dtype="float32")
+    if not wide_own.exists():
+        widen_drafter(own, wide_own, small, read_config(wide), dtype="float32")
+    return wide, wide_own

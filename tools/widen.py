@@ -1,4 +1,4 @@
-"""Makes a teacher larger without changing its function, to take timings at a size nobody trained.
+"""Makes a teacher and its drafter larger without changing their function, to take timings at a size nobody trained.
 
     python -m draftwood.tools.widen SOURCE TARGET --hidden 2048 --layers 22 --heads 32 --kv-heads 4
 
@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,9 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoint import Checkpoint, expected_tensors, tokenizer_files
 from draftwood.compiler.config import DType, TeacherConfig
+from draftwood.compiler.drafter_checkpoint import DrafterCheckpoint
+from draftwood.compiler.drafter_config import AUX_STATES, DrafterConfig
+from draftwood.compiler.drafters import OpenedDrafter
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
@@ -50,10 +53,23 @@ _AXES = {
     "v_proj.bias": ("key",),
     "o_proj.bias": ("hidden",),
 }
+# What drafters have beside a Llama's tensors, and EAGLE-3's, whose q, k and v read two hidden states side by side.
+_DRAFTER_AXES = _AXES | {
+    "lm_head.weight": ("draft vocabulary", "hidden"),
+    "fc.weight": ("hidden", "states"),
+    "input_norm.weight": ("states",),
+    **{f"fc_norm.{i}.weight": ("hidden",) for i in range(AUX_STATES)},
+}
+_FASTEAGLE_AXES = _DRAFTER_AXES | {"proj.weight": ("hidden", "pair")}
+_EAGLE3_AXES = _DRAFTER_AXES | {
+    f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "query"), ("k", "key"), ("v", "key"))
+}
 # What these write is read through zero columns of o_proj and down_proj, or reads zero hidden columns.
 _FREE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _SPREAD = 0.02
 _SIZES = ("hidden", "intermediate", "layers", "heads", "kv_heads")
+# Where a drafter's config.json lists the teacher's states, at the top or in eagle_config.
+_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def widen(
@@ -120,6 +136,80 @@ def widen_medusa(
         (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
 
 
+def widen_drafter(
+    source: Path, target: Path, teacher: Path, wide: TeacherConfig, *, dtype: DType | None = None, seed: int = 0
+) -> None:
+    """Writes a drafter of the folder ``teacher`` for its widened form ``wide``: a folder with the same kind's files.
+
+    Medusa heads are those of ``widen_medusa``. EAGLE-3's and FastEagle's blocks take the widened teacher's hidden
+    size, MLP width and head counts and are padded as its blocks are; every hidden state that fc or another matrix
+    reads beside others is padded in its own place. The teacher's new layers come last, so the states that it reads
+    enter the layers they entered before; the ids are written out, for the usual ones depend on the number of layers.
+
+    Raises:
+        CheckpointError: the source is no drafter of this teacher.
+        RequestError: the target exists, the drafter's hidden size is not the teacher's, or a size of ``wide`` is
+            smaller than the drafter's or does not fit the others.
+    """
+    checkpoint = Checkpoint.open(teacher)
+    opened = OpenedDrafter.open(source, checkpoint)
+    drafter = opened.checkpoint
+    if isinstance(drafter, MedusaCheckpoint):
+        widen_medusa(source, target, checkpoint.config, hidden=wide.hidden, dtype=dtype)
+        return
+    small: DrafterConfig = drafter.config
+    if small.block.hidden != small.target_hidden:
+        raise RequestError(
+            f"{source}: hidden size is {small.block.hidden}; expected {small.target_hidden}, as the teacher's: a"
+            " drafter of another width is not widened"
+        )
+    sizes = {name: getattr(wide, name) for name in _SIZES if name != "layers"}
+    _check_sizes(small.block, sizes)
+    eps = small.block.rms_norm_eps * small.block.hidden / wide.hidden
+    kept = str(drafter.dtype).removeprefix("torch.")
+    block = replace(small.block, **sizes, rms_norm_eps=eps, dtype=dtype or kept)
+    axes = _EAGLE3_AXES if opened.drafter.kind == "eagle3" else _FASTEAGLE_AXES
+    with _new_folder(target) as folder:
+        _write_drafter_config(drafter, folder, block)
+        _save(_drafter_tensors(drafter, block, axes, seed), folder / "model.safetensors")
+
+
+def _drafter_tensors(
+    drafter: DrafterCheckpoint[Any], wide: TeacherConfig, axes: Mapping[str, tuple[str, ...]], seed: int
+) -> dict[str, Tensor]:
+    """Every tensor of a widened drafter by its key in the source, and the map between the vocabularies."""
+    small: DrafterConfig = drafter.config
+    places = _places(small.block, wide) | {"draft vocabulary": torch.arange(small.draft_vocabulary)}
+    for axis, states in (("pair", 2), ("states", AUX_STATES)):
+        places[axis] = (torch.arange(states)[:, None] * wide.hidden + places["hidden"]).flatten()
+    lengths = _lengths(wide) | {"draft vocabulary": small.draft_vocabulary}
+    lengths |= {"pair": 2 * wide.hidden, "states": AUX_STATES * wide.hidden}
+    gain = (small.block.hidden / wide.hidden) ** 0.5
+    random = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, wide.dtype)
+    tensors = {}
+    for key in (key for part in drafter.parts.values() for key, _ in part):
+        along = _along(key, axes)
+        shape = tuple(lengths[axis] for axis in along)
+        tensors[key] = _padded(key, drafter.read(key), shape, [places[axis] for axis in along], gain, dtype, random)
+    if small.mapped:
+        tensors["d2t"] = drafter.ids - torch.arange(small.draft_vocabulary)
+    return tensors
+
+
+def _write_drafter_config(drafter: DrafterCheckpoint[Any], folder: Path, wide: TeacherConfig) -> None:
+    config: dict[str, Any] = json.loads(drafter.files[0].read_text())
+    # The speculators layout nests the block's fields.
+    block = config.get("transformer_layer_config") or config
+    block |= _fields(wide, block)
+    aux = list(drafter.config.aux_layers)
+    config |= {"target_hidden_size": wide.hidden, "aux_layer_ids": aux}
+    for fields in (config, config.get("eagle_config") or {}):
+        if fields.get(_AUX_IDS) is not None:
+            fields[_AUX_IDS] = aux
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def _medusa_tensors(heads: MedusaCheckpoint, hidden: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Every tensor padded with zeros to the widened hidden size, by its key in the source."""
     tensors = {}
@@ -158,18 +248,37 @@ def _teacher_tensors(teacher: Checkpoint, wide: TeacherConfig, seed: int) -> dic
     tensors = {}
     for name, shape in expected_tensors(wide).items():
         stored = teacher.tensor(name) if name in teacher.entries else None
-        is_norm = name.endswith("norm.weight")
-        if any(part in name for part in _FREE):
-            filled = torch.randn(shape, generator=random) * _SPREAD
-        else:  # norms of new layers read hidden states of any size, as the others do
-            filled = torch.full(shape, gain if is_norm and stored is None else 0.0)
-        tensors[name] = filled.to(dtype)
-        if stored is not None:
-            value = (stored.double() * gain if is_norm else stored).to(dtype)
-            axes = next(axes for end, axes in _AXES.items() if name.endswith(end))
-            rows, *columns = (places[axis] for axis in axes)
-            tensors[name][(rows[:, None], *columns) if columns else rows] = value
+        along = [places[axis] for axis in _along(name, _AXES)]
+        tensors[name] = _padded(name, stored, shape, along, gain, dtype, random)
     return tensors
+
+
+def _along(name: str, axes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The axes of a tensor, by the longest end of its name that has an entry."""
+    return axes[max((end for end in axes if name.endswith(end)), key=len)]
+
+
+def _padded(
+    name: str,
+    stored: Tensor | None,
+    shape: tuple[int, ...],
+    places: Sequence[Tensor],
+    gain: float,
+    dtype: torch.dtype,
+    random: torch.Generator,
+) -> Tensor:
+    """A tensor of the widened shape with ``stored``, None in a new layer, at ``places``; a norm's times ``gain``."""
+    is_norm = "norm" in name
+    if any(part in name for part in _FREE):
+        filled = torch.randn(shape, generator=random) * _SPREAD
+    else:  # norms of new layers read hidden states of any size, as the others do
+        filled = torch.full(shape, gain if is_norm and stored is None else 0.0)
+    wide = filled.to(dtype)
+    if stored is not None:
+        rows, *columns = places
+        value = (stored.double() * gain if is_norm else stored).to(dtype)
+        wide[(rows[:, None], *columns) if columns else rows] = value
+    return wide
 
 
 def _places(small: TeacherConfig, wide: TeacherConfig) -> dict[str, Tensor]:
@@ -187,18 +296,33 @@ def _places(small: TeacherConfig, wide: TeacherConfig) -> dict[str, Tensor]:
     }
 
 
-def _write_config(source: Path, folder: Path, wide: TeacherConfig) -> None:
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
-    config |= {
+def _lengths(wide: TeacherConfig) -> dict[str, int]:
+    """The widened lengths of the axes."""
+    return {
+        "vocabulary": wide.vocabulary,
+        "hidden": wide.hidden,
+        "query": wide.heads * wide.head_dim,
+        "key": wide.kv_heads * wide.head_dim,
+        "inner": wide.intermediate,
+    }
+
+
+def _fields(wide: TeacherConfig, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of config.json that widening changes; ``config`` says how it spells the dtype."""
+    return {
         "hidden_size": wide.hidden,
         "intermediate_size": wide.intermediate,
-        "num_hidden_layers": wide.layers,
         "num_attention_heads": wide.heads,
         "num_key_value_heads": wide.kv_heads,
         "head_dim": wide.head_dim,
         "rms_norm_eps": wide.rms_norm_eps,
         "dtype" if "dtype" in config else "torch_dtype": wide.dtype,
     }
+
+
+def _write_config(source: Path, folder: Path, wide: TeacherConfig) -> None:
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    config |= _fields(wide, config) | {"num_hidden_layers": wide.layers}
     if config.get("layer_types"):
         config["layer_types"] = ["full_attention"] * wide.layers
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -233,14 +357,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="new size (default: the source's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the source's")
     parser.add_argument("--seed", type=int, default=0, help="of the values that nothing reads")
-    parser.add_argument("--medusa", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen these heads too")
+    parser.add_argument("--drafter", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen this drafter too")
     args = parser.parse_args(arguments)
     sizes = {name: getattr(args, name) for name in _SIZES}
-    small = Checkpoint.open(args.source).config
     wide = widen(args.source, args.target, **sizes, dtype=args.dtype, seed=args.seed)
-    if args.medusa:
-        heads, wide_heads = args.medusa
-        widen_medusa(heads, wide_heads, small, hidden=wide.hidden, dtype=args.dtype)
+    if args.drafter:
+        widen_drafter(*args.drafter, args.source, wide, dtype=args.dtype, seed=args.seed)
     shape = f"{wide.layers} layers of {wide.hidden}, {wide.heads} heads over {wide.kv_heads}"
     print(f"{args.target}: {shape}, {wide.dtype}")
     return 0

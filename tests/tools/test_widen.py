@@ -1,6 +1,7 @@
 """Widened teachers and drafters compute what the small ones compute."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,15 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.compiler.bundle import BuildRequest, Sources, load_modules
 from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.drafters import OpenedDrafter
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.compiler.steps import StepSizes
 from draftwood.errors import RequestError
-from draftwood.tools.widen import main, widen, widen_medusa
+from draftwood.tools import demo
+from draftwood.tools.widen import main, widen, widen_drafter, widen_medusa
+from draftwood.trees import Topology
 
 SIZES = {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2}
 # Sums run in another order and gains are rounded once; logits are of order 1.
@@ -177,10 +183,123 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     save_teacher(tmp_path / "small")
     save_heads(tmp_path / "heads", tied=True)
     paths = [str(tmp_path / name) for name in ("small", "wide", "heads", "wide_heads")]
-    flags = ["--hidden", "64", "--kv-heads", "2", "--dtype", "bfloat16", "--medusa", *paths[2:]]
+    flags = ["--hidden", "64", "--kv-heads", "2", "--dtype", "bfloat16", "--drafter", *paths[2:]]
     assert main([*paths[:2], *flags]) == 0
     wide = Checkpoint.open(tmp_path / "wide").config
     assert MedusaCheckpoint.open(tmp_path / "wide_heads", wide).dtype == torch.bfloat16
     assert "2 layers of 64, 4 heads over 2, bfloat16" in capsys.readouterr().out
     assert main([*paths[:2], *flags]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+DRAFT_KINDS = ["eagle3", "fasteagle"]
+WIDE = {"hidden": 96, "intermediate": 128, "layers": 5, "heads": 12, "kv_heads": 4}
+# The pairs that are shipped, so that ranks and probabilities are those of trained drafters; both fit 2 key heads.
+DEMO_WIDE = {"hidden": 384, "intermediate": 800, "layers": 9, "heads": 6, "kv_heads": 3}
+CONTEXT = torch.arange(7, 2007, 97)
+BACKBONE = Topology.backbone(3, 4)
+BIASES = {"q": 256, "k": 128, "v": 128, "o": 256}
+
+
+@torch.no_grad()
+def draft(teacher: Path, drafter: Path, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What eager PyTorch drafts behind a context, in fp32: tokens and log-probabilities, levels or tree rows."""
+    trees = (("plain", Topology.plain()), ("tree", BACKBONE))
+    sources = Sources.open(BuildRequest(model=teacher, drafter=drafter, trees=trees, slots=(128,)))
+    weights = {entry.name: entry.read() for entry in sources.weights(128)}
+    floats = {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}
+    config, drafter_kind = sources.teacher.config, sources.kind
+    decoder, module = load_modules(floats, config, drafter_kind)
+    rows, text = len(context), torch.arange(len(context))
+    caches = [torch.zeros(config.kv_heads * 128, config.head_dim) for _ in range(2 * config.layers)]
+    branch = torch.zeros(config.layers, 2, 1, config.kv_heads, config.head_dim)
+    zero = torch.zeros(1, dtype=torch.int64)
+    visible = text[None] <= text[:, None]
+    step = decoder.step(context, text, visible, zero, zero, zero, branch, caches, form="eager")
+    block = module.config.block
+    own = [torch.zeros(block.kv_heads * 128, block.head_dim) for _ in range(2 * block.layers)]
+    after = torch.cat((context[1:], step.choice_R[-1:]))
+    inputs = after, step.features_RF, torch.tensor([rows]), torch.tensor([rows])
+    made = drafter_kind.steps(module, decoder, trees, StepSizes(branch_rows=8, path_rows=rows), (0,), (0,))
+    return made[-1].module(*inputs, *own)[:2]
+
+
+def assert_drafts_are_kept(folder: Path, teacher: Path, drafter: Path, shape: dict, vocabulary: int) -> None:
+    wide = widen(teacher, folder / "wide", **shape, dtype="float32")
+    widen_drafter(drafter, folder / "wide_drafter", teacher, wide, dtype="float32")
+    pairs = (drafter, teacher), (folder / "wide_drafter", folder / "wide")
+    small, block = (OpenedDrafter.open(d, Checkpoint.open(t)).drafter.config.block for d, t in pairs)
+    # Too small for the drafts to show it.
+    assert block.rms_norm_eps == pytest.approx(small.rms_norm_eps * small.hidden / wide.hidden)
+    cost = ("hidden", "intermediate", "heads", "kv_heads")
+    assert [getattr(block, name) for name in cost] == [getattr(wide, name) for name in cost]
+    for start in (3, 8, 21):
+        context = CONTEXT[:start] % vocabulary
+        tokens, scores = draft(teacher, drafter, context)
+        wide_tokens, wide_scores = draft(folder / "wide", folder / "wide_drafter", context)
+        assert torch.equal(tokens, wide_tokens)
+        # fp32 sums in another order through up to 9 layers; logits are of order 10.
+        assert (scores - wide_scores).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("kind", DRAFT_KINDS)
+def test_demo_drafts_are_kept(tmp_path: Path, kind: str) -> None:
+    assert_drafts_are_kept(tmp_path, demo.NAMES["demo"], demo.NAMES[f"demo-{kind}"], DEMO_WIDE, 8192)
+
+
+@pytest.mark.parametrize("kind", DRAFT_KINDS)
+def test_drafts_of_a_mapped_vocabulary_are_kept(
+    tmp_path: Path, kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path]
+) -> None:
+    """A last state that leaves the teacher's last layer, and a draft vocabulary cut from the teacher's."""
+    assert_drafts_are_kept(tmp_path, tiny_teacher, tiny_drafters[kind], WIDE, 300)
+
+
+def save_variant(folder: Path, layout: str) -> Path:
+    """The shipped EAGLE-3 drafter in another layout, with the norms and matrices that it leaves out."""
+    source = demo.NAMES["demo-eagle3"]
+    config = json.loads((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    random = torch.Generator().manual_seed(5)
+    names = {"SafeAILab": {"input_norm.weight": 768}, "speculators": {f"fc_norm.{i}.weight": 256 for i in range(3)}}
+    tensors |= {name: (1 + torch.randn(n, generator=random) * 0.2).bfloat16() for name, n in names[layout].items()}
+    for field in ("aux_layer_ids", "eagle_config"):  # the usual ids, which depend on the number of layers
+        del config[field]
+    if layout == "SafeAILab":
+        config |= {"architectures": ["LlamaForCausalLM"], "norm_before_fc": True}
+    else:
+        embedding = load_file(demo.NAMES["demo"] / "model.safetensors")["model.embed_tokens.weight"]
+        tensors |= {"embed_tokens.weight": embedding.flip(1), "lm_head.weight": embedding.roll(3, 0)[:8000].clone()}
+        tensors |= {f"midlayer.self_attn.{side}_proj.bias": torch.randn(n).bfloat16() for side, n in BIASES.items()}
+        tensors["d2t"] = torch.full((8000,), 100)
+        tensors = {key.replace("midlayer.", "layers.0."): value.contiguous() for key, value in tensors.items()}
+        config = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": config | {"architectures": None, "attention_bias": True},
+            "draft_vocab_size": 8000,
+            "eagle_aux_hidden_state_layer_ids": [1, 3, 8],
+            **dict.fromkeys(("fc_norm", "norm_before_residual", "norm_output"), True),
+        }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["SafeAILab", "speculators"])
+def test_drafts_of_other_layouts_are_kept(tmp_path: Path, layout: str) -> None:
+    drafter = save_variant(tmp_path / "drafter", layout)
+    assert_drafts_are_kept(tmp_path, demo.NAMES["demo"], drafter, DEMO_WIDE, 8192)
+    written = json.loads((tmp_path / "wide_drafter" / "config.json").read_text())
+    assert written["aux_layer_ids"] == ([2, 4, 5] if layout == "SafeAILab" else [1, 3, 8])
+
+
+def test_drafters_refused(tmp_path: Path, tiny_teacher: Path, tiny_drafters: dict[str, Path]) -> None:
+    wide = replace(Checkpoint.open(tiny_teacher).config, hidden=96, heads=2, kv_heads=2)
+    with pytest.raises(RequestError, match="heads is 2; expected at least the source's 4"):
+        widen_drafter(tiny_drafters["eagle3"], tmp_path / "wide", tiny_teacher, wide)
+    wide = replace(wide, heads=8)
+    with pytest.raises(RequestError, match="exists; expected a folder that does not"):
+        widen_drafter(tiny_drafters["fasteagle"], tmp_path, tiny_teacher, wide)
+    assert not list(tmp_path.iterdir())
