@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from draftwood.compiler.ge.graph import Node
-from draftwood.compiler.ge.torchair_bridge import decomposed
+from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
 from draftwood.compiler.steps import rebuild
 from draftwood.compiler.tracing import trace
 from draftwood.manifest import GraphSignature
@@ -52,7 +51,11 @@ def first_divergence(
             difference = _difference(got, want)
             if difference > tolerance:
                 traced = nodes[declared.source]
-                found.append(Divergence(node.name, str(traced.target), _line(traced), difference))
+                found.append(
+                    Divergence(
+                        node.name, str(traced.target), source_line(traced).rpartition("draftwood/")[2], difference
+                    )
+                )
 
     ge.interpreter(graph).run({name: value.clone() for name, value in inputs.items()}, observe)
     return found[0] if found else None
@@ -76,8 +79,3 @@ def _difference(got: Tensor, want: Tensor) -> float:
         return 0.0 if torch.equal(got.to(want.dtype), want) else float("inf")
     apart = (got.float() - want.float()).abs().max()
     return float(torch.nan_to_num(apart / want.float().abs().max().clamp(min=1.0), nan=float("inf")))
-
-
-def _line(node: fx.Node) -> str:
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f"{frames[-1][0].rpartition('draftwood/')[2] or frames[-1][0]}:{frames[-1][1]}" if frames else "unknown"

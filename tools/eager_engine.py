@@ -33,7 +33,7 @@ class EagerEngine:
         manifest = bundle.manifest
         config = msgspec.convert(manifest.teacher.config, TeacherConfig)
         drafter = drafter_of(manifest.drafter) if manifest.drafter else None
-        weights = _npu_weights(bundle) if npu else _onnx_weights(bundle)
+        weights = npu_weights(bundle) if npu else _onnx_weights(bundle)
         self.decoder, self.drafter = load_modules(weights, config, drafter)
         self.dtype = weights["norm.weight"].dtype
         graphs = manifest.npu.graphs if npu and manifest.npu else manifest.graphs
@@ -120,7 +120,8 @@ def _onnx_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
     return map_weights(bundle.folder / bundle.manifest.weights)
 
 
-def _npu_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
+def npu_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
+    """Views of the weights of the NPU's graphs; BundleError where the bundle has no such graphs or no weights."""
     npu = bundle.manifest.npu
     if npu is None:
         raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter
-from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
@@ -19,7 +18,7 @@ from draftwood.runtime.cache import Cache
 from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engine import StepResult
 from draftwood.runtime.static_engine import Executable, StaticEngine
-from draftwood.tools.eager_engine import host
+from draftwood.tools.eager_engine import host, npu_weights
 from draftwood.trees import TreeBuffers
 
 Observe = Callable[[Node, tuple[Tensor, ...]], None]
@@ -38,8 +37,7 @@ class GeEngine(StaticEngine):
         super().__init__(bundle, npu.graphs)
         self.dtype: torch.dtype = getattr(torch, npu.dtype)
         self.observe: Observe | None = None
-        folder = (bundle.folder / npu.index).parent
-        self._weights = map_npu_weights(folder, read_index(bundle.folder / npu.index))
+        self._weights = npu_weights(bundle)
         self._mutate = mutate
         self._drafts: dict[str, Interpreter] = {}
 

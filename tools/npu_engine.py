@@ -21,7 +21,6 @@ from draftwood.compiler.bundle import load_modules, rebuild_drafts
 from draftwood.compiler.config import TeacherConfig
 from draftwood.compiler.drafters import drafter_of
 from draftwood.compiler.ge.torchair_bridge import compile_step
-from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.compiler.steps import Step, rebuild
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
@@ -30,7 +29,7 @@ from draftwood.runtime.cache import Cache
 from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engine import StepResult
 from draftwood.runtime.static_engine import Executable, StaticEngine
-from draftwood.tools.eager_engine import host
+from draftwood.tools.eager_engine import host, npu_weights
 
 
 class NpuEngine(StaticEngine):
@@ -46,10 +45,9 @@ class NpuEngine(StaticEngine):
         super().__init__(bundle, npu.graphs)
         self.device, self.eagerly = torch.device(device), eagerly
         self.dtype: torch.dtype = getattr(torch, npu.dtype)
-        index = bundle.folder / npu.index
         drafter = drafter_of(bundle.manifest.drafter) if bundle.manifest.drafter else None
         config = msgspec.convert(bundle.manifest.teacher.config, TeacherConfig)
-        modules = load_modules(map_npu_weights(index.parent, read_index(index)), config, drafter)
+        modules = load_modules(npu_weights(bundle), config, drafter)
         self.decoder = modules[0].to(self.device)
         topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
         self._draft_steps = rebuild_drafts(bundle.manifest, topologies, modules, npu=True)

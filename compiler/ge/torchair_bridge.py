@@ -257,12 +257,13 @@ def _explain(error: Exception, module: fx.GraphModule, step: str) -> str:
     node = next((n for n in module.graph.nodes if found and n.name == found[1]), None)
     if node is None:
         return f"step {step}: torchair cannot lower it: {reason[:300]}"
-    return f"step {step}: operator {node.target} at {_source(node)} cannot be lowered to GE: {reason[:300]}"
+    return f"step {step}: operator {node.target} at {source_line(node)} cannot be lowered to GE: {reason[:300]}"
 
 
-def _source(node: fx.Node) -> str:
+def source_line(node: fx.Node) -> str:
+    """File and line that a traced node comes from."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else "an unknown line"
 
 
-__all__ = ["compile_step", "convert", "decomposed", "ge_ir"]
+__all__ = ["compile_step", "convert", "decomposed", "ge_ir", "source_line"]
