@@ -13,7 +13,8 @@ from torch import Tensor
 from draftwood.kernels.contract import Contract, op
 from draftwood.kernels.onnxruntime_ops import ort
 
-# T query rows, C cache slots, S visible slots, N query heads, K key/value heads, G = N / K, D head dimension
+# T query rows, C cache slots, S visible slots, N query heads, K key/value heads, G = N / K, X = G * T,
+# D head dimension
 
 
 _FUSED_SCHEMA = (
@@ -64,16 +65,18 @@ def eager_attention(query: Tensor, key: Tensor, value: Tensor, masked: Tensor | 
     Returns: [1, N, T, D] in the query's dtype; scores and softmax are fp32.
     """
     kv_heads, rows, slots = key.shape[1], query.shape[2], key.shape[2]
-    query_KGTD = query[0].unflatten(0, (kv_heads, -1)).float()
-    scores_KGTC = query_KGTD @ key[0].unsqueeze(1).transpose(-1, -2).float() * scale
+    # squeeze, not [0]: onnxruntime would copy the whole cache for an index.
+    key_KCD, value_KCD = key.squeeze(0).float(), value.squeeze(0).float()
+    query_KXD = query.squeeze(0).unflatten(0, (kv_heads, -1)).flatten(1, 2).float()
+    scores_KGTC = (query_KXD @ key_KCD.transpose(-1, -2)).unflatten(1, (-1, rows)) * scale
     if masked is not None:
         masked_TC = masked.reshape(masked.shape[-2:])[:rows, :slots]
         scores_KGTC = scores_KGTC.masked_fill(masked_TC, float("-inf"))
     weights_KGTC = torch.softmax(scores_KGTC, -1)
     if masked is not None:
         weights_KGTC = weights_KGTC.masked_fill(masked_TC, 0.0)
-    out_KGTD = weights_KGTC @ value[0].unsqueeze(1).float()
-    return out_KGTD.flatten(0, 1).unsqueeze(0).to(query.dtype)
+    out_KXD = weights_KGTC.flatten(1, 2) @ value_KCD
+    return out_KXD.unflatten(1, (-1, rows)).flatten(0, 1).unsqueeze(0).to(query.dtype)
 
 
 def _fused(
