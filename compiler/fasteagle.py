@@ -63,10 +63,14 @@ class FastEagle(DraftModule):
         for i, layer in enumerate(cast(Iterable[DraftLayer], self.cascade)):
             normed_PH, residual_PH = layer.enter(added_PH, residual_PH)
             attended, pair = layer.extend(normed_PH, caches[2 * i : 2 * i + 2], at, form)
-            added_PH, residual_PH = layer.feed_forward(attended, residual_PH)
-            last = (t.index_select(0, at.last_1) for t in (added_PH, residual_PH))
-            levels.append(self.draft_norm.added(*last)[0])
             written += pair
+            if i + 1 == len(self.cascade):  # no layer reads the other rows of the last one
+                attended, residual_PH = (t.index_select(0, at.last_1) for t in (attended, residual_PH))
+                levels.append(self.draft_norm.added(*layer.feed_forward(attended, residual_PH))[0])
+            else:
+                added_PH, residual_PH = layer.feed_forward(attended, residual_PH)
+                last = (t.index_select(0, at.last_1) for t in (added_PH, residual_PH))
+                levels.append(self.draft_norm.added(*last)[0])
         return Cascade(torch.cat(levels), written)
 
     def forward(
