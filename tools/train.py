@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--draft-vocab", type=int, metavar="N", help="eagle3, fasteagle: draft only the N most written ids"
     )
+    for name, what in (("heads", "query heads"), ("kv-heads", "key/value heads"), ("intermediate", "MLP width")):
+        one.add_argument(f"--{name}", type=int, metavar="N", help=f"fasteagle: {what} of a layer (the teacher's)")
     one.add_argument("--token-weight", type=float, help="fasteagle: weight of the cross-entropy (1)")
     one.add_argument("--feature-weight", type=float, help="fasteagle: weight of the smooth-L1 distance (1)")
     one.add_argument("--last-only", action="store_const", const=True, help="fasteagle: supervise the last layer alone")

@@ -142,9 +142,10 @@ def widen_drafter(
     """Writes a drafter of the folder ``teacher`` for its widened form ``wide``: a folder with the same kind's files.
 
     Medusa heads are those of ``widen_medusa``. EAGLE-3's and FastEagle's blocks take the widened teacher's hidden
-    size, MLP width and head counts and are padded as its blocks are; every hidden state that fc or another matrix
-    reads beside others is padded in its own place. The teacher's new layers come last, so the states that it reads
-    enter the layers they entered before; the ids are written out, for the usual ones depend on the number of layers.
+    size, grow in MLP width and heads as its blocks do, so that narrow blocks stay narrow, and are padded as those
+    are; every hidden state that fc or another matrix reads beside others is padded in its own place. The teacher's
+    new layers come last, so the states that it reads enter the layers they entered before; the ids are written out,
+    for the usual ones depend on the number of layers.
 
     Raises:
         CheckpointError: the source is no drafter of this teacher.
@@ -163,7 +164,7 @@ def widen_drafter(
             f"{source}: hidden size is {small.block.hidden}; expected {small.target_hidden}, as the teacher's: a"
             " drafter of another width is not widened"
         )
-    sizes = {name: getattr(wide, name) for name in _SIZES if name != "layers"}
+    sizes = _in_proportion(small.block, checkpoint.config, wide)
     _check_sizes(small.block, sizes)
     eps = small.block.rms_norm_eps * small.block.hidden / wide.hidden
     kept = str(drafter.dtype).removeprefix("torch.")
@@ -172,6 +173,22 @@ def widen_drafter(
     with _new_folder(target) as folder:
         _write_drafter_config(drafter, folder, block)
         _save(_drafter_tensors(drafter, block, axes, seed), folder / "model.safetensors")
+
+
+def _in_proportion(small: TeacherConfig, teacher: TeacherConfig, wide: TeacherConfig) -> dict[str, int]:
+    """Sizes of a drafter's block that stand to those of the widened teacher as they stood to the teacher's."""
+
+    def grown(size: int, whole: int, widened: int) -> int:
+        return -(-size * widened // whole)
+
+    kv_heads = grown(small.kv_heads, teacher.kv_heads, wide.kv_heads)
+    group = grown(small.heads // small.kv_heads, teacher.heads // teacher.kv_heads, wide.heads // wide.kv_heads)
+    return {
+        "hidden": wide.hidden,
+        "intermediate": grown(small.intermediate, teacher.intermediate, wide.intermediate),
+        "heads": kv_heads * group,
+        "kv_heads": kv_heads,
+    }
 
 
 def _drafter_tensors(

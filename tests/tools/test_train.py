@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from draftwood.errors import CheckpointError, RequestError
 from draftwood.tools import train as command
 from draftwood.tools.training import drafter as drafter_module
 from draftwood.tools.training import rank_paths, states, vocabulary_sizes
+from draftwood.tools.training.block import Block, Sizes, narrowed
 from draftwood.tools.training.contexts import INDEX, Distilled
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
@@ -244,12 +246,20 @@ def test_fasteagle_is_a_stack_of_llama_layers(folder: Path, tmp_path: Path, exac
         torch.testing.assert_close(drafter.features(batch), wanted, rtol=1e-4, atol=1e-4)  # other order of sums
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
-def test_the_compiler_drafts_what_was_trained(folder: Path, tmp_path: Path, exact: None, kind: str) -> None:
+NARROW = {"heads": 1, "kv_heads": 1, "intermediate": 20}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("eagle3", {}), ("fasteagle", {}), pytest.param("fasteagle", NARROW, id="narrow")],
+)
+def test_the_compiler_drafts_what_was_trained(
+    folder: Path, tmp_path: Path, exact: None, kind: str, options: dict[str, int]
+) -> None:
     """The file that is written, opened and run over a cache by the compiler's own modules, slot by slot."""
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(3)
-    drafter = begin(kind, complete(kind, {"levels": 3, **AUX[kind]}), model, None)
+    drafter = begin(kind, complete(kind, {"levels": 3, **AUX[kind], **options}), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
     drafter.scale = 2.0  # of FastEagle; exact in bfloat16
@@ -266,7 +276,8 @@ def test_the_compiler_drafts_what_was_trained(folder: Path, tmp_path: Path, exac
         for context in range(count):
             t = PROMPT - 1 + context
             place = torch.tensor([t + 1])  # all slots so far, in one extending pass
-            caches = [torch.zeros(2 * 64, 8) for _ in range(2 if kind == "eagle3" else 6)]
+            block = module.config.block
+            caches = [torch.zeros(block.kv_heads * 64, 8) for _ in range(2 * block.layers)]
             features = batch.aux_BSF[0, : t + 1].float()
             written = module.extend(ids[1 : t + 2], features, place, place, caches, shared, "eager")
             if kind == "fasteagle":
@@ -480,6 +491,35 @@ def test_ablations_train_what_they_say(folder: Path, tmp_path: Path) -> None:
     assert parts["last"]["nats"][0] == parts["last"]["feature"][0] == 0 < parts["last"]["nats"][1]
 
 
+def test_a_narrow_layer_begins_as_part_of_the_teachers_last() -> None:
+    """What was cut away is what had no effect here: a query head, a key head, and units that write nothing."""
+    torch.manual_seed(4)
+    wide = Sizes(16, 12, 4, 2, 8, 1e-5, 1e4)
+    narrow = replace(wide, intermediate_size=5, num_attention_heads=1, num_key_value_heads=1)
+    whole, part = Block(wide), Block(narrow)
+    whole.self_attn.o_proj.weight.data[:, 8:] = 0  # all query heads but the first
+    kept = torch.tensor([1, 3, 4, 8, 11])
+    silent = torch.ones(12).index_fill(0, kept, 0).bool()
+    whole.mlp.down_proj.weight.data[:, silent] = 0
+    part.load_state_dict(narrowed(whole.state_dict(), wide, narrow))
+    x_BSH = torch.randn(2, 7, 16)
+    torch.testing.assert_close(part(x_BSH), whole(x_BSH))  # the same sums without their zeros
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 6}, "heads is 6; expected 1 to 4"),
+        ({"kv_heads": 3}, "kv_heads is 3; expected 1 to 2"),
+        ({"heads": 3}, "heads is 3; expected a multiple of kv_heads 2"),
+        ({"intermediate": 0}, "intermediate is 0; expected 1 to 48"),
+    ],
+)
+def test_sizes_of_a_layer_that_cannot_be_begun_are_refused(folder: Path, options: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        begin("fasteagle", complete("fasteagle", {**AUX["fasteagle"], **options}), load_teacher(folder / "noise"), None)
+
+
 def run(*words: object) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     command.add_arguments(parser)
@@ -512,4 +552,7 @@ def test_what_is_no_drafter_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     save_file({"fc.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="expected a drafter"):
+        load(tmp_path, model)
+    (tmp_path / "config.json").write_text('{"architectures": ["FastEagleDrafter"]}')
+    with pytest.raises(CheckpointError, match="no field 'hidden_size'; expected a drafter"):
         load(tmp_path, model)

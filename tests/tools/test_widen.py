@@ -17,6 +17,8 @@ from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.compiler.steps import StepSizes
 from draftwood.errors import RequestError
 from draftwood.tools import demo
+from draftwood.tools.training.generate import load_teacher
+from draftwood.tools.training.kinds import begin, complete
 from draftwood.tools.widen import main, widen, widen_drafter, widen_medusa
 from draftwood.trees import Topology
 
@@ -231,8 +233,10 @@ def assert_drafts_are_kept(folder: Path, teacher: Path, drafter: Path, shape: di
     small, block = (OpenedDrafter.open(d, Checkpoint.open(t)).drafter.config.block for d, t in pairs)
     # Too small for the drafts to show it.
     assert block.rms_norm_eps == pytest.approx(small.rms_norm_eps * small.hidden / wide.hidden)
-    cost = ("hidden", "intermediate", "heads", "kv_heads")
-    assert [getattr(block, name) for name in cost] == [getattr(wide, name) for name in cost]
+    # A block stands to the widened teacher's as it stood to the teacher's.
+    given = Checkpoint.open(teacher).config
+    for name in ("hidden", "intermediate", "heads", "kv_heads"):
+        assert getattr(block, name) * getattr(given, name) == getattr(wide, name) * getattr(small, name), name
     for start in (3, 8, 21):
         context = CONTEXT[:start] % vocabulary
         tokens, scores = draft(teacher, drafter, context)
@@ -253,6 +257,22 @@ def test_drafts_of_a_mapped_vocabulary_are_kept(
 ) -> None:
     """A last state that leaves the teacher's last layer, and a draft vocabulary cut from the teacher's."""
     assert_drafts_are_kept(tmp_path, tiny_teacher, tiny_drafters[kind], WIDE, 300)
+
+
+def test_drafts_of_narrow_layers_are_kept(tmp_path: Path) -> None:
+    """A cascade of layers narrower than the teacher's stays so."""
+    teacher = load_teacher(demo.NAMES["demo"])
+    options = {"levels": 3, "heads": 2, "kv_heads": 1, "intermediate": 88}
+    torch.manual_seed(6)
+    drafter = begin("fasteagle", complete("fasteagle", options), teacher, None)
+    for parameter in drafter.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.02
+    (tmp_path / "narrow").mkdir()
+    drafter.save(tmp_path / "narrow")
+    wide = {"hidden": 768, "intermediate": 1408, "layers": 9, "heads": 12, "kv_heads": 6}
+    assert_drafts_are_kept(tmp_path, demo.NAMES["demo"], tmp_path / "narrow", wide, 8192)
+    written = json.loads((tmp_path / "wide_drafter" / "config.json").read_text())
+    assert (written["intermediate_size"], written["num_attention_heads"], written["num_key_value_heads"]) == (176, 6, 3)
 
 
 def save_variant(folder: Path, layout: str) -> Path:

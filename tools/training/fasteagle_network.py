@@ -1,9 +1,10 @@
 """A FastEagle cascade in training (Huang et al., 2025, arXiv 2509.20416): N layers, one pass, one token a layer.
 
 Slot j sees the teacher's fused features of token j and the embedding of token j + 1. Layer i (0-based) reads the
-output of the layer before and predicts token j + 2 + i; every layer is supervised at its own future position. The
-paper does not give the terms of its loss or their weights; ours are, for each layer, the cross-entropy with the
-teacher's distribution and the smooth-L1 distance of the normed output from the teacher's final state there.
+output of the layer before and predicts token j + 2 + i; every layer is supervised at its own future position. Layers
+may be narrower than the teacher's, for every draft reads all of them. The paper does not give the terms of its loss
+or their weights; ours are, for each layer, the cross-entropy with the teacher's distribution and the smooth-L1
+distance of the normed output from the teacher's final state there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from draftwood.tools.training.block import Block, RMSNorm, Sizes
+from draftwood.tools.training.block import Block, RMSNorm, Sizes, narrowed
 from draftwood.tools.training.contexts import Batch
-from draftwood.tools.training.drafter import Drafter, stored
+from draftwood.tools.training.drafter import Drafter, stored, teacher_sizes
 
 # B texts, S slots, N contexts, I levels (layers), H hidden size
 
@@ -48,14 +49,14 @@ class FastEagle(Drafter):
         self.scale = 1.0
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
-        """Begins with copies of the teacher's last layer on the last features; embeddings enter small and random.
+        """Begins with copies of the teacher's last layer, or of a part, on the last features; embeddings enter small.
 
         Layers behind the first write nothing at first: each begins with the guess of the one before. Embeddings
         are often far smaller than states (1 : 50 in the demo teacher), so that steps of equal size would hardly
         change what is read of them: in training they are brought to the states' scale.
         """
         for level, layer in enumerate(self.layers):
-            layer.load_state_dict(teacher.model.layers[-1].state_dict())
+            layer.load_state_dict(narrowed(teacher.model.layers[-1].state_dict(), teacher_sizes(teacher), self.sizes))
             if level:
                 layer.self_attn.o_proj.weight.data.zero_()
                 layer.mlp.down_proj.weight.data.zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import LlamaForCausalLM
 from draftwood.compiler.config import read_config
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.errors import CheckpointError, RequestError
+from draftwood.tools.training.block import Sizes
 from draftwood.tools.training.drafter import Drafter, teacher_sizes
 from draftwood.tools.training.eagle3_network import Eagle3
 from draftwood.tools.training.fasteagle_network import FastEagle
@@ -23,13 +25,14 @@ from draftwood.tools.training.states import default_aux_layers
 # V draft vocabulary
 
 # What can be chosen of each kind, with the usual choice. Levels are Medusa's heads, EAGLE-3's steps of the
-# training-time test and FastEagle's layers. No aux layers mean the usual three, no draft vocabulary the teacher's.
+# training-time test and FastEagle's layers. No aux layers mean the usual three, no draft vocabulary the teacher's,
+# no heads, key/value heads or MLP width those of the teacher's blocks.
 OPTIONS: dict[str, dict[str, Any]] = {
     "medusa": {"levels": 4, "blocks": 1, "own_output": False},
     "eagle3": {"levels": 7, "aux_layers": None, "draft_vocab": None, "own_output": False},
     "fasteagle": {
         "levels": 4, "aux_layers": None, "draft_vocab": None, "token_weight": 1.0, "feature_weight": 1.0,
-        "last_only": False,
+        "last_only": False, "heads": None, "kv_heads": None, "intermediate": None,
     },
 }  # fmt: skip
 
@@ -67,9 +70,28 @@ def begin(kind: str, options: dict[str, Any], teacher: LlamaForCausalLM, ids_V: 
         drafter = Eagle3(teacher, teacher_sizes(teacher), levels, aux, ids_V, options["own_output"])
     else:
         terms = {name: options[name] for name in ("token_weight", "feature_weight", "last_only")}
-        drafter = FastEagle(teacher, teacher_sizes(teacher), levels, aux, ids_V, **terms)
+        drafter = FastEagle(teacher, _sizes(options, teacher_sizes(teacher)), levels, aux, ids_V, **terms)
     drafter.to(teacher.device).start_from(teacher)
     return drafter
+
+
+def _sizes(options: dict[str, Any], wide: Sizes) -> Sizes:
+    """The dimensions of a FastEagle layer: those of the teacher's, or narrower where the options say so."""
+    fields_of = {"intermediate": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+    own = replace(wide, **{field: options[name] for name, field in fields_of.items() if options[name] is not None})
+    group = wide.num_attention_heads // wide.num_key_value_heads
+    for name, size, most in (
+        ("intermediate", own.intermediate_size, wide.intermediate_size),
+        ("kv_heads", own.num_key_value_heads, wide.num_key_value_heads),
+        ("heads", own.num_attention_heads, group * own.num_key_value_heads),
+    ):
+        if not 1 <= size <= most:
+            raise RequestError(f"{name} is {size}; expected 1 to {most}: a layer begins as part of the teacher's last")
+    if own.num_attention_heads % own.num_key_value_heads:
+        raise RequestError(
+            f"heads is {own.num_attention_heads}; expected a multiple of kv_heads {own.num_key_value_heads}"
+        )
+    return own
 
 
 def load(folder: Path, teacher: LlamaForCausalLM, levels: int | None = None) -> Drafter:
@@ -87,7 +109,12 @@ def load(folder: Path, teacher: LlamaForCausalLM, levels: int | None = None) -> 
         drafter = Medusa(teacher, opened.heads, opened.blocks, not opened.tied)
         tensors = {f"model.{name}": opened.weight(name) for name in opened.names()}
     else:
-        drafter, tensors = _published(folder, config, teacher, levels)
+        try:
+            drafter, tensors = _published(folder, config, teacher, levels)
+        except KeyError as error:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: no field {error}; expected a drafter trained here"
+            ) from None
     try:
         drafter.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except RuntimeError as error:
@@ -104,13 +131,12 @@ def _published(
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     offsets_V, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids_V = None if offsets_V is None else offsets_V + torch.arange(len(offsets_V))
-    sizes = teacher_sizes(teacher)
-    match config.get("architectures"):
-        case ["LlamaForCausalLMEagle3"]:
-            aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-            own = "lm_head.weight" in tensors
-            return Eagle3(teacher, sizes, levels or OPTIONS["eagle3"]["levels"], aux, ids_V, own), tensors
-        case ["FastEagleDrafter"]:
-            aux = tuple(config["aux_layer_ids"])
-            return FastEagle(teacher, sizes, config["num_hidden_layers"], aux, ids_V), tensors
-    raise CheckpointError(f"{folder}: architectures is {config.get('architectures')}; expected a drafter trained here")
+    if (kind := config.get("architectures")) not in (["LlamaForCausalLMEagle3"], ["FastEagleDrafter"]):
+        raise CheckpointError(f"{folder}: architectures is {kind}; expected a drafter trained here")
+    sizes = Sizes(**{field.name: config[field.name] for field in fields(Sizes)})
+    if kind == ["FastEagleDrafter"]:
+        aux = tuple(config["aux_layer_ids"])
+        return FastEagle(teacher, sizes, config["num_hidden_layers"], aux, ids_V), tensors
+    aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+    own = "lm_head.weight" in tensors
+    return Eagle3(teacher, sizes, levels or OPTIONS["eagle3"]["levels"], aux, ids_V, own), tensors
