@@ -362,10 +362,16 @@ class Eagle3:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastEagle:
-    """A cascade of layers that drafts all its levels in one pass; one draft head serves every level."""
+    """A cascade of layers that drafts all its levels in one pass; one draft head serves every level.
+
+    None makes the layers as wide as the teacher's.
+    """
 
     layers: int
     vocabulary: int
+    heads: int | None = None
+    kv_heads: int | None = None
+    intermediate: int | None = None
     width: int = 16
 
     @property
@@ -373,6 +379,8 @@ class FastEagle:
         return {"kind": "fasteagle", **asdict(self)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        own = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
+        config = replace(config, **{name: size for name, size in own.items() if size is not None})
         H, rows = config.hidden, self.layers + 1
         ops = [matmul("features", rows, 3 * H, H), copy("embedding", rows * H), matmul("entry", rows, 2 * H, H)]
         for _ in range(self.layers):

@@ -239,6 +239,12 @@ def _spread(values: list[float], points: tuple[int, ...]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), **{f"p{p}": float(np.percentile(values, p)) for p in points}}
 
 
+def by_position(accepted: list[float]) -> list[float]:
+    """The share of steps that accepted the draft at depth 1, 2, ...; ``accepted`` counts the bonus token of each."""
+    deepest = int(max(accepted, default=1))
+    return [float(np.mean(np.array(accepted) > depth)) for depth in range(1, deepest)]
+
+
 def _report(turns: list[Turn], differences: list[Difference], noise: float, options: Options) -> dict[str, Any]:
     measured = [turn for turn in turns if turn.accepted]
     tokens = sum(turn.tokens for turn in turns)
@@ -257,6 +263,7 @@ def _report(turns: list[Turn], differences: list[Difference], noise: float, opti
         "logit_noise": noise,
         "speedup": _spread([turn.speedup for turn in measured], (1, 50, 99)),
         "accept_length": _spread(accepted, (50, 99)),
+        "accept_by_position": by_position(accepted),
         "plain_tokens_per_s": decoded / max(seconds["plain"], 1e-9),
         "speculative_tokens_per_s": decoded / max(seconds["speculative"], 1e-9),
         "host_share": sum(t.host_share * t.speculative_seconds for t in measured) / max(seconds["speculative"], 1e-9),
@@ -290,6 +297,7 @@ def _print(report: dict[str, Any]) -> None:
     spread = ", ".join(f"{key} {value:.2f}" for key, value in speedup.items())
     print(f"speed-up     {spread}")
     print(f"accept       mean {accept['mean']:.2f}, p50 {accept['p50']:.0f}, p99 {accept['p99']:.0f} tokens a step")
+    print("  by depth   " + "  ".join(f"{100 * share:.0f} %" for share in report["accept_by_position"]))
     print(
         f"tokens/s     {report['plain_tokens_per_s']:.0f} plain, {report['speculative_tokens_per_s']:.0f} speculative"
     )

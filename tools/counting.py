@@ -22,13 +22,11 @@ from draftwood.environment import hide_torch_npu
 from draftwood.errors import RequestError
 from draftwood.runtime.text import Text
 from draftwood.tools.prompts import Prompt
-from draftwood.trees import RankPaths
+from draftwood.tools.training.visited import REFERENCE_ROWS, path_of, visited
 from draftwood.trees.calibration import Calibration
 
 # Candidates a node that are looked at; a truth that is none of them ends the path.
 CANDIDATES = 32
-# Rows of the tree whose steps decide which contexts are counted; trees of like size stand at nearly the same ones.
-REFERENCE_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +123,11 @@ def count(job: Job) -> bytes:
         for n, (row, place) in enumerate(zip(rows, places, strict=True)):
             number = int(text_B[row])
             # Near the end of a text that was cut short what comes next is unknown.
-            path = _path(ranks_NI[n].tolist()) if known_N[n] or ended_W[number] else None
+            path = path_of(ranks_NI[n].tolist(), CANDIDATES) if known_N[n] or ended_W[number] else None
             context = int(batch.slot_BC[row, place]) + 2
             found.setdefault(number, []).append(_Context(path, context, confidence_N[n]))
-    for number, context in _visited(found):
-        conversation, source = names[number]
+    for number, at in visited({number: [one.path for one in contexts] for number, contexts in found.items()}):
+        (conversation, source), context = names[number], found[number][at]
         assert context.path is not None
         calibration.add(
             context.path, group=conversation, context=context.length, confidence=context.confidence, task=source
@@ -143,37 +141,6 @@ class _Context(NamedTuple):
     path: tuple[int, ...] | None
     length: int
     confidence: float
-
-
-def _visited(found: dict[int, list[_Context]]) -> Iterator[tuple[int, _Context]]:
-    """The contexts at which a decoding drafts: (number of the text, context).
-
-    A step passes over what it accepts, so decoding stands less often where acceptance is long. Counting every
-    position would overrate it: half of a text at 1 token a step and half at 5 is 1.7 tokens a step, not 3. The steps
-    are those of the best tree of ``REFERENCE_ROWS`` rows on all of these contexts.
-    """
-    every = RankPaths()
-    for contexts in found.values():
-        for context in contexts:
-            if context.path is not None:
-                every.add(context.path)
-    if not every.contexts:
-        return
-    tree = set(every.best_tree(REFERENCE_ROWS - 1).paths)
-    for number, contexts in found.items():
-        at = 0
-        while at < len(contexts):
-            path = contexts[at].path
-            if path is not None:
-                yield number, contexts[at]
-            taken = next((d for d in range(len(path or ()), 0, -1) if (path or ())[:d] in tree), 0)
-            at += taken + 1
-
-
-def _path(ranks: list[int]) -> tuple[int, ...]:
-    """The ranks up to the first token that was no candidate."""
-    stop = next((i for i, rank in enumerate(ranks) if rank >= CANDIDATES), len(ranks))
-    return tuple(ranks[:stop])
 
 
 def _prompt(text: Text, messages: list[dict[str, str]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,10 +34,19 @@ def models(size: str, work: Path, drafter: str = "demo-medusa") -> tuple[Path, P
     small, own, shape = demo.resolve("demo"), demo.resolve(drafter), SIZES[size]
     if shape is None:
         return small, own
-    wide, wide_own = work / f"teacher-{size}", work / f"{own.name}-{size}"
+    wide, wide_own = (work / f"{source.name}-{size}-{digest(source):08x}" for source in (small, own))
     # fp32, since bf16 cannot hold a gain times the square root of 3 or 5
     if not wide.exists():
         widen(small, wide, **asdict(shape), dtype="float32")
     if not wide_own.exists():
         widen_drafter(own, wide_own, small, read_config(wide), dtype="float32")
     return wide, wide_own
+
+
+def digest(folder: Path) -> int:
+    """A number of a model's configuration and weights, so that what is made of it is not taken for another's."""
+    found = 0
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors" or path.name == "config.json":
+            found = zlib.crc32(path.read_bytes(), found)
+    return found

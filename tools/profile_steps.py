@@ -39,7 +39,9 @@ VISIT_SECONDS = 0.05  # a visit lasts at least so long, or short steps never see
 HOST_TOKENS = 48  # new tokens of a text that is decoded for the host's share
 MODELLED_ROWS = tuple(range(1, 65))
 MODELLED_SLOTS = (1024, 2048, 4096, 8192)
-DRAFTERS = "medusa:HEADS[:tied], eagle3[:VOCABULARY], fasteagle:LAYERS[:VOCABULARY] or a drafter's folder"
+DRAFTERS = (
+    "medusa:HEADS[:tied], eagle3[:VOCABULARY], fasteagle:LAYERS[:VOCABULARY[:HEADS:KV_HEADS:MLP]] or a drafter's folder"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +139,9 @@ def parse_drafter(text: str, teacher: Path) -> Drafter:
         vocabulary = drafter.config.draft_vocabulary
         if drafter.kind == "eagle3":
             return device_model.Eagle3(vocabulary=vocabulary)
-        return device_model.FastEagle(layers=drafter.config.block.layers, vocabulary=vocabulary)
+        block = drafter.config.block
+        sizes = {name: getattr(block, name) for name in ("layers", "heads", "kv_heads", "intermediate")}
+        return device_model.FastEagle(vocabulary=vocabulary, **sizes)
     kind, *options = text.split(":")
     numbers = [int(option) for option in options if option.isdecimal()]
     match kind, numbers, [option for option in options if not option.isdecimal()]:
@@ -147,6 +151,9 @@ def parse_drafter(text: str, teacher: Path) -> Drafter:
             return device_model.Eagle3(vocabulary=(*sizes, config.vocabulary)[0])
         case "fasteagle", [layers] | [layers, _], [] if all(numbers):
             return device_model.FastEagle(layers=layers, vocabulary=(*numbers[1:], config.vocabulary)[0])
+        case "fasteagle", [layers, vocabulary, heads, kv_heads, intermediate], [] if all(numbers):
+            sizes = {"heads": heads, "kv_heads": kv_heads, "intermediate": intermediate}
+            return device_model.FastEagle(layers=layers, vocabulary=vocabulary, **sizes)
     raise RequestError(f"--drafter {text}: expected {DRAFTERS}")
 
 

@@ -1,21 +1,24 @@
-"""Speed where a real teacher lives: a demo pair widened with zeros, acceptance unchanged, cost that of its size.
+"""The shipped drafters side by side, at sizes where a real teacher lives: acceptance kept, cost that of the size.
 
-    python -m draftwood.tools.sizes --work DIR [--drafter demo-eagle3] [--sizes native,110m,500m] [--tree SPEC]
-        [--prompts FILE.jsonl] [--limit 24]
+    python -m draftwood.tools.sizes --work DIR [--drafter demo-medusa,demo-eagle3,demo-fasteagle]
+        [--sizes native,110m,500m] [--tree SPEC] [--rounds 3] [--prompts FILE.jsonl] [--limit 24] [--png FILE]
 
-For every size: widens the demo teacher and its drafter, builds a bundle of planned trees or of those asked for,
-weighs the gears on this machine, and runs ``bench`` with the best one, plain and speculative in the same run. The
-report sets the measured speed-up beside its bound, expected accept length x t(1) / (t_draft + t_verify). A budget
+For every size: widens the demo teacher and its drafters with zeros, builds a bundle of each with planned trees (or
+those asked for) and a chain of equal depth, and weighs the gears on this machine. Then it benchmarks the best gear of
+every drafter against plain decoding, drafter after drafter, in as many rounds as asked for; what is reported is the
+median round. The speed-up stands beside its bound, expected accept length x t(1) / (t_draft + t_verify). A budget
 tree has no bound, for rank paths say nothing of it, so it is benchmarked only where it is the one tree asked for.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import math
+import statistics
 import sys
-from dataclasses import asdict
+import zlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +30,81 @@ from draftwood.runtime.engine import share_threads
 from draftwood.runtime.policy import policy_for
 from draftwood.tools import demo
 from draftwood.tools.bench import bench
-from draftwood.tools.demo_sizes import SIZES, models
-from draftwood.tools.prompts import read_prompts
+from draftwood.tools.demo_sizes import SIZES, digest, models
+from draftwood.tools.prompts import Prompt, read_prompts
 from draftwood.tools.run import add_decoding_arguments, options
 from draftwood.tools.script import refusing
 from draftwood.tools.weigh import Weighed, best_tree, weigh
-from draftwood.trees import RankPaths, Topology, parse_specs
+from draftwood.trees import Topology, parse_specs
 from draftwood.trees.spec import Budget
 
+DRAFTERS = tuple(name for name in demo.NAMES if name != "demo")
 TREE_ROWS = (4, 6, 8, 12, 16, 24, 32)
+# Deep enough for every shipped drafter: drafts of equal depth are compared on this chain.
+EQUAL_DEPTH = 4
 SLOTS = 1024
 
+Trees = tuple[tuple[str, Topology | Budget], ...]
 
-def measure(size: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Builds, weighs and benchmarks one size."""
-    paths = demo.rank_paths(args.temperature, args.drafter)
-    trees = _trees(paths, args.tree)
-    teacher, drafter = models(size, args.work, args.drafter)
-    # Another choice of trees is another bundle.
-    chosen = hashlib.sha256(repr(trees).encode()).hexdigest()[:8]
-    folder = args.work / f"bundle-{size}-{drafter.name}-{chosen}"
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A drafter at one size: its engine, its gears as weighed, the one to benchmark and the bound on its speed-up."""
+
+    drafter: str
+    engine: CpuEngine
+    weighed: list[Weighed]
+    gear: str
+    bound: float | None
+
+
+def compare(size: str, drafters: list[str], prompts: list[Prompt], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All drafters at one size: weighed, then benchmarked in turns."""
+    contenders = [_contender(size, drafter, args) for drafter in drafters]
+    rounds: dict[str, list[dict[str, Any]]] = {drafter: [] for drafter in drafters}
+    for number in range(args.rounds):
+        for one in contenders:
+            _say(f"{size}: round {number + 1}, {one.drafter} with {one.gear}")
+            bundle = one.engine.bundle
+            policies = policy_for(bundle, plain=True), policy_for(bundle, one.gear)
+            report = bench(one.engine, prompts, options(args), *policies)
+            report.pop("per_turn")
+            rounds[one.drafter].append(report)
+    parameters = _parameters(models(size, args.work, drafters[0])[0])
+    return [
+        {"size": size, "parameters_m": parameters, **_row(one, rounds[one.drafter]), "rounds": rounds[one.drafter]}
+        for one in contenders
+    ]
+
+
+def _contender(size: str, drafter: str, args: argparse.Namespace) -> Contender:
+    paths = demo.rank_paths(args.temperature, drafter)
+    trees = _trees(args.tree, drafter, args.temperature)
+    teacher, own = models(size, args.work, drafter)
+    # Another drafter or choice of trees is another bundle.
+    content = zlib.crc32(repr(trees).encode(), digest(teacher) ^ digest(own))
+    folder = args.work / f"bundle-{size}-{drafter}-{content:08x}"
     if not folder.exists():
-        build(BuildRequest(model=teacher, drafter=drafter, trees=trees, slots=(SLOTS,)), folder, _say)
-    share_threads(args.threads)
+        _say(f"{size}: building {folder.name}")
+        build(BuildRequest(model=teacher, drafter=own, trees=trees, slots=(SLOTS,)), folder, lambda _: None)
     engine = CpuEngine(Bundle.open(folder))
-    _say(f"{size}: weighing the gears")
     weighed = weigh(engine, paths)
-    gear, bound = _best(engine.bundle, weighed)
-    _say(f"{size}: {gear} promises {bound:.2f}x" if bound else f"{size}: {gear} cannot be weighed")
-    policies = policy_for(engine.bundle, plain=True), policy_for(engine.bundle, gear)
-    report = bench(engine, read_prompts(args.prompts, args.limit), options(args), *policies)
-    report.pop("per_turn")
-    parameters = sum(path.stat().st_size for path in teacher.glob("*.safetensors")) / 2 / 1e6
-    return {
-        "size": size,
-        "drafter": args.drafter,
-        "parameters_m": parameters if size == "native" else parameters / 2,
-        "gear": gear,
-        "bound": bound,
-        "gears": [asdict(w) for w in weighed],
-        "bench": report,
-    }
+    if len(weighed) > 1:
+        best = best_tree(weighed)
+        gear, bound = best.gear, best.bound
+    else:
+        gear, bound = next(gear.name for gear in engine.bundle.manifest.gears if gear.tree != "plain"), None
+    _say(f"{size}: {drafter}: {gear} promises {bound:.2f}x" if bound else f"{size}: {gear} cannot be weighed")
+    return Contender(drafter, engine, weighed, gear, bound)
 
 
-def _trees(paths: RankPaths, specs: str | None) -> tuple[tuple[str, Topology | Budget], ...]:
-    """The trees asked for, or the best of every number of rows; plain decoding comes first."""
+def _trees(specs: str | None, drafter: str, temperature: float) -> Trees:
+    """The trees asked for, or the best of every number of rows and a chain; plain decoding comes first."""
     if specs is None:
+        paths = demo.rank_paths(temperature, drafter)
         planned = ((f"planned-{rows}", paths.best_tree(rows - 1)) for rows in TREE_ROWS)
-        return ("plain", Topology.plain()), *planned
+        chain = (f"chain-{EQUAL_DEPTH}", Topology.chain(EQUAL_DEPTH))
+        return ("plain", Topology.plain()), chain, *planned
     trees = tuple(parse_specs(specs))
     if len(trees) == 1:
         raise RequestError(f"--tree {specs}: expected a tree that speculates, such as chain:3")
@@ -83,52 +113,134 @@ def _trees(paths: RankPaths, specs: str | None) -> tuple[tuple[str, Topology | B
     return trees
 
 
-def _best(bundle: Bundle, weighed: list[Weighed]) -> tuple[str, float | None]:
-    """The best gear that was weighed and its bound, or the one of a budget tree, which has none."""
-    if len(weighed) > 1:
-        best = best_tree(weighed)
-        return best.gear, best.bound
-    return next(gear.name for gear in bundle.manifest.gears if gear.tree != "plain"), None
+def _row(one: Contender, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the table shows of a drafter: its drafts and the median round."""
+    chosen = next((weighed for weighed in one.weighed if weighed.gear == one.gear), None)
+    chain = next((weighed for weighed in one.weighed if weighed.gear.startswith(f"chain-{EQUAL_DEPTH}-")), None)
+    ratios = [report["speculative_tokens_per_s"] / report["plain_tokens_per_s"] for report in rounds]
+    median = rounds[ratios.index(statistics.median_low(ratios))]
+    return {
+        "drafter": one.drafter,
+        "gear": one.gear,
+        "gears": [asdict(weighed) for weighed in one.weighed],
+        "equal_depth_draft_ms": chain.draft_ms if chain else None,
+        "draft_ms": chosen.draft_ms if chosen else None,
+        "bound": one.bound,
+        "ok": all(report["ok"] for report in rounds),
+        "turns": median["turns"],
+        "identical": min(report["identical"] for report in rounds),
+        "accept_length": median["accept_length"]["mean"],
+        "accept_by_position": median["accept_by_position"],
+        "plain_tokens_per_s": median["plain_tokens_per_s"],
+        "speculative_tokens_per_s": median["speculative_tokens_per_s"],
+        "host_share": median["host_share"],
+        "speedup": statistics.median_low(ratios),
+        "speedup_by_round": ratios,
+    }
+
+
+def _parameters(model: Path) -> float:
+    """Millions of parameters in a folder of safetensors."""
+    from safetensors import safe_open
+
+    found = 0
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, framework="np") as opened:
+            shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]  # noqa: SIM118
+        found += sum(math.prod(shape) for shape in shapes)
+    return found / 1e6
 
 
 def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{'size':8} {'params':>7} {'gear':20} {'equal':>9} {'accept':>7} {'plain/s':>8} {'tree/s':>7} ", end="")
-    print(f"{'speed-up':>9} {'p50':>5} {'bound':>6} {'host':>6}")
+def table(rows: list[dict[str, Any]]) -> str:
+    """The report for people: a line a size and drafter."""
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    lines = [
+        f"{'size':7} {'params':>7} {'drafter':15} {'gear':18} {'draft ms':>8} {'chain-' + str(EQUAL_DEPTH):>8}"
+        f" {'equal':>9} {'accept':>6} {'plain/s':>8} {'tree/s':>7} {'speed-up':>8} {'rounds':>11} {'bound':>6}"
+        "  accepted at depth 1, 2, ..."
+    ]
     for row in rows:
-        b, bound = row["bench"], "-" if row["bound"] is None else f"{row['bound']:.2f}"
-        print(
-            f"{row['size']:8} {row['parameters_m']:5.0f} M {row['gear']:20} {b['identical']:4}/{b['turns']:<4}"
-            f" {b['accept_length']['mean']:7.2f} {b['plain_tokens_per_s']:8.1f} {b['speculative_tokens_per_s']:7.1f}"
-            f" {b['speedup']['mean']:9.2f} {b['speedup']['p50']:5.2f} {bound:>6} {100 * b['host_share']:5.1f}%"
+        shares = " ".join(f"{100 * share:.0f}" for share in row["accept_by_position"])
+        spread = f"{min(row['speedup_by_round']):.2f}..{max(row['speedup_by_round']):.2f}"
+        lines.append(
+            f"{row['size']:7} {row['parameters_m']:5.0f} M {row['drafter']:15} {row['gear']:18}"
+            f" {number(row['draft_ms'], '.2f'):>8} {number(row['equal_depth_draft_ms'], '.2f'):>8}"
+            f" {row['identical']:4}/{row['turns']:<4} {row['accept_length']:6.2f} {row['plain_tokens_per_s']:8.1f}"
+            f" {row['speculative_tokens_per_s']:7.1f} {row['speedup']:8.2f} {spread:>11}"
+            f" {number(row['bound'], '.2f'):>6}  {shares} %"
         )
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bars a size and drafter: the draft of equal depth, and the speed-up with its rounds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and drawn without a display
+    from matplotlib.figure import Figure
+
+    sizes, drafters = (list(dict.fromkeys(row[key] for row in rows)) for key in ("size", "drafter"))
+    figure = Figure(figsize=(9.2, 3.6), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    drafts, speed = figure.subplots(1, 2)
+    width = 0.8 / len(drafters)
+    for number, drafter in enumerate(drafters):
+        own = [row for row in rows if row["drafter"] == drafter]
+        places = [sizes.index(row["size"]) + number * width for row in own]
+        label = drafter.removeprefix("demo-")
+        drafts.bar(places, [row["equal_depth_draft_ms"] or row["draft_ms"] or 0 for row in own], width, label=label)
+        speed.bar(places, [row["speedup"] for row in own], width, label=label)
+        for place, row in zip(places, own, strict=True):
+            speed.plot([place] * len(row["speedup_by_round"]), row["speedup_by_round"], "k_", markersize=6)
+    drafts.set(title=f"one draft, chain of {EQUAL_DEPTH}", ylabel="ms", yscale="log")
+    speed.set(title="speed-up over plain decoding, rounds as dashes")
+    speed.axhline(1, color="grey", linewidth=0.8)
+    for panel in (drafts, speed):
+        panel.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], sizes)
+    drafts.legend(frameon=False, fontsize=8)
+    figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _chosen(given: str, known: tuple[str, ...], flag: str) -> list[str]:
+    names = given.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise RequestError(f"{flag} {unknown[0]}: expected {', '.join(known)}")
+    return names
 
 
 @refusing
-def main() -> int:
-    parser = argparse.ArgumentParser(description="benchmark of a demo pair at its native and at larger sizes")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder for widened models and bundles")
-    parser.add_argument("--drafter", default="demo-medusa", choices=[name for name in demo.NAMES if name != "demo"])
+    parser.add_argument("--drafter", default=",".join(DRAFTERS), metavar="NAME[,NAME...]", help="default: all three")
     parser.add_argument("--sizes", default=",".join(SIZES), metavar="S[,S...]")
     parser.add_argument("--tree", metavar="SPEC[,SPEC...]", help="as build's (default: planned from rank paths)")
+    parser.add_argument("--rounds", type=int, default=3, help="times every drafter is benchmarked (%(default)s)")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw drafts and speed-ups")
     parser.add_argument("--json", action="store_true")
     add_decoding_arguments(parser)
-    args = parser.parse_args()
-    sizes = args.sizes.split(",")
-    if unknown := [size for size in sizes if size not in SIZES]:
-        raise RequestError(f"--sizes {unknown[0]}: expected {', '.join(SIZES)}")
+    args = parser.parse_args(arguments)
+    sizes = _chosen(args.sizes, tuple(SIZES), "--sizes")
+    drafters = _chosen(args.drafter, DRAFTERS, "--drafter")
+    if args.rounds < 1:
+        raise RequestError(f"--rounds {args.rounds}: expected 1 or more")
+    prompts = read_prompts(args.prompts, args.limit)
     args.work.mkdir(parents=True, exist_ok=True)
-    rows = [measure(size, args) for size in sizes]
-    if args.json:
-        print(json.dumps(rows))
-    else:
-        _print(rows)
-    return 0 if all(row["bench"]["ok"] for row in rows) else 1
+    share_threads(args.threads)
+    rows = []
+    for size in sizes:
+        rows += compare(size, drafters, prompts, args)
+    if args.png:
+        draw(rows, args.png)
+    print(json.dumps(rows) if args.json else table(rows))
+    return 0 if all(row["ok"] for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -128,6 +128,13 @@ def test_fasteagle_is_one_pass_of_all_its_layers() -> None:
     assert weights(ops) == 7 * layer + 5 * 4096 * 4096 + 4096 * 32000
 
 
+def test_narrow_fasteagle_layers_stream_less() -> None:
+    narrow = FastEagle(layers=7, vocabulary=32000, heads=16, kv_heads=4, intermediate=2048)
+    ((_, ops),) = drafts(narrow).items()
+    layer = 4096 * 3072 + 2048 * 4096 + 3 * 4096 * 2048
+    assert weights(ops) == 7 * layer + 5 * 4096 * 4096 + 4096 * 32000
+
+
 def test_the_table_says_it_is_modelled_and_where_every_figure_comes_from() -> None:
     table = modelled_table(B3, DIMS, (1, 8, 17), (1024, 128), Eagle3(vocabulary=32000), {"name": "p"}, prefill=(32,))
     assert (table.source, table.kv_read, table.slots) == ("modelled", "static", (128, 1024))

@@ -10,8 +10,9 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.tools.calibrate import parse_temperatures
 from draftwood.tools.cli import main
-from draftwood.tools.counting import CANDIDATES, Job, _Context, _visited, count, count_all, jobs
+from draftwood.tools.counting import CANDIDATES, Job, count, count_all, jobs
 from draftwood.tools.prompts import read_prompts
+from draftwood.tools.training.visited import visited
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
 
@@ -151,18 +152,16 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 def test_contexts_are_those_at_which_a_decoding_stands() -> None:
     """Half of a text at one token a step, half at three: steps are counted, not positions."""
-    hit, miss = (0, 0), ()
-    text = [*[_Context(miss, t, 0.5) for t in range(6)], *[_Context(hit, 6 + t, 0.5) for t in range(6)]]
-    visited = [context.length for _, context in _visited({0: text})]
-    assert visited == [0, 1, 2, 3, 4, 5, 6, 9]  # a step of two accepted drafts and the bonus passes over two
-    accepted = sum(len(text[at].path or ()) for at in visited)
-    assert len(text) / len(visited) == 1 + accepted / len(visited)
+    text = [()] * 6 + [(0, 0)] * 6
+    at = [place for _, place in visited({0: text})]
+    assert at == [0, 1, 2, 3, 4, 5, 6, 9]  # a step of two accepted drafts and the bonus passes over two
+    accepted = sum(len(text[place]) for place in at)
+    assert len(text) / len(at) == 1 + accepted / len(at)
 
 
 def test_unknown_contexts_are_passed_and_not_counted() -> None:
-    text = [_Context((0,), 0, 0.5), _Context((0,), 1, 0.5), _Context(None, 2, 0.5), _Context(None, 3, 0.5)]
-    assert [context.length for _, context in _visited({7: text})] == [0]
-    assert list(_visited({7: [_Context(None, 0, 0.5)]})) == []
+    assert list(visited({7: [(0,), (0,), None, None]})) == [(7, 0)]
+    assert list(visited({7: [None]})) == []
 
 
 def test_a_bundle_counts_what_its_own_steps_accept(

@@ -124,6 +124,8 @@ def test_bench_finds_all_turns_identical(
     assert (report["turns"], report["identical"], report["ties"], report["differences"]) == (3, 3, 0, [])
     assert {"mean", "p1", "p50", "p99"} == set(report["speedup"])
     assert report["accept_length"]["mean"] > 1 and 0 < report["host_share"] < 1
+    shares = report["accept_by_position"]
+    assert shares == sorted(shares, reverse=True) and report["accept_length"]["mean"] == pytest.approx(1 + sum(shares))
     assert set(report["by_source"]) == {"cats", "hats"} and len(report["per_turn"]) == 3
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -1,6 +1,7 @@
 """``draftwood profile``: what is timed and in which state, what is written, what is refused."""
 
 import argparse
+import json
 import random
 from collections import defaultdict
 from dataclasses import replace
@@ -178,7 +179,8 @@ def test_an_absent_device_is_modelled_from_the_configuration_alone(
         ("medusa:3:tied", {"kind": "medusa", "levels": 3, "tied": True}),
         ("eagle3", {"kind": "eagle3", "vocabulary": 300}),
         ("fasteagle:4", {"kind": "fasteagle", "layers": 4, "vocabulary": 300}),
-        ("fasteagle:4:90", {"kind": "fasteagle", "layers": 4, "vocabulary": 90}),
+        ("fasteagle:4:90", {"kind": "fasteagle", "layers": 4, "vocabulary": 90, "heads": None}),
+        ("fasteagle:4:90:2:1:20", {"vocabulary": 90, "heads": 2, "kv_heads": 1, "intermediate": 20}),
     ],
 )
 def test_drafters_to_model(tiny_config: Path, spec: str, facts: dict[str, object]) -> None:
@@ -188,6 +190,17 @@ def test_drafters_to_model(tiny_config: Path, spec: str, facts: dict[str, object
 def test_a_folder_of_heads_is_read(tiny_teacher: Path, tiny_heads: Path) -> None:
     facts = profile_steps.parse_drafter(str(tiny_heads), tiny_teacher).facts
     assert (facts["levels"], facts["blocks"], facts["tied"]) == (2, 1, True)
+
+
+def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[str, Path]) -> None:
+    """Its layers' own widths count, not the teacher's."""
+    folder = tiny_drafters["fasteagle"]
+    facts = profile_steps.parse_drafter(str(folder), tiny_teacher).facts
+    config = json.loads((folder / "config.json").read_text())
+    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "draft_vocab_size")
+    assert [facts[name] for name in ("layers", "heads", "kv_heads", "intermediate", "vocabulary")] == [
+        config[name] for name in names
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from draftwood.tools.training.losses import Distribution, HeadLoss, Written
 from draftwood.tools.training.ngram import NGrams
 from draftwood.tools.training.states import States
 from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, train_tokenizer
+from draftwood.tools.training.visited import path_of
 from draftwood.trees import RankPaths
 
 TEXT = "the old sailor counted 12 ships and 305 gulls near the quiet harbour before the storm came in"
@@ -222,7 +223,9 @@ def test_paths_equal_a_naive_count() -> None:
     counted = RankPaths()
     for path, count in naive.items():
         counted.add(path, count)
-    paths = rank_paths.paths_of(ranks)
+    paths = RankPaths()
+    for row in ranks.tolist():
+        paths.add(path_of(row, 16))
     assert paths == counted and rank_paths.compact(paths) == paths.to_json()
     small = RankPaths.from_json(rank_paths.compact(paths, largest=600))
     assert small.contexts == paths.contexts and len(small.to_json()) < len(paths.to_json())

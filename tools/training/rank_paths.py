@@ -4,7 +4,8 @@
 
 Into each drafter's folder go rank_paths_greedy.json and rank_paths_sampled.json. An EAGLE-3 layer is fed the true
 tokens and its own states, as the nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a
-token by its distance alone. All drafters are counted on the same contexts.
+token by its distance alone. All drafters are counted on the same texts, each at the contexts where a decoding with
+it would stand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.errors import RequestError
@@ -28,6 +28,7 @@ from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.kinds import load
 from draftwood.tools.training.states import States
 from draftwood.tools.training.trainer import ranks_of
+from draftwood.tools.training.visited import path_of, visited
 from draftwood.trees import RankPaths
 
 # W texts, N contexts, I levels
@@ -55,7 +56,7 @@ def counted_texts(texts: Distilled, temperature: float, contexts: int = 50_000) 
 
 
 def count_paths(drafter: Drafter, states: States, text_W: np.ndarray, levels: int) -> RankPaths:
-    """Rank paths of the texts' contexts.
+    """Rank paths at the contexts of the texts where a decoding would stand.
 
     Contexts so near to the end of a text that was cut short that one of ``levels`` true tokens is unknown are
     left out: the greatest number of levels makes several drafters comparable.
@@ -63,24 +64,18 @@ def count_paths(drafter: Drafter, states: States, text_W: np.ndarray, levels: in
     Raises:
         RequestError: no context is left.
     """
-    ended_W, result = states.texts.ended(), RankPaths()
+    ended_W, found, result = states.texts.ended(), {}, RankPaths()
     for text_B, batch, ranks_NI in ranks_of(drafter, states, text_W, CANDIDATES):
-        known_N = (batch.targets(levels) != NONE).all(1).cpu()
-        known_N |= torch.from_numpy(ended_W[text_B])[batch.there_BC.nonzero()[:, 0].cpu()]
-        if known_N.any():
-            result.merge(paths_of(ranks_NI[known_N].numpy()))
+        known_N = (batch.targets(levels) != NONE).all(1).tolist()
+        rows = batch.there_BC.nonzero()[:, 0].tolist()
+        for row, known, ranks in zip(rows, known_N, ranks_NI.tolist(), strict=True):
+            number = int(text_B[row])
+            path = path_of(ranks, CANDIDATES) if known or ended_W[number] else None
+            found.setdefault(number, []).append(path)
+    for number, at in visited(found):
+        result.add(found[number][at])
     if not result.contexts:
         raise RequestError("no context is far enough from the end of its text to count; distill longer texts")
-    return result
-
-
-def paths_of(ranks_NI: np.ndarray) -> RankPaths:
-    """One path a row, ending before the first rank that is CANDIDATES or more."""
-    open_NI = np.logical_and.accumulate(ranks_NI < CANDIDATES, axis=1)
-    unique, counts = np.unique(np.where(open_NI, ranks_NI, CANDIDATES), axis=0, return_counts=True)
-    result = RankPaths()
-    for row, count in zip(unique.tolist(), counts.tolist(), strict=True):
-        result.add(tuple(rank for rank in row if rank < CANDIDATES), count)
     return result
 
 
