@@ -69,7 +69,7 @@ def check(
     bundle: Bundle, prompts: list[NDArray[np.int64]], progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """The whole report: ``ok``, ``comparisons``, ``controls``, and both by graph."""
-    from draftwood.tools.faults import controls
+    from draftwood.tools.faults import controls, draft_controls
 
     found: list[Comparison] = []
     caught: list[Control] = []
@@ -79,7 +79,7 @@ def check(
         if pair.name in ("onnx-cpu", "ge", "npu"):
             for gear in bundle.manifest.gears:
                 progress(f"{pair.name} faults, {gear.name}")
-                caught += controls(pair, gear, prompts[0])
+                caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
     if "ge" in pairs:
         caught += _graph_controls(bundle, pairs["ge"], prompts[0])
     differences = [_located(bundle, pairs["ge"], one, prompts) for one in found if one.graphs == "ge" and not one.ok]

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.drafting import Draft
 from draftwood.runtime.engine import Engine
-from draftwood.tools.compare import Pair, relative_difference
+from draftwood.tools.compare import Pair, compare_drafts, relative_difference
 from draftwood.trees import TreeBuffers
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Control:
-    """A deliberate fault and how far it moved the logits; ``caught`` if past the tolerance."""
+    """A deliberate fault and how far it moved the logits, or a draft; ``caught`` if past the tolerance."""
 
     gear: str
     graphs: str
@@ -55,6 +57,58 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         pair.engine.prefill(cache, prompt)
         yield control(pair, gear, fault, pair.engine.verify(cache, tokens_T, wrong).logits_RV, want)
     yield from _commit_controls(pair, gear, prompt, tokens_T, tree)
+
+
+def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
+    """Faults in what one draft reads: the teacher's states, the root beside them, the drafter's own caches."""
+    if gear.draft is None:
+        return
+    root = int(pair.reference.prefill(pair.reference.new_cache(gear.slots), prompt).choice_R[0])
+    want = _drafted(pair.reference, gear, prompt, root)
+    wrong = {"teacher's states misplaced": _drafted(pair.engine, gear, prompt, root, _misplaced)}
+    drafter = pair.reference.bundle.manifest.drafter
+    if drafter is not None and drafter.layers:
+        before = _drafted(pair.engine, gear, prompt, int(prompt[-1]))
+        wrong["token before the root in its place"] = before._replace(tokens_T=np.append(root, before.tokens_T[1:]))
+        wrong["drafter's caches forgotten"] = _drafted(pair.engine, gear, prompt, root, _forgotten)
+    for fault, got in wrong.items():
+        found = list(compare_drafts(pair, gear, [(want, got)]))
+        worst = max(found, key=lambda one: one.difference / one.tolerance)
+        yield Control(gear=gear.name, graphs=pair.name, fault=fault, difference=worst.difference, caught=not worst.ok)
+
+
+def _drafted(
+    engine: Engine,
+    gear: Gear,
+    prompt: NDArray[np.int64],
+    root: int,
+    spoil: Callable[[DraftCache], None] | None = None,
+) -> Draft:
+    """The draft behind a prompt; with ``spoil`` done to the drafter's memory a second one."""
+    cache = engine.new_cache(gear.slots)
+    engine.prefill(cache, prompt)
+    draft = engine.draft(cache, gear, root)
+    if spoil is None:
+        return draft
+    assert cache.draft is not None
+    spoil(cache.draft)
+    return engine.draft(cache, gear, root)
+
+
+def _misplaced(text: DraftCache) -> None:
+    """Every one of three states in the place of the next; of a single state its parts."""
+    rows = text.rows
+
+    def turned(count: int, following: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        after_n, features_nF = rows(count, following)
+        return after_n, np.roll(features_nF, features_nF.shape[1] // 3, axis=1)
+
+    text.rows = turned  # type: ignore[method-assign]
+
+
+def _forgotten(text: DraftCache) -> None:
+    for side in text.sides:
+        side[:] = 0
 
 
 def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:

@@ -68,7 +68,12 @@ def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureF
     assert set(graphs["prefill-t16-kv128"]) == {"onnx", "ge"}
     assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
     faults = {(c["graphs"], c["fault"]) for c in report["controls"]}
-    for fault in ("mask inverted in the graph", "one cache write dropped from the graph", "path index misrouted"):
+    for fault in (
+        "mask inverted in the graph",
+        "one cache write dropped from the graph",
+        "path index misrouted",
+        "teacher's states misplaced",
+    ):
         assert ("ge", fault) in faults
     assert json.loads((npu_bundle / "check.json").read_text()) == report
 
