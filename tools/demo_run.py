@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="BUNDLE", help="where to build the bundle (default: a cache folder)"
     )
+    parser.add_argument("--drafter", choices=demo.DRAFTERS, default="demo-eagle3", help="default: %(default)s")
     parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -68,12 +69,12 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engine import share_threads
     from draftwood.tools.check import check, sample_prompts
 
-    paths = demo.rank_paths()
+    paths = demo.rank_paths(0.0, args.drafter)
     trees = [(f"planned-{rows}", paths.best_tree(rows - 1)) for rows in TREE_ROWS]
     if not args.json:
         _print_plan(paths, trees)
-    folder = args.out or _cache_folder(args.size)
-    built = _build(trees, folder, args.size)
+    folder = args.out or _cache_folder(args)
+    built = _build(trees, folder, args)
     share_threads()
     bundle = Bundle.open(folder)
     _say("checking every gear against eager PyTorch")
@@ -95,30 +96,30 @@ def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def _cache_folder(size: str) -> Path:
+def _cache_folder(args: argparse.Namespace) -> Path:
     """A folder named by what goes into the bundle, so that another version never meets an old one."""
     content = hashlib.sha256(__version__.encode())
     for path in sorted(demo.FOLDER.rglob("*")):
         if path.suffix in (".safetensors", ".json"):
             content.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "draftwood" / f"demo-{size}-{content.hexdigest()[:16]}"
+    return root / "draftwood" / f"{args.drafter}-{args.size}-{content.hexdigest()[:16]}"
 
 
-def _build(trees: list[tuple[str, Topology]], folder: Path, size: str) -> float:
+def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> float:
     """Builds the bundle anew, whatever lies in the demo's own cache folder; returns the seconds it took."""
     from draftwood.compiler.bundle import BuildRequest, build
     from draftwood.tools.demo_sizes import models
     from draftwood.trees import Topology
 
-    if folder == _cache_folder(size):
+    if folder == _cache_folder(args):
         shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="draftwood-demo-") as work:
-        _say(f"widening the models to {size}" if size != "native" else "taking the models as they are")
-        teacher, heads = models(size, Path(work))
+        _say(f"widening the models to {args.size}" if args.size != "native" else "taking the models as they are")
+        teacher, drafter = models(args.size, Path(work), args.drafter)
         planned = (("plain", Topology.plain()), *trees)
-        request = BuildRequest(model=teacher, drafter=heads, trees=planned, slots=(SLOTS,))
+        request = BuildRequest(model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,))
         build(request, folder, progress=lambda what: _say(f"building {what}"))
     return time.monotonic() - began
 

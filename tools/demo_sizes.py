@@ -29,7 +29,7 @@ SIZES: dict[str, Shape | None] = {
 }
 
 
-def models(size: str, work: Path, drafter: str = "demo-medusa") -> tuple[Path, Path]:
+def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
     """Teacher and a shipped drafter, by its name, of a size; made under ``work`` unless they are there."""
     small, own, shape = demo.resolve("demo"), demo.resolve(drafter), SIZES[size]
     if shape is None:

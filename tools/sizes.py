@@ -38,7 +38,6 @@ from draftwood.tools.weigh import Weighed, best_tree, weigh
 from draftwood.trees import Topology, parse_specs
 from draftwood.trees.spec import Budget
 
-DRAFTERS = tuple(name for name in demo.NAMES if name != "demo")
 TREE_ROWS = (4, 6, 8, 12, 16, 24, 32)
 # Deep enough for every shipped drafter: drafts of equal depth are compared on this chain.
 EQUAL_DEPTH = 4
@@ -217,7 +216,9 @@ def _chosen(given: str, known: tuple[str, ...], flag: str) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder for widened models and bundles")
-    parser.add_argument("--drafter", default=",".join(DRAFTERS), metavar="NAME[,NAME...]", help="default: all three")
+    parser.add_argument(
+        "--drafter", default=",".join(demo.DRAFTERS), metavar="NAME[,NAME...]", help="default: all three"
+    )
     parser.add_argument("--sizes", default=",".join(SIZES), metavar="S[,S...]")
     parser.add_argument("--tree", metavar="SPEC[,SPEC...]", help="as build's (default: planned from rank paths)")
     parser.add_argument("--rounds", type=int, default=3, help="times every drafter is benchmarked (%(default)s)")
@@ -228,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_decoding_arguments(parser)
     args = parser.parse_args(arguments)
     sizes = _chosen(args.sizes, tuple(SIZES), "--sizes")
-    drafters = _chosen(args.drafter, DRAFTERS, "--drafter")
+    drafters = _chosen(args.drafter, demo.DRAFTERS, "--drafter")
     if args.rounds < 1:
         raise RequestError(f"--rounds {args.rounds}: expected 1 or more")
     prompts = read_prompts(args.prompts, args.limit)

@@ -14,7 +14,7 @@ NAMES = {
     "demo-eagle3": FOLDER / "eagle3",
     "demo-fasteagle": FOLDER / "fasteagle",
 }
-
+DRAFTERS = tuple(name for name in NAMES if name != "demo")
 
 # Configurations without weights: "shape:llama-3.1-8b".
 SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.parent / "shapes").glob("*/config.json"))}
@@ -31,7 +31,7 @@ def resolve(name: str) -> Path:
     return (NAMES | SHAPES).get(name, Path(name))
 
 
-def rank_paths(temperature: float = 0.0, drafter: str = "demo-medusa") -> RankPaths:
+def rank_paths(temperature: float, drafter: str) -> RankPaths:
     """The rank paths that the demo teacher's own text took through the candidates of a shipped drafter.
 
     They were counted twice, on greedy text and on text sampled at temperature 0.8.
