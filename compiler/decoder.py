@@ -7,7 +7,7 @@ accepted rows of the previous tree (the *branch*) into place. Three forms of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, cast
@@ -134,24 +134,29 @@ class Layer(nn.Module):
         written_2WKD = torch.cat((moved_2PKD, new_2TKD), 1).flatten(1, 2)
         key_cache = ops.npu_scatter_nd_update(key_cache, placement.index, written_2WKD[0])
         value_cache = ops.npu_scatter_nd_update(value_cache, placement.index, written_2WKD[1])
-        query = q_TND.transpose(0, 1)[None]
-        keys, values = (c.view(1, config.kv_heads, -1, config.head_dim) for c in (key_cache, value_cache))
-        scale = config.head_dim**-0.5
+        out = self.over_cache(q_TND, (key_cache, value_cache), placement.masked, form)
+        return out, new_2TKD, key_cache, value_cache
+
+    def over_cache(self, q_TND: Tensor, cache: Sequence[Tensor], masked: Tensor, form: Form) -> Tensor:
+        """Attention of rotated rows over flat caches [K*C, D], key then value: [T, N*D]."""
+        config = self.config
+        query, scale = q_TND.transpose(0, 1)[None], config.head_dim**-0.5
+        keys, values = (c.view(1, config.kv_heads, -1, config.head_dim) for c in cache)
         if form == "eager":
-            out = kernels.eager_attention(query, keys, values, placement.masked, scale)
+            out = kernels.eager_attention(query, keys, values, masked, scale)
         else:
-            out = ops.npu_fused_infer_attention_score(
+            out = torch.ops.npu.npu_fused_infer_attention_score(
                 query,
                 keys,
                 values,
-                atten_mask=placement.masked,
+                atten_mask=masked,
                 num_heads=config.heads,
                 scale=scale,
                 input_layout="BNSD",
                 num_key_value_heads=config.kv_heads,
                 sparse_mode=1,
             )[0]
-        return out[0].transpose(0, 1).flatten(1), new_2TKD, key_cache, value_cache
+        return out[0].transpose(0, 1).flatten(1)
 
     def append(
         self,

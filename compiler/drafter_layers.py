@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood import kernels
 from draftwood.compiler.config import TeacherConfig
 from draftwood.compiler.decoder import Form, Layer, Norm, Placement
 from draftwood.compiler.drafter_config import DrafterConfig
@@ -63,29 +62,12 @@ class DraftLayer(Layer):
 
     def extend(self, x: Tensor, cache: list[Tensor], at: Extension, form: Form) -> tuple[Tensor, list[Tensor]]:
         """Writes the rows into flat caches [K*C, D], key then value: (attended [P, N*D], both caches)."""
-        config, ops = self.config, torch.ops.npu
         q_PND, *new = self.rotated(x, at.cos_P1D, at.sin_P1D)
         written = [
-            ops.npu_scatter_nd_update(old, at.placement.index, rows_PKD.flatten(0, 1))
+            torch.ops.npu.npu_scatter_nd_update(old, at.placement.index, rows_PKD.flatten(0, 1))
             for old, rows_PKD in zip(cache, new, strict=True)
         ]
-        keys, values = (c.view(1, config.kv_heads, -1, config.head_dim) for c in written)
-        query, masked, scale = q_PND.transpose(0, 1)[None], at.placement.masked, config.head_dim**-0.5
-        if form == "eager":
-            out = kernels.eager_attention(query, keys, values, masked, scale)
-        else:
-            out = ops.npu_fused_infer_attention_score(
-                query,
-                keys,
-                values,
-                atten_mask=masked,
-                num_heads=config.heads,
-                scale=scale,
-                input_layout="BNSD",
-                num_key_value_heads=config.kv_heads,
-                sparse_mode=1,
-            )[0]
-        return out[0].transpose(0, 1).flatten(1), written
+        return self.over_cache(q_PND, written, at.placement.masked, form), written
 
     def attend_tree(
         self,

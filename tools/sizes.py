@@ -38,7 +38,7 @@ from draftwood.tools.weigh import Weighed, best_tree, weigh
 from draftwood.trees import Topology, parse_specs
 from draftwood.trees.spec import Budget
 
-TREE_ROWS = (4, 6, 8, 12, 16, 24, 32)
+TREE_ROWS = (4, 6, 8, 12, 16)
 # Deep enough for every shipped drafter: drafts of equal depth are compared on this chain.
 EQUAL_DEPTH = 4
 SLOTS = 1024
