@@ -17,8 +17,6 @@ from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.compiler.steps import StepSizes
 from draftwood.errors import RequestError
 from draftwood.tools import demo
-from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import begin, complete
 from draftwood.tools.widen import main, widen, widen_drafter, widen_medusa
 from draftwood.trees import Topology
 
@@ -196,8 +194,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 DRAFT_KINDS = ["eagle3", "fasteagle"]
 WIDE = {"hidden": 96, "intermediate": 128, "layers": 5, "heads": 12, "kv_heads": 4}
-# The pairs that are shipped, so that ranks and probabilities are those of trained drafters; both fit 2 key heads.
-DEMO_WIDE = {"hidden": 384, "intermediate": 800, "layers": 9, "heads": 6, "kv_heads": 3}
+# The pairs that are shipped, so that ranks and probabilities are those of trained drafters; FastEagle's layers are
+# narrower than the teacher's, and stay so.
+DEMO_WIDE = {"hidden": 512, "intermediate": 1408, "layers": 9, "heads": 8, "kv_heads": 4}
 CONTEXT = torch.arange(7, 2007, 97)
 BACKBONE = Topology.backbone(3, 4)
 BIASES = {"q": 256, "k": 128, "v": 128, "o": 256}
@@ -257,22 +256,6 @@ def test_drafts_of_a_mapped_vocabulary_are_kept(
 ) -> None:
     """A last state that leaves the teacher's last layer, and a draft vocabulary cut from the teacher's."""
     assert_drafts_are_kept(tmp_path, tiny_teacher, tiny_drafters[kind], WIDE, 300)
-
-
-def test_drafts_of_narrow_layers_are_kept(tmp_path: Path) -> None:
-    """A cascade of layers narrower than the teacher's stays so."""
-    teacher = load_teacher(demo.NAMES["demo"])
-    options = {"levels": 3, "heads": 2, "kv_heads": 1, "intermediate": 88}
-    torch.manual_seed(6)
-    drafter = begin("fasteagle", complete("fasteagle", options), teacher, None)
-    for parameter in drafter.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.02
-    (tmp_path / "narrow").mkdir()
-    drafter.save(tmp_path / "narrow")
-    wide = {"hidden": 768, "intermediate": 1408, "layers": 9, "heads": 12, "kv_heads": 6}
-    assert_drafts_are_kept(tmp_path, demo.NAMES["demo"], tmp_path / "narrow", wide, 8192)
-    written = json.loads((tmp_path / "wide_drafter" / "config.json").read_text())
-    assert (written["intermediate_size"], written["num_attention_heads"], written["num_key_value_heads"]) == (176, 6, 3)
 
 
 def save_variant(folder: Path, layout: str) -> Path:
