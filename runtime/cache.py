@@ -52,7 +52,7 @@ class Cache:
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
         most = padded or dims.branch_rows
         self._branches = [zeros(self._branch_shape(most)).ravel() for _ in range(2)]
-        self.draft = DraftCache(drafter, slots, zeros) if drafter else None
+        self.draft = DraftCache(drafter, zeros) if drafter else None
         self.length = 0
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
@@ -135,8 +135,6 @@ class Cache:
         for new, old in zip(grown, self.sides, strict=True):
             new[:, : self.length] = old[:, : self.length]
         self.sides = grown  # a new list, by which an engine sees that it must bind again
-        if self.draft:
-            self.draft.grow(slots)
 
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""

@@ -20,14 +20,13 @@ from draftwood.manifest import Drafter
 class DraftCache:
     """Buffers and bookkeeping, beside the teacher's cache and in step with it.
 
-    ``sides`` holds the drafter's caches [K, C, D], key then value of every layer; none for Medusa, which reads the
-    last token's features alone. ``length`` counts the slots that are written.
+    ``sides`` holds the drafter's caches [K, C, D], key then value of every layer, as long as ``reserve`` made them;
+    none for Medusa, which reads the last token's features alone. ``length`` counts the slots that are written.
     """
 
-    def __init__(self, drafter: Drafter, slots: int, zeros: Callable[[tuple[int, ...]], NDArray]) -> None:
+    def __init__(self, drafter: Drafter, zeros: Callable[[tuple[int, ...]], NDArray]) -> None:
         self.drafter, self._zeros = drafter, zeros
-        shape = (drafter.kv_heads, slots, drafter.head_dim)
-        self.sides = [zeros(shape) for _ in range(2 * drafter.layers)]
+        self.sides = [zeros((drafter.kv_heads, 0, drafter.head_dim)) for _ in range(2 * drafter.layers)]
         self.length = 0
         self._tokens: list[int] = []
         self._features: list[NDArray[np.float32]] = []
@@ -113,12 +112,14 @@ class DraftCache:
             self._tokens = [0] * min(length, 1)
             self._features = [np.zeros((len(self._tokens), self.drafter.features), np.float32)]
 
-    def grow(self, slots: int) -> None:
-        """Moves to a larger KV length."""
+    def reserve(self, slots: int) -> None:
+        """Makes the caches ``slots`` long where they are shorter; what is written stays."""
+        if not self.sides or self.sides[0].shape[1] >= slots:
+            return
         grown = [self._zeros((side.shape[0], slots, side.shape[2])) for side in self.sides]
         for new, old in zip(grown, self.sides, strict=True):
             new[:, : self.length] = old[:, : self.length]
-        self.sides = grown
+        self.sides = grown  # a new list, by which an engine sees that it must bind again
 
     def check(self, length: int) -> None:
         """Raises InvariantError unless all of a text of ``length`` tokens is written or waiting."""

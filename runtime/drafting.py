@@ -24,6 +24,10 @@ from draftwood.trees import TreeBuffers, tree_tokens
 # Rows that wait at most before they are written: in a text decoded plainly nothing else would ever write them.
 MOST_WAITING = 256
 
+# A graph that takes any KV length reads all of it, so a drafter's caches are only as long as the text needs: the next
+# power of two, at least this. Whoever allocates anew copies what is written, once for every doubling of the text.
+LEAST_SLOTS = 256
+
 # Runs a graph on small inputs by name and the drafter's caches, which it writes: the other outputs by name, in the
 # host's memory, valid until the graph runs again.
 RunGraph = Callable[[GraphSignature, dict[str, NDArray], DraftCache], dict[str, NDArray]]
@@ -58,7 +62,7 @@ class Drafting:
             self._extend(cache, text.waiting - 1)
         count = text.waiting
         inputs = self._filled(graph, *text.rows(count, root), text.length)
-        outputs = self._run(graph, inputs, text)
+        outputs = self._ran(graph, inputs, text, count)
         text.drafted(root)
         return self._tree(gear, root, outputs)
 
@@ -84,8 +88,16 @@ class Drafting:
             raise BundleError(f"{self.bundle.folder}: no extend graph at KV length {cache.slots}; build it with --kv")
         graph = min(fits, key=lambda graph: (0 < graph.rows < count, abs(graph.rows - count)))
         count = min(count, graph.rows or MOST_WAITING)
-        self._run(graph, self._filled(graph, *text.rows(count, 0), text.length), text)
+        self._ran(graph, self._filled(graph, *text.rows(count, 0), text.length), text, count)
         text.extended(count)
+
+    def _ran(
+        self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache, count: int
+    ) -> dict[str, NDArray]:
+        """Runs a graph that writes ``count`` rows, behind caches as long as it wants them; the last slot is spare."""
+        needed = text.length + count + 1
+        text.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
+        return self._run(graph, inputs, text)
 
     def _filled(
         self, graph: GraphSignature, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32], length: int

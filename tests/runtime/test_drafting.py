@@ -128,7 +128,8 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
         torch.tensor(text[1:]), out.features_RF, whole, whole, [torch.zeros_like(c) for c in ours], teacher, "eager"
     )
     for mine, theirs in zip(ours, wanted.caches, strict=True):
-        difference = (mine.view(2, 128, 16) - theirs.view(2, 128, 16))[:, :length]
+        slots = cache.draft.sides[0].shape[1]
+        difference = mine.view(2, slots, 16)[:, :length] - theirs.view(2, slots, 16)[:, :length]
         assert difference.abs().max() < CLOSE and theirs.abs().max() > 100 * CLOSE
 
 
@@ -153,6 +154,25 @@ def test_rows_that_wait_are_written_in_pieces(
     for other in found[1:]:
         assert np.array_equal(other.tokens_T, found[0].tokens_T)
         np.testing.assert_allclose(other.scores_M, found[0].scores_M, rtol=0, atol=10 * CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
+def test_a_cpus_draft_caches_grow_with_the_text(
+    tiny_draft_bundles: dict[str, Path], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph of any KV length reads all of it, so short texts have short caches; drafts and text stay the same."""
+    engine = CpuEngine(Bundle.open(tiny_draft_bundles[kind]))
+    found = {}
+    for least in (8, 128):
+        monkeypatch.setattr(drafting, "LEAST_SLOTS", least)
+        cache, text = committed(engine, "planned-kv128", prompt, 8)
+        draft = engine.draft(cache, engine.bundle.gear("planned-kv128"), 5)
+        found[least] = [text, *(side[:, : cache.length].copy() for side in cache.draft.sides)], draft
+        assert cache.draft.sides[0].shape[1] == (64 if least == 8 else 128)
+    (short, long), (ours, theirs) = zip(*found.values(), strict=True)
+    assert short[0] == long[0] and np.array_equal(ours.tokens_T, theirs.tokens_T)
+    for mine, other in zip(short[1:], long[1:], strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
@@ -225,7 +245,7 @@ MEDUSA = Drafter(
 
 
 def test_medusa_keeps_the_last_row_alone() -> None:
-    cache = DraftCache(MEDUSA, 128, np.zeros)
+    cache = DraftCache(MEDUSA, np.zeros)
     cache.append(np.arange(5), np.full((1, 2), 4.0, np.float32))
     cache.open(np.arange(3), np.arange(6, dtype=np.float32).reshape(3, 2))
     cache.commit([0, 2])
@@ -236,4 +256,4 @@ def test_medusa_keeps_the_last_row_alone() -> None:
 
 def test_a_commit_needs_a_verify_step() -> None:
     with pytest.raises(InvariantError, match="commit without a verify step"):
-        DraftCache(MEDUSA, 128, np.zeros).commit([0])
+        DraftCache(MEDUSA, np.zeros).commit([0])

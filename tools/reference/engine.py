@@ -38,11 +38,6 @@ class TextCache(BranchCache):
         if self.draft:
             self.draft.rollback(length)
 
-    def grow(self, slots: int) -> None:
-        super().grow(slots)
-        if self.draft:
-            self.draft.grow(slots)
-
     def check(self) -> None:
         super().check()
         if self.draft:
@@ -77,7 +72,7 @@ class HfEngine(EagerEngine):
 
     def new_cache(self, slots: int) -> TextCache:
         drafter = self.bundle.manifest.drafter
-        draft = DraftCache(drafter, slots, self._zeros) if drafter else None
+        draft = DraftCache(drafter, self._zeros) if drafter else None
         return TextCache(self.teacher.layers, slots, draft)
 
     def prefill(self, cache: TextCache, tokens: NDArray[np.int64]) -> StepResult:
