@@ -116,8 +116,9 @@ def count(job: Job) -> bytes:
         return calibration.to_bytes()
     ended_W, states = texts.ended(), States(model, texts, drafter.aux)
     found: dict[int, list[_Context]] = {}
-    for text_B, batch, ranks_NI in ranks_of(drafter, states, np.arange(len(texts.index_W)), CANDIDATES):
-        confidence_N = drafter.confidence(batch).tolist()
+    every_W = np.arange(len(texts.index_W))
+    for text_B, batch, features_NIH, ranks_NI in ranks_of(drafter, states, every_W, CANDIDATES):
+        confidence_N = drafter.confidence(features_NIH).tolist()
         known_N = (batch.targets(drafter.levels) != NONE).all(1).tolist()
         rows, places = (part.tolist() for part in batch.there_BC.nonzero().unbind(1))
         for n, (row, place) in enumerate(zip(rows, places, strict=True)):

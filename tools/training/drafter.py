@@ -96,10 +96,18 @@ class Drafter(nn.Module):
         return total, torch.stack(sums)
 
     @torch.no_grad()
-    def ranks(self, batch: Batch, candidates: int) -> Tensor:
-        """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` where it is not there."""
+    def frozen(self, batch: Batch) -> Tensor:
+        """``features`` without a gradient, as the output matrix takes them."""
         with autocast(batch.ids_BS.device):
-            features_NIH = self.features(batch).to(self.output_VH.dtype)
+            return self.features(batch).to(self.output_VH.dtype)
+
+    @torch.no_grad()
+    def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor | None = None) -> Tensor:
+        """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` where it is not there.
+
+        ``features_NIH`` are ``frozen``'s where they are known already.
+        """
+        features_NIH = self.frozen(batch) if features_NIH is None else features_NIH
         targets_NI = batch.targets(self.levels)
         found = []
         for level in range(self.levels):
@@ -110,12 +118,10 @@ class Drafter(nn.Module):
         return torch.stack(found, 1)
 
     @torch.no_grad()
-    def confidence(self, batch: Batch) -> Tensor:
-        """The probability that level 0 gives its best candidate, float32 [N]."""
-        with autocast(batch.ids_BS.device):
-            features_NH = self.features(batch)[:, 0].to(self.output_VH.dtype)
+    def confidence(self, features_NIH: Tensor) -> Tensor:
+        """The probability that level 0 gives its best candidate, of ``frozen`` features, float32 [N]."""
         output_VH = self.output(0).to(self.output_VH.dtype)
-        parts = [F.linear(part, output_VH).float() for part in features_NH.split(_RANKED)]
+        parts = [F.linear(part, output_VH).float() for part in features_NIH[:, 0].split(_RANKED)]
         return torch.cat([logits_NV.amax(-1) - logits_NV.logsumexp(-1) for logits_NV in parts]).exp()
 
     def best(self, features_NH: Tensor, output_VH: Tensor, candidates: int) -> Tensor:

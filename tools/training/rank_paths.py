@@ -65,7 +65,7 @@ def count_paths(drafter: Drafter, states: States, text_W: np.ndarray, levels: in
         RequestError: no context is left.
     """
     ended_W, found, result = states.texts.ended(), {}, RankPaths()
-    for text_B, batch, ranks_NI in ranks_of(drafter, states, text_W, CANDIDATES):
+    for text_B, batch, _, ranks_NI in ranks_of(drafter, states, text_W, CANDIDATES):
         known_N = (batch.targets(levels) != NONE).all(1).tolist()
         rows = batch.there_BC.nonzero()[:, 0].tolist()
         for row, known, ranks in zip(rows, known_N, ranks_NI.tolist(), strict=True):

@@ -165,11 +165,15 @@ def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]
     return {name: [round(value, 4) for value in (sum_I / count_I).tolist()] for name, sum_I in sums.items()}
 
 
-def ranks_of(drafter: Drafter, states: States, text_W: np.ndarray, candidates: int) -> Iterator[tuple[Batch, Tensor]]:
-    """Batches of the texts, in order of length, with the ranks of the true tokens, int64 [N, I], on the host."""
+def ranks_of(
+    drafter: Drafter, states: States, text_W: np.ndarray, candidates: int
+) -> Iterator[tuple[np.ndarray, Batch, Tensor, Tensor]]:
+    """Batches of the texts, in order of length: (texts, batch, the drafter's features [N, I, H], ranks of the true
+    tokens, int64 [N, I], on the host)."""
     for text_B in by_length(states.texts.index_W["length"], text_W, _WIDE):
         batch = states.batch(text_B)
-        yield text_B, batch, drafter.ranks(batch, candidates).cpu()
+        features_NIH = drafter.frozen(batch)
+        yield text_B, batch, features_NIH, drafter.ranks(batch, candidates, features_NIH).cpu()
 
 
 def accuracy(drafter: Drafter, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
@@ -178,7 +182,7 @@ def accuracy(drafter: Drafter, states: States, text_W: np.ndarray) -> dict[str, 
     greedy_W = states.texts.index_W["temperature"][text_W] == 0
     for name, chosen_W in (("greedy", text_W[greedy_W]), ("sampled", text_W[~greedy_W])):
         hits, count_I = {1: 0, 5: 0}, 0
-        for _, batch, ranks_NI in ranks_of(drafter, states, chosen_W, 5):
+        for _, batch, _, ranks_NI in ranks_of(drafter, states, chosen_W, 5):
             there_NI = (batch.targets(drafter.levels) != NONE).cpu()
             count_I = count_I + there_NI.sum(0)
             hits = {k: hit_I + ((ranks_NI < k) & there_NI).sum(0) for k, hit_I in hits.items()}
