@@ -1,6 +1,7 @@
-"""A draft tree as a PNG picture."""
+"""PNG pictures: a draft tree, the speed-ups of a benchmark, and the frame of others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,18 @@ from draftwood.trees import Topology
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+@contextmanager
+def panels(path: Path, axes: int) -> Iterator[list["Axes"]]:
+    """Axes side by side, drawn without a display and written when the block ends."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * axes, 3.6), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    yield list(figure.subplots(1, axes, squeeze=False)[0])
+    figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def draw_picture(

@@ -33,6 +33,7 @@ from draftwood.runtime.policy import policy_for
 from draftwood.tools import demo
 from draftwood.tools.bench import bench
 from draftwood.tools.demo_sizes import SIZES, digest, models
+from draftwood.tools.pictures import panels
 from draftwood.tools.prompts import Prompt, read_prompts
 from draftwood.tools.run import add_decoding_arguments, options
 from draftwood.tools.script import refusing
@@ -50,9 +51,10 @@ Trees = tuple[tuple[str, Topology | Budget], ...]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A drafter at one size: its engine, its gears as weighed, the one to benchmark and the bound on its speed-up."""
+    """A drafter at one size: teacher, engine, gears as weighed, the one to benchmark and the bound on its speed-up."""
 
     drafter: str
+    teacher: Path
     engine: CpuEngine
     weighed: list[Weighed]
     gear: str
@@ -71,7 +73,7 @@ def compare(size: str, drafters: list[str], prompts: list[Prompt], args: argpars
             report = bench(one.engine, prompts, options(args), *policies)
             report.pop("per_turn")
             rounds[one.drafter].append(report)
-    parameters = _parameters(models(size, args.work, drafters[0])[0])
+    parameters = _parameters(contenders[0].teacher)
     plain = [
         statistics.harmonic_mean([report["plain_tokens_per_s"] for report in reports])
         for reports in zip(*rounds.values(), strict=True)
@@ -91,8 +93,8 @@ def _contender(size: str, drafter: str, args: argparse.Namespace) -> Contender:
     paths = demo.rank_paths(args.temperature, drafter)
     trees = _trees(args.tree, drafter, args.temperature)
     teacher, own = models(size, args.work, drafter)
-    # Another drafter or choice of trees is another bundle.
-    content = zlib.crc32(repr(trees).encode(), digest(teacher) ^ digest(own))
+    # Another pair or choice of trees is another bundle; the shipped files say which, and the widened ones are large.
+    content = zlib.crc32(repr(trees).encode(), digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter)))
     folder = args.work / f"bundle-{size}-{drafter}-{content:08x}"
     if not folder.exists():
         _say(f"{size}: building {folder.name}")
@@ -105,7 +107,7 @@ def _contender(size: str, drafter: str, args: argparse.Namespace) -> Contender:
     else:
         gear, bound = next(gear.name for gear in engine.bundle.manifest.gears if gear.tree != "plain"), None
     _say(f"{size}: {drafter}: {gear} promises {bound:.2f}x" if bound else f"{size}: {gear} cannot be weighed")
-    return Contender(drafter, engine, weighed, gear, bound)
+    return Contender(drafter, teacher, engine, weighed, gear, bound)
 
 
 def _trees(specs: str | None, drafter: str, temperature: float) -> Trees:
@@ -193,29 +195,23 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Bars a size and drafter: the draft of equal depth, and the speed-up with its rounds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and drawn without a display
-    from matplotlib.figure import Figure
-
     sizes, drafters = (list(dict.fromkeys(row[key] for row in rows)) for key in ("size", "drafter"))
-    figure = Figure(figsize=(9.2, 3.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    drafts, speed = figure.subplots(1, 2)
     width = 0.8 / len(drafters)
-    for number, drafter in enumerate(drafters):
-        own = [row for row in rows if row["drafter"] == drafter]
-        places = [sizes.index(row["size"]) + number * width for row in own]
-        label = drafter.removeprefix("demo-")
-        drafts.bar(places, [row["equal_depth_draft_ms"] or row["draft_ms"] or 0 for row in own], width, label=label)
-        speed.bar(places, [row["speedup"] for row in own], width, label=label)
-        for place, row in zip(places, own, strict=True):
-            speed.plot([place] * len(row["speedup_by_round"]), row["speedup_by_round"], "k_", markersize=6)
-    drafts.set(title=f"one draft, chain of {EQUAL_DEPTH}", ylabel="ms", yscale="log")
-    speed.set(title="speed-up over plain decoding, rounds as dashes")
-    speed.axhline(1, color="grey", linewidth=0.8)
-    for panel in (drafts, speed):
-        panel.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], sizes)
-    drafts.legend(frameon=False, fontsize=8)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    with panels(path, 2) as (drafts, speed):
+        for number, drafter in enumerate(drafters):
+            own = [row for row in rows if row["drafter"] == drafter]
+            places = [sizes.index(row["size"]) + number * width for row in own]
+            label = drafter.removeprefix("demo-")
+            drafts.bar(places, [row["equal_depth_draft_ms"] or row["draft_ms"] or 0 for row in own], width, label=label)
+            speed.bar(places, [row["speedup"] for row in own], width, label=label)
+            for place, row in zip(places, own, strict=True):
+                speed.plot([place] * len(row["speedup_by_round"]), row["speedup_by_round"], "k_", markersize=6)
+        drafts.set(title=f"one draft, chain of {EQUAL_DEPTH}", ylabel="ms", yscale="log")
+        speed.set(title="speed-up over plain decoding, rounds as dashes")
+        speed.axhline(1, color="grey", linewidth=0.8)
+        for panel in (drafts, speed):
+            panel.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], sizes)
+        drafts.legend(frameon=False, fontsize=8)
 
 
 def _chosen(given: str, known: tuple[str, ...], flag: str) -> list[str]:

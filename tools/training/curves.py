@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-@contextmanager
-def _picture(path: Path, axes: int) -> Iterator[list[Axes]]:
-    """Axes side by side, drawn without a display and written when the block ends."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6 * axes, 3.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    yield list(figure.subplots(1, axes, squeeze=False)[0])
-    figure.savefig(path, format="png", metadata={"Software": None})
+from draftwood.tools.pictures import panels
 
 
 def draw_losses(log: Path, path: Path) -> None:
@@ -31,7 +17,7 @@ def draw_losses(log: Path, path: Path) -> None:
     steps = sorted(trained)
     held = {r["step"]: r.get("final", r) for r in records if "greedy" in r.get("final", r)}
     parts = [name for name in ("nats", "feature") if steps and name in trained[steps[0]]]
-    with _picture(path, len(parts) + 1) as axes:
+    with panels(path, len(parts) + 1) as axes:
         for part, panel in zip(parts, axes, strict=False):
             for level in range(len(trained[steps[0]][part])):
                 panel.plot(steps, [trained[step][part][level] for step in steps], label=f"level {level + 1}")
@@ -55,7 +41,7 @@ def draw_positions(found: dict[str, dict[str, Any]], path: Path) -> None:
     Args:
         found: what ``rank_paths.compare`` returns.
     """
-    with _picture(path, 2) as axes:
+    with panels(path, 2) as axes:
         for panel, name in zip(axes, ("greedy", "sampled"), strict=True):
             for number, (drafter, kinds) in enumerate(found.items()):
                 positions = range(1, len(kinds[name]["chain"]) + 1)
@@ -72,7 +58,7 @@ def draw_vocabularies(found: Sequence[dict[str, Any]], path: Path) -> None:
     Args:
         found: what ``vocabulary_sizes.measure`` returns.
     """
-    with _picture(path, 1) as (panel,):
+    with panels(path, 1) as (panel,):
         for name, style in (("greedy", "-o"), ("sampled", "--s")):
             panel.plot([r["head_ms"] for r in found], [r[name] for r in found], style, markersize=4, label=name)
         for record in found:
