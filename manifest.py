@@ -14,7 +14,7 @@ import msgspec
 
 from draftwood.errors import BundleError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_FILE = "manifest.json"
 
 GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]

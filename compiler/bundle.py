@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import draftwood
 from draftwood import manifest as m
 from draftwood.compiler.checkpoint import Checkpoint, teacher_parts, tokenizer_files
 from draftwood.compiler.config import TeacherConfig, rope_tables
 from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.drafters import Drafter, OpenedDrafter, drafter_of
+from draftwood.compiler.drafters import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
 from draftwood.compiler.onnx_lowering import lower_to_onnx
 from draftwood.compiler.steps import Step, StepSizes, cpu_step, prefill_step, verify_step
 from draftwood.compiler.tracing import trace
@@ -84,7 +84,7 @@ class Sources:
         """The drafter without its weights."""
         return self.drafter.drafter if self.drafter else None
 
-    def modules(self, positions: int) -> tuple[Decoder, nn.Module | None]:
+    def modules(self, positions: int) -> Modules:
         """The modules without values, on the device of the context."""
         return _modules(self.teacher.config, self.kind, positions)
 
@@ -121,9 +121,7 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
     return manifest
 
 
-def load_modules(
-    weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: Drafter | None
-) -> tuple[Decoder, nn.Module | None]:
+def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: Drafter | None) -> Modules:
     """The eager modules over a memory map of a bundle's weights."""
     tensors = map_weights(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):
@@ -135,7 +133,7 @@ def load_modules(
     return modules
 
 
-def _modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> tuple[Decoder, nn.Module | None]:
+def _modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> Modules:
     decoder = Decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
     return decoder, drafter.module(config, positions).requires_grad_(False) if drafter else None
 
@@ -155,19 +153,18 @@ def draft_steps(
     request: BuildRequest,
     sizes: StepSizes,
     drafter: Drafter | None,
-    modules: tuple[Decoder, nn.Module | None],
+    modules: Modules,
     static: bool,
 ) -> list[Step]:
     """The drafter's steps: ``static`` ones at every KV length, as an accelerator runs them, or ones for any."""
-    decoder, module = modules
-    if drafter is None or module is None:
+    if drafter is None or modules[1] is None:
         return []
-    slots, chunks = (request.slots, request.prefill_rows) if static else ((0,), (0,))
-    return drafter.steps(module, decoder, request.trees, sizes, slots, chunks)
+    lengths = Lengths(request.slots, request.prefill_rows) if static else ANY_LENGTH
+    return drafter.steps(modules, request.trees, sizes, lengths)
 
 
 def rebuild_drafts(
-    manifest: m.Manifest, topologies: Mapping[str, Topology], modules: tuple[Decoder, nn.Module | None], npu: bool
+    manifest: m.Manifest, topologies: Mapping[str, Topology], modules: Modules, npu: bool
 ) -> dict[str, Step]:
     """The drafter's steps of a bundle by name, on modules that hold its weights; those of its NPU if ``npu``."""
     if manifest.drafter is None or modules[1] is None:
@@ -178,8 +175,9 @@ def rebuild_drafts(
     if npu and manifest.npu:
         graphs, dtype = manifest.npu.graphs, manifest.npu.dtype
     sizes = StepSizes(branch_rows=dims.branch_rows, path_rows=dims.path_rows, dtype=dtype)
-    slots, chunks = ({getattr(graph, of) for graph in graphs if graph.kind == "extend"} for of in ("slots", "rows"))
-    steps = drafter.steps(modules[1], modules[0], trees, sizes, tuple(sorted(slots)), tuple(sorted(chunks)))
+    extends = [graph for graph in graphs if graph.kind == "extend"]
+    slots, chunks = ({getattr(graph, of) for graph in extends} for of in ("slots", "rows"))
+    steps = drafter.steps(modules, trees, sizes, Lengths(tuple(sorted(slots)), tuple(sorted(chunks))))
     return {step.signature.name: step for step in steps}
 
 

@@ -175,27 +175,42 @@ class Layer(nn.Module):
 
         The moved rows carry zero queries: attention over them is thrown away and costs P rows.
         """
-        config, ops = self.config, torch.ops.draftwood
-        q, k, v = self.project(x_TH)
-        q_1TE = ops.rotary_rows(q[None], cos_TE, sin_TE, config.heads)
-        k_1TE = ops.rotary_rows(k[None], cos_TE, sin_TE, config.kv_heads)
+        config = self.config
+        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
         moved_2PE = moved_2PKD.flatten(-2)
         padding_1PE = q_1TE.new_zeros((1, moved_2PE.shape[1], q_1TE.shape[-1]))
-        out, key_cache, value_cache = ops.append_attention(
+        rows = (
             torch.cat((padding_1PE, q_1TE), 1),
             torch.cat((moved_2PE[:1], k_1TE), 1),
-            torch.cat((moved_2PE[1:], v[None]), 1),
-            key_cache,
-            value_cache,
-            bias,
-            last,
-            total,
-            config.heads,
-            config.kv_heads,
-            config.head_dim**-0.5,
+            torch.cat((moved_2PE[1:], v_1TE), 1),
         )
-        new_2TKD = torch.cat((k_1TE, v[None])).unflatten(-1, (config.kv_heads, config.head_dim))
-        return out[0, moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
+        out, key_cache, value_cache = self.append_rows(rows, (key_cache, value_cache), bias, last, total)
+        new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
+        return out[moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
+
+    def rotated_rows(self, x_TH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """CPU form: q [1, T, N*D] and k [1, T, K*D] turned by half tables [T, D/2], v [1, T, K*D]."""
+        q, k, v = (part[None] for part in self.project(x_TH))
+        rotary = torch.ops.draftwood.rotary_rows
+        return rotary(q, cos_TE, sin_TE, self.config.heads), rotary(k, cos_TE, sin_TE, self.config.kv_heads), v
+
+    def append_rows(
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        cache: Sequence[Tensor],
+        bias: Tensor | None,
+        last: Tensor,
+        total: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """CPU form: q, k and v appended to caches [1, K, C, D], as the ``append_attention`` contract has it.
+
+        Returns the attended rows [T, N*D] and both caches.
+        """
+        config = self.config
+        out, key_cache, value_cache = torch.ops.draftwood.append_attention(
+            *rows, *cache, bias, last, total, config.heads, config.kv_heads, config.head_dim**-0.5
+        )
+        return out[0], key_cache, value_cache
 
 
 class Decoder(nn.Module):

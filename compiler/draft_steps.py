@@ -23,8 +23,8 @@ from draftwood.manifest import GraphKind, GraphSignature, TensorSignature, draft
 
 # P rows that extend the cache, F features, M draft nodes, T = M + 1, I levels, K candidates
 
-# A CPU's draft and extend graphs take any KV length, and the latter any number of rows. As examples: distinct and
-# above 1, so that torch.export ties no two sizes and specialises none.
+# A CPU's draft and extend graphs take any KV length and any number of rows. As examples: distinct and above 1, so that
+# torch.export ties no two sizes and specialises none.
 _EXAMPLE_SLOTS, _EXAMPLE_ROWS = 192, 5
 
 
@@ -114,7 +114,7 @@ def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: st
 
 
 def extend_step(drafter: Eagle3 | FastEagle, decoder: Decoder, rows: int, slots: int, dtype: str = "float32") -> Step:
-    """Extends the caches by ``rows`` rows at KV length ``slots``; 0 and 0 make the graph of a CPU."""
+    """Extends the caches by ``rows`` rows at KV length ``slots``; 0 and 0 mean any, the graph of a CPU."""
     block = drafter.config.block
     name = f"extend-t{rows}-kv{slots}" if slots else "extend"
     levels = block.layers if isinstance(drafter, FastEagle) else 1
@@ -125,7 +125,7 @@ def extend_step(drafter: Eagle3 | FastEagle, decoder: Decoder, rows: int, slots:
 def fasteagle_step(
     drafter: FastEagle, decoder: Decoder, candidates: int, rows: int, slots: int, dtype: str = "float32"
 ) -> Step:
-    """FastEagle's draft step at KV length ``slots``, any if 0."""
+    """FastEagle's draft step behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
     outputs = _ranked(drafter.config.block.layers, candidates, "float32")
     module = FastEagleStep(drafter, decoder, candidates, _form(slots))
     return _step(module, _draft_name("draft", slots), "draft", outputs, rows, slots, dtype)
@@ -140,7 +140,7 @@ def tree_step(
     slots: int,
     dtype: str = "float32",
 ) -> Step:
-    """EAGLE-3's draft step for one tree at KV length ``slots``, any if 0."""
+    """EAGLE-3's draft step for one tree behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
     nodes = tree.nodes
     outputs = [tensor("drafted", "int64", nodes)]
     if isinstance(tree, BudgetTree):
@@ -160,7 +160,7 @@ def _draft_name(name: str, slots: int) -> str:
 
 
 def _form(slots: int) -> Form:
-    return "fused" if slots else "eager"  # onnxruntime's form of the fused attention needs its KV length
+    return "fused" if slots else "cpu"
 
 
 def _ranked(levels: int, candidates: int, dtype: str) -> list[TensorSignature]:
@@ -184,7 +184,7 @@ def _step(
         tensor("committed", "int64", 1),
         tensor("accepted", "int64", 1),
     ]
-    shape = (block.kv_heads * slots or "S", block.head_dim)
+    shape = (block.kv_heads * slots, block.head_dim) if slots else (1, block.kv_heads, "C", block.head_dim)
     signature = cached(draft_cache_names(block.layers), name, kind, inputs, outputs, shape, rows, slots, dtype)
-    sizes = ({"N": _EXAMPLE_ROWS} if not rows else {}) | ({"S": block.kv_heads * _EXAMPLE_SLOTS} if not slots else {})
+    sizes = ({"N": _EXAMPLE_ROWS} if not rows else {}) | ({"C": _EXAMPLE_SLOTS} if not slots else {})
     return Step(module, signature, sizes)

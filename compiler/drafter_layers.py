@@ -6,6 +6,8 @@ the cache once, by the rows that the last verify step accepted; nothing of a dra
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,15 +34,49 @@ class TeacherWeights(NamedTuple):
     head_VH: Tensor | None = None
 
 
-class Extension(NamedTuple):
-    """Where the extending rows go: cache rows, mask and rotary factors of an extend pass; ``last`` [1] is the
-    row of the last token, ``unseen_C`` hides what lies behind the text from the tree."""
+@dataclass(frozen=True)
+class Extension(ABC):
+    """An extend pass: P rows behind the text. ``last`` [1] is the row of the last token that counts, ``unseen`` hides
+    from a tree what lies behind the text."""
+
+    last_1: Tensor
+    unseen_C: Tensor
+
+    @abstractmethod
+    def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Writes the rows of one layer into its caches, key then value: (attended [P, N*D], both caches)."""
+
+
+@dataclass(frozen=True)
+class Scattered(Extension):
+    """Over flat caches [K*C, D]: one write by index, then attention under a mask."""
 
     placement: Placement
     cos_P1D: Tensor
     sin_P1D: Tensor
-    last_1: Tensor
-    unseen_C: Tensor
+    form: Form
+
+    def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q_PND, *new = layer.rotated(x, self.cos_P1D, self.sin_P1D)
+        written = [
+            torch.ops.npu.npu_scatter_nd_update(old, self.placement.index, rows_PKD.flatten(0, 1))
+            for old, rows_PKD in zip(cache, new, strict=True)
+        ]
+        return layer.over_cache(q_PND, written, self.placement.masked, self.form), written
+
+
+@dataclass(frozen=True)
+class Appended(Extension):
+    """Over caches [1, K, C, D] of a CPU: one operator writes the rows at slots up to ``slot`` and attends."""
+
+    cos_PE: Tensor
+    sin_PE: Tensor
+    slot_1: Tensor
+
+    def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        rows = layer.rotated_rows(x, self.cos_PE, self.sin_PE)
+        out, *written = layer.append_rows(rows, cache, None, self.slot_1, self.slot_1.reshape(()) + 1)
+        return out, written
 
 
 class DraftLayer(Layer):
@@ -59,15 +95,6 @@ class DraftLayer(Layer):
         q_RND = rotary(q.unflatten(-1, (config.heads, config.head_dim)), cos_R1D, sin_R1D)
         k_RKD = rotary(k.unflatten(-1, (config.kv_heads, config.head_dim)), cos_R1D, sin_R1D)
         return q_RND, k_RKD, v.unflatten(-1, (config.kv_heads, config.head_dim))
-
-    def extend(self, x: Tensor, cache: list[Tensor], at: Extension, form: Form) -> tuple[Tensor, list[Tensor]]:
-        """Writes the rows into flat caches [K*C, D], key then value: (attended [P, N*D], both caches)."""
-        q_PND, *new = self.rotated(x, at.cos_P1D, at.sin_P1D)
-        written = [
-            torch.ops.npu.npu_scatter_nd_update(old, at.placement.index, rows_PKD.flatten(0, 1))
-            for old, rows_PKD in zip(cache, new, strict=True)
-        ]
-        return self.over_cache(q_PND, written, at.placement.masked, form), written
 
     def attend_tree(
         self,
@@ -151,16 +178,22 @@ class DraftModule(nn.Module):
         cos_R1D, sin_R1D = (t.index_select(0, held_R)[:, None] for t in (self.draft_cos, self.draft_sin))
         return cos_R1D, sin_R1D
 
-    def extension(self, rows: int, committed_1: Tensor, accepted_1: Tensor, slots: int) -> Extension:
-        """Places ``rows`` rows, of which ``accepted`` count and end at slot ``committed`` - 1.
+    def extension(self, rows: int, committed_1: Tensor, accepted_1: Tensor, cache: Tensor, form: Form) -> Extension:
+        """Places ``rows`` rows, of which ``accepted`` count and end at slot ``committed`` - 1, in caches like this one.
 
-        The rest goes to the spare slot C - 1, which no row that counts ever sees.
+        Scattered, the rest goes to the spare slot C - 1, which no row that counts ever sees. Appended, it goes to the
+        slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
         """
-        kv_heads = self.config.block.kv_heads
-        order_P, order_C = torch.arange(rows), torch.arange(slots)
-        position_P = (committed_1 - accepted_1 + order_P).clamp(0, slots - 1)
+        kv_heads, order_P = self.config.block.kv_heads, torch.arange(rows)
+        last_1, start_1 = (accepted_1 - 1).clamp(0, rows - 1), committed_1 - accepted_1
+        if form == "cpu":
+            unseen_C, half = torch.arange(cache.shape[2]) >= committed_1, self.config.block.head_dim // 2
+            cos_PE, sin_PE = (table[:, 0, :half] for table in self.rotary(start_1 + order_P))
+            return Appended(last_1, unseen_C, cos_PE, sin_PE, (start_1 + (rows - 1)).to(torch.int32))
+        slots = cache.shape[0] // kv_heads
+        order_C = torch.arange(slots)
+        position_P = (start_1 + order_P).clamp(0, slots - 1)
         slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
         index = (slot_P[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
         masked = (~(order_C[None] <= position_P[:, None]))[None, None]
-        last_1 = (accepted_1 - 1).clamp(0, rows - 1)
-        return Extension(Placement(index, masked), *self.rotary(position_P), last_1, order_C >= committed_1)
+        return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)

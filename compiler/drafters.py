@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import msgspec
 from torch import nn
@@ -43,6 +43,18 @@ from draftwood.trees.spec import Budget
 LEAST_CANDIDATES = 10
 
 Trees = Iterable[tuple[str, Topology | Budget]]
+# The teacher and the drafter's network; the latter may be missing from a bundle.
+Modules = tuple[Decoder, nn.Module | None]
+
+
+class Lengths(NamedTuple):
+    """KV lengths of draft and extend steps, and by how many rows a step extends; 0 means any, the form of a CPU."""
+
+    slots: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+
+ANY_LENGTH = Lengths((0,), (0,))
 
 
 class Drafter(ABC):
@@ -70,19 +82,8 @@ class Drafter(ABC):
         """Name of the draft graph of a tree, its KV length aside."""
 
     @abstractmethod
-    def steps(
-        self,
-        module: nn.Module,
-        decoder: Decoder,
-        trees: Trees,
-        sizes: StepSizes,
-        slots: tuple[int, ...],
-        chunks: tuple[int, ...],
-    ) -> list[Step]:
-        """Draft and extend steps, at each KV length of ``slots`` and for extensions of ``chunks`` rows.
-
-        Where both are (0,) the steps take any number of either.
-        """
+    def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
+        """Draft and extend steps of all trees, at all lengths; ``modules`` are the teacher and ``module``'s."""
 
     @abstractmethod
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
@@ -114,17 +115,10 @@ class MedusaDrafter(Drafter):
     def draft_name(self, tree: str) -> str:
         return "draft"
 
-    def steps(
-        self,
-        module: nn.Module,
-        decoder: Decoder,
-        trees: Trees,
-        sizes: StepSizes,
-        slots: tuple[int, ...],
-        chunks: tuple[int, ...],
-    ) -> list[Step]:
+    def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
+        decoder, heads = modules
         candidates = _candidates(trees, decoder.config.vocabulary)
-        return [medusa_step(cast(MedusaHeads, module), decoder, candidates, sizes.dtype)]
+        return [medusa_step(cast(MedusaHeads, heads), decoder, candidates, sizes.dtype)]
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         return m.Drafter(
@@ -149,6 +143,21 @@ class _CachedDrafter(Drafter):
     @property
     def aux_layers(self) -> tuple[int, ...]:
         return self.config.aux_layers
+
+    def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
+        decoder, drafter = modules[0], cast(Eagle3 | FastEagle, modules[1])
+        found = []
+        for slots in lengths.slots:
+            found += [extend_step(drafter, decoder, rows, slots, sizes.dtype) for rows in lengths.chunks]
+            # Where any KV length will do, so will any number of rows.
+            found += self.draft_steps(drafter, decoder, trees, sizes.path_rows if slots else 0, slots, sizes.dtype)
+        return found
+
+    @abstractmethod
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        """The draft steps of all trees behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
 
     def _manifest(self, digest: str, levels: int, candidates: int) -> m.Drafter:
         config, block = self.config, self.config.block
@@ -180,24 +189,10 @@ class FastEagleDrafter(_CachedDrafter):
     def draft_name(self, tree: str) -> str:
         return "draft"
 
-    def steps(
-        self,
-        module: nn.Module,
-        decoder: Decoder,
-        trees: Trees,
-        sizes: StepSizes,
-        slots: tuple[int, ...],
-        chunks: tuple[int, ...],
-    ) -> list[Step]:
-        drafter, candidates = cast(FastEagle, module), _candidates(trees, self.config.draft_vocabulary)
-        return [
-            step
-            for length in slots
-            for step in (
-                *(extend_step(drafter, decoder, rows, length, sizes.dtype) for rows in chunks),
-                fasteagle_step(drafter, decoder, candidates, sizes.path_rows, length, sizes.dtype),
-            )
-        ]
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        yield fasteagle_step(drafter, decoder, _candidates(trees, self.config.draft_vocabulary), rows, slots, dtype)
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         return self._manifest(digest, self.config.block.layers, _candidates(trees, self.config.draft_vocabulary))
@@ -219,24 +214,12 @@ class Eagle3Drafter(_CachedDrafter):
     def draft_name(self, tree: str) -> str:
         return f"draft-{tree}"
 
-    def steps(
-        self,
-        module: nn.Module,
-        decoder: Decoder,
-        trees: Trees,
-        sizes: StepSizes,
-        slots: tuple[int, ...],
-        chunks: tuple[int, ...],
-    ) -> list[Step]:
-        drafter, steps = cast(Eagle3, module), []
-        for length in slots:
-            steps += [extend_step(drafter, decoder, rows, length, sizes.dtype) for rows in chunks]
-            for name, tree in trees:
-                if tree.nodes:
-                    grown = _grown(tree)
-                    named = self.draft_name(name)
-                    steps.append(tree_step(drafter, decoder, named, grown, sizes.path_rows, length, sizes.dtype))
-        return steps
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        for name, tree in trees:
+            if tree.nodes:
+                yield tree_step(drafter, decoder, self.draft_name(name), _grown(tree), rows, slots, dtype)
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         depths, widths = zip(*((tree.depth, tree.width) for _, tree in trees), strict=True)

@@ -103,10 +103,9 @@ class Eagle3(DraftModule):
 
         ``tokens`` are the tokens *after* those whose ``features`` are given; the last that counts is the root.
         """
-        slots = caches[0].shape[0] // self.config.block.kv_heads
-        at = self.extension(tokens_P.shape[0], committed_1, accepted_1, slots)
+        at = self.extension(tokens_P.shape[0], committed_1, accepted_1, caches[0], form)
         joined, residual_PH = self.block.join(self.embed(tokens_P, teacher), self.fused(features_PF))
-        attended, written = self.block.extend(joined, caches, at, form)
+        attended, written = at.attend(self.block, joined, caches)
         root = self.finish(attended.index_select(0, at.last_1), residual_PH.index_select(0, at.last_1))
         return Written(root, written, committed_1, at.unseen_C)
 

@@ -53,16 +53,15 @@ class FastEagle(DraftModule):
         """Runs the accepted rows through all blocks.
 
         ``tokens`` are the tokens *after* those whose ``features`` are given; the last that counts is the root.
-        ``caches`` are flat [K*C, D], key then value of every block.
+        ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every block.
         """
-        slots = caches[0].shape[0] // self.config.block.kv_heads
-        at = self.extension(tokens_P.shape[0], committed_1, accepted_1, slots)
+        at = self.extension(tokens_P.shape[0], committed_1, accepted_1, caches[0], form)
         residual_PH = self.proj(torch.cat((self.fc(features_PF), self.embed(tokens_P, teacher)), -1))
         added_PH: Tensor | None = None
         levels, written = [], []
         for i, layer in enumerate(cast(Iterable[DraftLayer], self.cascade)):
             normed_PH, residual_PH = layer.enter(added_PH, residual_PH)
-            attended, pair = layer.extend(normed_PH, caches[2 * i : 2 * i + 2], at, form)
+            attended, pair = at.attend(layer, normed_PH, caches[2 * i : 2 * i + 2])
             written += pair
             if i + 1 == len(self.cascade):  # no layer reads the other rows of the last one
                 attended, residual_PH = (t.index_select(0, at.last_1) for t in (attended, residual_PH))

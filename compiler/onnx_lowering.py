@@ -49,7 +49,7 @@ def lower_to_onnx(
 
 def _translate(step: Step, program: ExportedProgram) -> ir.Model:
     logger = logging.getLogger("torch.onnx")
-    level, cpu = logger.level, step.signature.kind == "step"
+    level, cpu = logger.level, bool(step.dynamic)  # a graph with run-time sizes is the CPU's alone
     logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
     try:
         with warnings.catch_warnings():

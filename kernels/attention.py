@@ -148,21 +148,21 @@ def _append_attention(
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     last: Tensor,
     total: Tensor,
     heads: int,
     kv_heads: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, slots = query.shape[1], bias.shape[-1]
+    rows, slots = query.shape[1], int(total)
     caches = []
     for cache, new in ((key_cache, key), (value_cache, value)):
         written = cache.clone()
         written[:, :, slots - rows : slots] = new.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
         caches.append(written)
     causal_TS = torch.arange(slots) > torch.arange(slots - rows, slots)[:, None]
-    masked = (causal_TS | (bias[0, 0] < -1e30)).view(1, 1, rows, slots)
+    masked = (causal_TS if bias is None else causal_TS | (bias[0, 0] < -1e30)).view(1, 1, rows, slots)
     split = query.unflatten(-1, (heads, -1)).transpose(1, 2)
     out = eager_attention(split, caches[0][:, :, :slots], caches[1][:, :, :slots], masked, scale)
     return out.transpose(1, 2).flatten(-2), caches[0], caches[1]
@@ -198,7 +198,7 @@ def _append_attention_onnx(  # type: ignore[no-untyped-def]
 
 APPEND_ATTENTION = Contract(
     "append_attention(Tensor query, Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, "
-    "Tensor bias, Tensor last, Tensor total, int heads, int kv_heads, float scale)"
+    "Tensor? bias, Tensor last, Tensor total, int heads, int kv_heads, float scale)"
     " -> (Tensor, Tensor, Tensor)",
     reference=_append_attention,
     fake=_append_attention_fake,
@@ -207,8 +207,8 @@ APPEND_ATTENTION = Contract(
 )
 """Appends T rows to the caches [1, K, C, D] at slots S - T .. S - 1 and attends causally through them.
 
-query [1, T, N*D], key and value [1, T, K*D], bias [1, 1, T, S] (0 = seen, below -1e30 = masked), last int32
-[1] = S - 1, total int32 [] = S. Returns the rows [1, T, N*D] and both caches. onnxruntime's
+query [1, T, N*D], key and value [1, T, K*D], bias [1, 1, T, S] or None (0 = seen, below -1e30 = masked),
+last int32 [1] = S - 1, total int32 [] = S. Returns the rows [1, T, N*D] and both caches. onnxruntime's
 GroupQueryAttention does it as one operator, in place when cache input and output are one buffer; it reads S
 slots, not C.
 """

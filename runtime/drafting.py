@@ -58,7 +58,7 @@ class Drafting:
         """A tree of the gear behind the committed text and its pending token ``root``; may be asked for again."""
         assert gear.draft is not None and cache.draft is not None, "plain decoding drafts nothing"
         graph, text = self.graph(gear.draft, cache.slots), cache.draft
-        while text.sides and text.waiting > graph.rows:
+        while text.sides and text.waiting > (graph.rows or MOST_WAITING):
             self._extend(cache, text.waiting - 1)
         count = text.waiting
         inputs = self._filled(graph, *text.rows(count, root), text.length)
@@ -94,8 +94,11 @@ class Drafting:
     def _ran(
         self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache, count: int
     ) -> dict[str, NDArray]:
-        """Runs a graph that writes ``count`` rows, behind caches as long as it wants them; the last slot is spare."""
-        needed = text.length + count + 1
+        """Runs a graph that writes ``count`` rows, behind caches as long as it wants them.
+
+        It may write all its rows behind the text, or those that do not count into a spare slot, the last one.
+        """
+        needed = text.length + max(count, graph.rows) + 1
         text.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
         return self._run(graph, inputs, text)
 

@@ -169,8 +169,7 @@ class DraftSessions:
         bindings, outputs = self._opened[graph.name]
         for name, array in inputs.items():
             bindings.input(name, array)
-        shape = (-1, text.drafter.head_dim)
-        bindings.caches(graph.caches, text.sides, shape)
+        bindings.caches(graph.caches, text.sides, (1, text.drafter.kv_heads, -1, text.drafter.head_dim))
         bindings.run()
         return outputs
 

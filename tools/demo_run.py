@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwood import __version__
+from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.weigh import Weighed, best_tree, weigh
@@ -98,7 +99,7 @@ def _say(what: str) -> None:
 
 def _cache_folder(args: argparse.Namespace) -> Path:
     """A folder named by what goes into the bundle, so that another version never meets an old one."""
-    content = hashlib.sha256(__version__.encode())
+    content = hashlib.sha256(f"{__version__} {SCHEMA_VERSION}".encode())
     for path in sorted(demo.FOLDER.rglob("*")):
         if path.suffix in (".safetensors", ".json"):
             content.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())

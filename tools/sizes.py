@@ -26,6 +26,7 @@ from typing import Any
 
 from draftwood.compiler.bundle import BuildRequest, build
 from draftwood.errors import RequestError
+from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.engine import share_threads
@@ -94,7 +95,8 @@ def _contender(size: str, drafter: str, args: argparse.Namespace) -> Contender:
     trees = _trees(args.tree, drafter, args.temperature)
     teacher, own = models(size, args.work, drafter)
     # Another pair or choice of trees is another bundle; the shipped files say which, and the widened ones are large.
-    content = zlib.crc32(repr(trees).encode(), digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter)))
+    pair = digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter))
+    content = zlib.crc32(repr((SCHEMA_VERSION, trees)).encode(), pair)
     folder = args.work / f"bundle-{size}-{drafter}-{content:08x}"
     if not folder.exists():
         _say(f"{size}: building {folder.name}")

@@ -58,7 +58,7 @@ def test_every_tree_has_its_draft_graph(kind: str, tiny_draft_bundles: dict[str,
         own = None if gear.tree == "plain" else f"draft-{gear.tree}" if kind == "eagle3" else "draft"
         assert gear.draft == own and gear.graph.startswith("decode" if own is None else "verify-t7")
     draft = next(graph for graph in manifest.graphs if graph.kind == "draft")
-    assert (draft.rows, draft.slots) == (manifest.dims.path_rows, 0)
+    assert (draft.rows, draft.slots) == (0, 0)
     assert draft.caches[:2] == ["draft_key_cache.0", "draft_value_cache.0"]
     assert [spec.name for spec in draft.inputs[:4]] == ["tokens", "features", "committed", "accepted"]
 

@@ -482,6 +482,17 @@ def test_append_attention_writes_a_shared_buffer_in_place(symbolic: dict[str, Pa
         assert np.array_equal(written[side], wanted[1 + side])  # all 40 slots: nothing else was touched
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("rows", "seen"), [(1, 7), (5, 12), (4, 4)])
+def test_append_attention_without_bias_hides_what_is_later(tmp_path: Path, rows: int, seen: int) -> None:
+    *before, bias, last, total, heads, kv_heads, scale = append_arguments(rows, seen)[0]
+    open_, none = ((*before, b, last, total, heads, kv_heads, scale) for b in (torch.zeros_like(bias), None))
+    wanted = call("append_attention", (open_, {}))
+    assert all(map(torch.equal, call("append_attention", (none, {})), wanted))
+    got = onnx_run(export(tmp_path / "one.onnx", "append_attention", (none, {})), "append_attention", (none, {}))
+    assert_close(got[0], wanted[0], RUNTIME)
+
+
 def test_onnx_forms_take_the_schema_arguments() -> None:
     for contract in CONTRACTS.values():
         form: Contract | Callable | None = contract.onnx or contract.onnx_cpu

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.bundle import BuildRequest, Sources, load_modules
 from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.drafters import OpenedDrafter
+from draftwood.compiler.drafters import ANY_LENGTH, OpenedDrafter
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
 from draftwood.compiler.steps import StepSizes
 from draftwood.errors import RequestError
@@ -218,10 +218,10 @@ def draft(teacher: Path, drafter: Path, context: torch.Tensor) -> tuple[torch.Te
     visible = text[None] <= text[:, None]
     step = decoder.step(context, text, visible, zero, zero, zero, branch, caches, form="eager")
     block = module.config.block
-    own = [torch.zeros(block.kv_heads * 128, block.head_dim) for _ in range(2 * block.layers)]
+    own = [torch.zeros(1, block.kv_heads, 128, block.head_dim) for _ in range(2 * block.layers)]
     after = torch.cat((context[1:], step.choice_R[-1:]))
     inputs = after, step.features_RF, torch.tensor([rows]), torch.tensor([rows])
-    made = drafter_kind.steps(module, decoder, trees, StepSizes(branch_rows=8, path_rows=rows), (0,), (0,))
+    made = drafter_kind.steps((decoder, module), trees, StepSizes(branch_rows=8, path_rows=rows), ANY_LENGTH)
     return made[-1].module(*inputs, *own)[:2]
 
 
