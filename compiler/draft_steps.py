@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.budget_tree import BudgetTree
 from draftwood.compiler.decoder import Decoder, Form
-from draftwood.compiler.drafter_layers import TeacherWeights
+from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
 from draftwood.compiler.eagle3 import Eagle3
 from draftwood.compiler.fasteagle import FastEagle
 from draftwood.compiler.fixed_tree import FixedTree
@@ -54,6 +54,10 @@ class _DrafterStep(nn.Module):
     def teacher(self) -> TeacherWeights:
         return TeacherWeights(self.embed, self.lm_head)
 
+    def extended(self, tokens, features, committed, accepted, caches):  # type: ignore[no-untyped-def]
+        waiting = Waiting(tokens, features, committed, accepted)
+        return self.drafter.extend(waiting, list(caches), self.teacher, self.form)
+
 
 class ExtendStep(_DrafterStep):
     """Writes P rows into the caches and drafts nothing; out come the last row's hidden states, then the caches.
@@ -62,7 +66,7 @@ class ExtendStep(_DrafterStep):
     """
 
     def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
-        written = self.drafter.extend(tokens, features, committed, accepted, list(caches), self.teacher, self.form)
+        written = self.extended(tokens, features, committed, accepted, caches)
         return (written.normed, *written.caches)
 
 
@@ -80,22 +84,22 @@ class TreeStep(_DrafterStep):
         self.tree = tree
 
     def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
-        written = self.drafter.extend(tokens, features, committed, accepted, list(caches), self.teacher, self.form)
+        written = self.extended(tokens, features, committed, accepted, caches)
         return (*self.tree.grow(self.drafter, written, self.teacher), *written.caches)
 
 
 class FastEagleStep(_DrafterStep):
     """FastEagle: candidates int64 [I, K] and scores float32 [I, K] as Medusa's, then the caches."""
 
+    drafter: FastEagle
+
     def __init__(self, drafter: FastEagle, decoder: Decoder, candidates: int, form: Form = "fused") -> None:
         super().__init__(drafter, decoder, form)
         self.candidates = candidates
 
     def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
-        ids, scores, written = self.drafter(
-            tokens, features, committed, accepted, list(caches), self.teacher, self.candidates, self.form
-        )
-        return (ids, scores, *written)
+        cascade = self.extended(tokens, features, committed, accepted, caches)
+        return (*self.drafter.best(cascade.normed_IH, self.teacher, self.candidates), *cascade.caches)
 
 
 def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:

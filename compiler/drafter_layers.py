@@ -34,6 +34,16 @@ class TeacherWeights(NamedTuple):
     head_VH: Tensor | None = None
 
 
+class Waiting(NamedTuple):
+    """Text that the caches do not hold yet: ``tokens`` are those *after* the tokens whose ``features`` are given, so
+    the last that counts is the root; ``committed`` and ``accepted`` as the steps get them."""
+
+    tokens_P: Tensor
+    features_PF: Tensor
+    committed_1: Tensor
+    accepted_1: Tensor
+
+
 @dataclass(frozen=True)
 class Extension(ABC):
     """An extend pass: P rows behind the text. ``last`` [1] is the row of the last token that counts, ``unseen`` hides
@@ -178,12 +188,13 @@ class DraftModule(nn.Module):
         cos_R1D, sin_R1D = (t.index_select(0, held_R)[:, None] for t in (self.draft_cos, self.draft_sin))
         return cos_R1D, sin_R1D
 
-    def extension(self, rows: int, committed_1: Tensor, accepted_1: Tensor, cache: Tensor, form: Form) -> Extension:
-        """Places ``rows`` rows, of which ``accepted`` count and end at slot ``committed`` - 1, in caches like this one.
+    def extension(self, waiting: Waiting, cache: Tensor, form: Form) -> Extension:
+        """Places the waiting rows in caches like this one; those that count end at slot ``committed`` - 1.
 
         Scattered, the rest goes to the spare slot C - 1, which no row that counts ever sees. Appended, it goes to the
         slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
         """
+        rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
         kv_heads, order_P = self.config.block.kv_heads, torch.arange(rows)
         last_1, start_1 = (accepted_1 - 1).clamp(0, rows - 1), committed_1 - accepted_1
         if form == "cpu":

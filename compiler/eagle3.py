@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from draftwood.compiler.config import TeacherConfig
 from draftwood.compiler.decoder import Form, Norm
 from draftwood.compiler.drafter_config import AUX_STATES, Eagle3Config
-from draftwood.compiler.drafter_layers import DraftLayer, DraftModule, TeacherWeights
+from draftwood.compiler.drafter_layers import DraftLayer, DraftModule, TeacherWeights, Waiting
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, F = 3 * teacher's hidden size, H hidden,
 # K key/value heads, D head dimension, C cache slots
@@ -89,25 +89,17 @@ class Eagle3(DraftModule):
             features_PF = torch.cat([norm(state) for norm, state in zip(norms, states, strict=True)], -1)
         return self.fc(features_PF)
 
-    def extend(
-        self,
-        tokens_P: Tensor,
-        features_PF: Tensor,
-        committed_1: Tensor,
-        accepted_1: Tensor,
-        caches: list[Tensor],
-        teacher: TeacherWeights,
-        form: Form = "fused",
-    ) -> Written:
-        """Writes the accepted rows into the caches and runs the last of them, whose output is the root's.
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Written:
+        """Writes the waiting rows into the caches and runs the last that counts, whose output is the root's.
 
-        ``tokens`` are the tokens *after* those whose ``features`` are given; the last that counts is the root.
+        ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value.
         """
-        at = self.extension(tokens_P.shape[0], committed_1, accepted_1, caches[0], form)
-        joined, residual_PH = self.block.join(self.embed(tokens_P, teacher), self.fused(features_PF))
+        at = self.extension(waiting, caches[0], form)
+        fused_PH = self.fused(waiting.features_PF)
+        joined, residual_PH = self.block.join(self.embed(waiting.tokens_P, teacher), fused_PH)
         attended, written = at.attend(self.block, joined, caches)
         root = self.finish(attended.index_select(0, at.last_1), residual_PH.index_select(0, at.last_1))
-        return Written(root, written, committed_1, at.unseen_C)
+        return Written(root, written, waiting.committed_1, at.unseen_C)
 
     def level(
         self,

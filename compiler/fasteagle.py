@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from draftwood.compiler.decoder import Form
 from draftwood.compiler.drafter_config import DrafterConfig
-from draftwood.compiler.drafter_layers import DraftLayer, DraftModule, TeacherWeights
+from draftwood.compiler.drafter_layers import DraftLayer, DraftModule, TeacherWeights, Waiting
 
-# P rows that extend the cache, F = 3 * teacher's hidden size, H hidden, I levels, K candidates a level
+# P rows that extend the cache, F = 3 * teacher's hidden size, H hidden, I levels
 
 
 class Cascade(NamedTuple):
@@ -40,23 +40,14 @@ class FastEagle(DraftModule):
         self.proj = nn.Linear(2 * config.block.hidden, config.block.hidden, bias=False)
         self.cascade = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
-    def extend(
-        self,
-        tokens_P: Tensor,
-        features_PF: Tensor,
-        committed_1: Tensor,
-        accepted_1: Tensor,
-        caches: list[Tensor],
-        teacher: TeacherWeights,
-        form: Form = "fused",
-    ) -> Cascade:
-        """Runs the accepted rows through all blocks.
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Cascade:
+        """Runs the waiting rows through all blocks, which write them into the caches.
 
-        ``tokens`` are the tokens *after* those whose ``features`` are given; the last that counts is the root.
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every block.
         """
-        at = self.extension(tokens_P.shape[0], committed_1, accepted_1, caches[0], form)
-        residual_PH = self.proj(torch.cat((self.fc(features_PF), self.embed(tokens_P, teacher)), -1))
+        at = self.extension(waiting, caches[0], form)
+        embedded_PH = self.embed(waiting.tokens_P, teacher)
+        residual_PH = self.proj(torch.cat((self.fc(waiting.features_PF), embedded_PH), -1))
         added_PH: Tensor | None = None
         levels, written = [], []
         for i, layer in enumerate(cast(Iterable[DraftLayer], self.cascade)):
@@ -71,18 +62,3 @@ class FastEagle(DraftModule):
                 last = (t.index_select(0, at.last_1) for t in (added_PH, residual_PH))
                 levels.append(self.draft_norm.added(*last)[0])
         return Cascade(torch.cat(levels), written)
-
-    def forward(
-        self,
-        tokens_P: Tensor,
-        features_PF: Tensor,
-        committed_1: Tensor,
-        accepted_1: Tensor,
-        caches: list[Tensor],
-        teacher: TeacherWeights,
-        candidates: int,
-        form: Form = "fused",
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """``extend``, ranked: the teacher's ids int64 [I, K], their log-probabilities [I, K], and the caches."""
-        cascade = self.extend(tokens_P, features_PF, committed_1, accepted_1, caches, teacher, form)
-        return *self.best(cascade.normed_IH, teacher, candidates), cascade.caches

@@ -107,7 +107,7 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
 
     from draftwood.compiler.bundle import load_modules
     from draftwood.compiler.config import TeacherConfig
-    from draftwood.compiler.drafter_layers import TeacherWeights
+    from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
     from draftwood.compiler.drafters import drafter_of
 
     engine, manifest = engines[kind], engines[kind].bundle.manifest
@@ -124,9 +124,8 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     )  # fmt: skip
     whole = torch.tensor([length])
     teacher = TeacherWeights(decoder.embed.weight, decoder.head_weight)
-    wanted = drafter.extend(
-        torch.tensor(text[1:]), out.features_RF, whole, whole, [torch.zeros_like(c) for c in ours], teacher, "eager"
-    )
+    waiting = Waiting(torch.tensor(text[1:]), out.features_RF, whole, whole)
+    wanted = drafter.extend(waiting, [torch.zeros_like(c) for c in ours], teacher, "eager")
     for mine, theirs in zip(ours, wanted.caches, strict=True):
         slots = cache.draft.sides[0].shape[1]
         difference = mine.view(2, slots, 16)[:, :length] - theirs.view(2, slots, 16)[:, :length]

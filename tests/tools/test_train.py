@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftwood.compiler import eagle3 as compiled_eagle3
 from draftwood.compiler import fasteagle as compiled_fasteagle
 from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.drafter_layers import TeacherWeights
+from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
 from draftwood.compiler.eagle3_checkpoint import open_eagle3
 from draftwood.compiler.fasteagle_checkpoint import open_fasteagle
 from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
@@ -279,7 +279,8 @@ def test_the_compiler_drafts_what_was_trained(
             block = module.config.block
             caches = [torch.zeros(block.kv_heads * 64, 8) for _ in range(2 * block.layers)]
             features = batch.aux_BSF[0, : t + 1].float()
-            written = module.extend(ids[1 : t + 2], features, place, place, caches, shared, "eager")
+            waiting = Waiting(ids[1 : t + 2], features, place, place)
+            written = module.extend(waiting, caches, shared, "eager")
             if kind == "fasteagle":
                 got = written.normed_IH
             else:

@@ -286,7 +286,8 @@ def warm(text: tuple) -> Callable:
     features, tokens = (torch.tensor(part) for part in text)
 
     def inputs(extend: Callable, caches: int) -> list[torch.Tensor]:
-        empty = [torch.full((KV_HEADS * SLOTS, HEAD_DIM), 9.0) for _ in range(caches)]  # stale slots are not zeros
+        shape = (1, KV_HEADS, SLOTS, HEAD_DIM) if extend.form == "cpu" else (KV_HEADS * SLOTS, HEAD_DIM)
+        empty = [torch.full(shape, 9.0) for _ in range(caches)]  # stale slots are not zeros
         chunk = torch.cat((tokens[:8], torch.zeros(2, dtype=torch.int64)))
         states = torch.cat((features[:8], torch.ones(2, 3 * HIDDEN))).float()
         _, *cached = extend(chunk, states, torch.tensor([8]), torch.tensor([8]), *empty)

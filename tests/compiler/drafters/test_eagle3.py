@@ -11,7 +11,7 @@ import torch
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.compiler.decoder import Decoder
 from draftwood.compiler.draft_steps import ExtendStep, TreeStep
-from draftwood.compiler.drafter_layers import TeacherWeights
+from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
 from draftwood.compiler.eagle3 import Eagle3
 from draftwood.compiler.eagle3_checkpoint import open_eagle3
 from draftwood.compiler.fixed_tree import FixedTree
@@ -100,12 +100,12 @@ def inputs_of(variant: Variant, decoder: Decoder, warm: Callable, form: str = "f
     return warm(ExtendStep(variant.drafter, decoder, form), 2)
 
 
-@pytest.mark.parametrize("form", ["fused", "eager"])
+@pytest.mark.parametrize("form", ["fused", "eager", "cpu"])
 def test_hidden_states_and_logits(variant: Variant, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
     tokens, rows, *counts, key, value = inputs_of(variant, decoder, warm, form)
     drafter, oracle = variant.drafter, variant.oracle
     teacher = TeacherWeights(decoder.embed.weight, decoder.head_weight)
-    written = drafter.extend(tokens, rows, *counts, [key, value], teacher, form)
+    written = drafter.extend(Waiting(tokens, rows, *counts), [key, value], teacher, form)
     hidden, branch, drafted = written.root, None, [17, 3, 88, 40]
     for depth in range(len(drafted) + 1):
         if depth:
@@ -152,10 +152,8 @@ def test_the_cache_holds_accepted_text_alone(plain: Variant, decoder: Decoder, w
     for before, after in ((inputs[-2], key), (inputs[-1], value)):
         changed = (before != after).view(2, 32, 16).any(-1)
         assert changed[:, 8:11].all() and not changed[:, :8].any() and not changed[:, 11:31].any()
-    again = plain.drafter.extend(
-        inputs[0][:3], inputs[1][:3], inputs[2], inputs[3], inputs[4:],
-        TeacherWeights(decoder.embed.weight, decoder.head_weight),
-    )  # fmt: skip
+    waiting = Waiting(inputs[0][:3], inputs[1][:3], inputs[2], inputs[3])
+    again = plain.drafter.extend(waiting, inputs[4:], TeacherWeights(decoder.embed.weight, decoder.head_weight))
     for ours, theirs in zip((key, value), again.caches, strict=True):
         torch.testing.assert_close(
             ours.view(2, 32, 16)[:, :11], theirs.view(2, 32, 16)[:, :11], rtol=0, atol=1e-5
@@ -235,7 +233,7 @@ def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -
     drafter.bfloat16()
     half = [t.bfloat16() if t.is_floating_point() else t for t in inputs]
     teacher = TeacherWeights(decoder.embed.weight.bfloat16(), None)
-    written = drafter.extend(half[0], half[1], half[2], half[3], half[4:], teacher)
+    written = drafter.extend(Waiting(*half[:4]), half[4:], teacher)
     tokens, scores = FixedTree(RAGGED).grow(drafter, written, teacher)
     assert written.caches[0].dtype == written.root.fed_back_RH.dtype == torch.bfloat16
     assert tokens.shape == scores.shape and scores.dtype == torch.float32

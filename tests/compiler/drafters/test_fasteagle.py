@@ -11,7 +11,7 @@ import torch
 from draftwood.compiler.checkpoint import Checkpoint
 from draftwood.compiler.decoder import Decoder
 from draftwood.compiler.draft_steps import ExtendStep, FastEagleStep
-from draftwood.compiler.drafter_layers import TeacherWeights
+from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
 from draftwood.compiler.fasteagle import FastEagle
 from draftwood.compiler.fasteagle_checkpoint import open_fasteagle
 from draftwood.errors import CheckpointError
@@ -98,7 +98,7 @@ def inputs_of(model: Model, decoder: Decoder, warm: Callable, form: str = "fused
     return warm(ExtendStep(model.drafter, decoder, form), 2 * LEVELS)
 
 
-@pytest.mark.parametrize("form", ["fused", "eager"])
+@pytest.mark.parametrize("form", ["fused", "eager", "cpu"])
 def test_candidates(model: Model, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
     ids, scores, *_ = FastEagleStep(model.drafter, decoder, 6, form)(*inputs_of(model, decoder, warm, form))
     wanted = model.ranked(*text, 6)
@@ -111,9 +111,8 @@ def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decode
     _, _, *caches = FastEagleStep(rows.drafter, decoder, 6)(*inputs)
     features, tokens = torch.tensor(text[0]).float(), torch.tensor(text[1])
     count = torch.tensor([11])
-    at_once = rows.drafter.extend(
-        tokens, features, count, count, inputs[4:], TeacherWeights(decoder.embed.weight, None)
-    ).caches
+    waiting, teacher = Waiting(tokens, features, count, count), TeacherWeights(decoder.embed.weight, None)
+    at_once = rows.drafter.extend(waiting, inputs[4:], teacher).caches
     for step, (ours, theirs, before) in enumerate(zip(caches, at_once, inputs[4:], strict=True)):
         ours, theirs, before = (t.view(2, 32, 16) for t in (ours, theirs, before))
         torch.testing.assert_close(ours[:, :11], theirs[:, :11], rtol=0, atol=1e-5, msg=f"cache {step}")
