@@ -155,7 +155,7 @@ def _append_attention(
     kv_heads: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, slots = query.shape[1], int(total)
+    rows, slots = query.shape[1], int(total) if bias is None else bias.shape[-1]
     caches = []
     for cache, new in ((key_cache, key), (value_cache, value)):
         written = cache.clone()

@@ -63,13 +63,14 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
     """Faults in what one draft reads: the teacher's states, the root beside them, the drafter's own caches."""
     if gear.draft is None:
         return
-    root = int(pair.reference.prefill(pair.reference.new_cache(gear.slots), prompt).choice_R[0])
+    before = int(prompt[-1])
+    root = (before + 1) % pair.reference.bundle.manifest.dims.vocabulary
     want = _drafted(pair.reference, gear, prompt, root)
     wrong = {"teacher's states misplaced": _drafted(pair.engine, gear, prompt, root, _misplaced)}
     drafter = pair.reference.bundle.manifest.drafter
     if drafter is not None and drafter.layers:
-        before = _drafted(pair.engine, gear, prompt, int(prompt[-1]))
-        wrong["token before the root in its place"] = before._replace(tokens_T=np.append(root, before.tokens_T[1:]))
+        other = _drafted(pair.engine, gear, prompt, before)
+        wrong["token before the root in its place"] = other._replace(tokens_T=np.append(root, other.tokens_T[1:]))
         wrong["drafter's caches forgotten"] = _drafted(pair.engine, gear, prompt, root, _forgotten)
     for fault, got in wrong.items():
         found = list(compare_drafts(pair, gear, [(want, got)]))
@@ -84,14 +85,18 @@ def _drafted(
     root: int,
     spoil: Callable[[DraftCache], None] | None = None,
 ) -> Draft:
-    """The draft behind a prompt; with ``spoil`` done to the drafter's memory a second one."""
-    cache = engine.new_cache(gear.slots)
+    """The draft behind a prompt and a plain step, after which the drafter's caches hold the prompt.
+
+    ``spoil`` is done to the drafter's memory in between.
+    """
+    cache, last = engine.new_cache(gear.slots), int(prompt[-1])
     engine.prefill(cache, prompt)
-    draft = engine.draft(cache, gear, root)
-    if spoil is None:
-        return draft
+    engine.draft(cache, gear, last)
+    engine.verify(cache, np.array([last]), engine.bundle.trees["plain"][1])
+    cache.commit([0])
     assert cache.draft is not None
-    spoil(cache.draft)
+    if spoil is not None:
+        spoil(cache.draft)
     return engine.draft(cache, gear, root)
 
 
