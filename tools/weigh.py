@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from draftwood.trees import RankPaths
 
 COMMITTED = 200  # tokens of text behind which steps are timed
+ACCEPTED = 3  # rows that a draft step finds to be written, as many as a step accepts or so
 TIMED_SECONDS = 0.3  # a gear is timed over at least this long, gears in turn so that a drift hits all
 LEAST_ROUNDS = 7
 
@@ -39,7 +41,7 @@ def weigh(engine: Engine, paths: RankPaths) -> list[Weighed]:
     Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
     """
     gears = [gear for gear in engine.bundle.manifest.gears if gear.tree in engine.bundle.trees]
-    caches = {gear.slots: _filled(engine, gear.slots) for gear in gears}
+    caches = {gear.slots: _filled(engine, gear.slots, gears) for gear in gears}
     times: dict[str, list[tuple[float, float]]] = {gear.name: [] for gear in gears}
     began = time.perf_counter()
     rounds = 0
@@ -57,9 +59,15 @@ def best_tree(weighed: list[Weighed]) -> Weighed:
     return max((one for one in weighed if one.rows > 1), key=lambda one: one.expected_tokens_per_s)
 
 
-def _filled(engine: Engine, slots: int) -> Cache:
+def _filled(engine: Engine, slots: int, gears: Sequence[Gear]) -> Cache:
+    """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
     cache = engine.new_cache(slots)
     engine.prefill(cache, np.zeros(min(COMMITTED, slots // 2), np.int64))
+    for gear in gears:
+        if gear.slots == slots and gear.draft:
+            engine.draft(cache, gear, 0)
+            engine.prefill(cache, np.zeros(ACCEPTED, np.int64))
+            break
     return cache
 
 
