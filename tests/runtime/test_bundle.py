@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import BundleError
+from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle
 
 
@@ -36,7 +37,7 @@ def edited(copy: Path, **fields: object) -> Path:
 
 
 def test_another_schema_version_is_refused(copy: Path) -> None:
-    with pytest.raises(BundleError, match="schema version 99, expected 3; build the bundle again"):
+    with pytest.raises(BundleError, match=f"schema version 99, expected {SCHEMA_VERSION}; build the bundle again"):
         Bundle.open(edited(copy, schema_version=99))
 
 
