@@ -41,7 +41,7 @@ def weigh(engine: Engine, paths: RankPaths) -> list[Weighed]:
     Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
     """
     gears = [gear for gear in engine.bundle.manifest.gears if gear.tree in engine.bundle.trees]
-    caches = {gear.slots: _filled(engine, gear.slots, gears) for gear in gears}
+    caches = {slots: _filled(engine, slots, gears) for slots in {gear.slots for gear in gears}}
     times: dict[str, list[tuple[float, float]]] = {gear.name: [] for gear in gears}
     began = time.perf_counter()
     rounds = 0
@@ -63,11 +63,10 @@ def _filled(engine: Engine, slots: int, gears: Sequence[Gear]) -> Cache:
     """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
     cache = engine.new_cache(slots)
     engine.prefill(cache, np.zeros(min(COMMITTED, slots // 2), np.int64))
-    for gear in gears:
-        if gear.slots == slots and gear.draft:
-            engine.draft(cache, gear, 0)
-            engine.prefill(cache, np.zeros(ACCEPTED, np.int64))
-            break
+    drafting = next((gear for gear in gears if gear.slots == slots and gear.draft), None)
+    if drafting:
+        engine.draft(cache, drafting, 0)
+        engine.prefill(cache, np.zeros(ACCEPTED, np.int64))
     return cache
 
 

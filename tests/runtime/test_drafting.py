@@ -149,6 +149,8 @@ def test_rows_that_wait_are_written_in_pieces(
             cache.commit([0])
         assert cache.draft.waiting <= (most or 256)
         found.append(engine.draft(cache, gear, 7))
+        rows = next(graph.rows for graph in engine.bundle.manifest.graphs if graph.name == gear.draft)
+        assert cache.draft.waiting <= (rows or most or 256)
     for other in found[1:]:
         assert np.array_equal(other.tokens_T, found[0].tokens_T)
         np.testing.assert_allclose(other.scores_M, found[0].scores_M, rtol=0, atol=10 * CLOSE)

@@ -401,7 +401,7 @@ def test_a_subset_is_written_in_the_published_layout(folder: Path, tmp_path: Pat
     assert torch.equal(opened.ids, known) and opened.config.tied_head
     loaded = load(tmp_path, model, levels=2)
     batch = States(model, texts, loaded.aux).batch(np.arange(8))
-    ranks, targets = loaded.ranks(batch, 16), batch.targets(2)
+    ranks, targets = loaded.ranks(batch, 16, loaded.frozen(batch)), batch.targets(2)
     # Nine candidates at most, and a token outside of them is never found.
     assert ranks[torch.isin(targets, known)].max() < 9 and (ranks[~torch.isin(targets, known)] == 16).all()
 

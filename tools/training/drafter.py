@@ -102,12 +102,11 @@ class Drafter(nn.Module):
             return self.features(batch).to(self.output_VH.dtype)
 
     @torch.no_grad()
-    def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor | None = None) -> Tensor:
+    def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor) -> Tensor:
         """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` where it is not there.
 
-        ``features_NIH`` are ``frozen``'s where they are known already.
+        ``features_NIH`` are the batch's, from ``frozen``.
         """
-        features_NIH = self.frozen(batch) if features_NIH is None else features_NIH
         targets_NI = batch.targets(self.levels)
         found = []
         for level in range(self.levels):
