@@ -20,17 +20,17 @@ import draftwood
 from draftwood.errors import UserError
 
 COMMANDS = {
-    "demo": ("demo_run", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
+    "demo": ("demo", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
     "build": ("build", "freeze a checkpoint and its draft trees into a bundle"),
     "bind": ("bind", "give an NPU bundle that was built without weights the weights of a checkpoint"),
     "check": ("check", "compare every graph of a bundle with eager PyTorch"),
     "run": ("run", "answer one prompt with a bundle"),
     "bench": ("bench", "compare speculative with plain decoding: tokens and speed"),
     "calibrate": ("calibrate", "count the rank paths that a teacher's text takes through a drafter's candidates"),
-    "profile": ("profile_steps", "measure, or model, how long the steps of a gear take"),
+    "profile": ("profile", "measure, or model, how long the steps of a gear take"),
     "plan": ("plan", "choose draft trees and gears from statistics and a latency table"),
     "train": ("train", "train a drafter for a frozen teacher on the teacher's own texts"),
-    "inspect": ("inspect_view", "show a draft tree or a bundle"),
+    "inspect": ("inspect", "show a draft tree or a bundle"),
     "doctor": ("doctor", "say what this machine can do and what is missing"),
 }
 
@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    module = importlib.import_module(f"draftwood.tools.{COMMANDS[command][0]}") if command in COMMANDS else None
+    module = (
+        importlib.import_module(f"draftwood.tools.commands.{COMMANDS[command][0]}") if command in COMMANDS else None
+    )
     return module.main(_parse(command, module, arguments)) if module else _parse_alone(arguments)
 
 
@@ -83,7 +85,7 @@ def _parse_alone(arguments: list[str]) -> int:
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> str:
-    from draftwood.tools.doctor import EXTRAS, install
+    from draftwood.tools.commands.doctor import EXTRAS, install
 
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:

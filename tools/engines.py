@@ -25,7 +25,7 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
 
 def npu_available() -> bool:
     """Whether CANN is here and torch_npu counts a device."""
-    from draftwood.tools.machine import ascend
+    from draftwood.tools.measure.machine import ascend
 
     return bool(ascend(countable=True)["npus"])
 
@@ -42,13 +42,13 @@ def open_engine(bundle: Bundle, name: str | None = None) -> Engine:
     if name == "npu":
         if not npu_available():
             raise RequestError("--engine npu: no NPU is found here; run draftwood doctor, or take --engine ge")
-        from draftwood.tools.npu_engine import NpuEngine
+        from draftwood.tools.reference.npu import NpuEngine
 
         return NpuEngine(bundle)
     if name == "ge":
-        from draftwood.tools.ge_engine import GeEngine
+        from draftwood.tools.reference.interpreted import GeEngine
 
         return GeEngine(bundle)
-    from draftwood.runtime.cpu_engine import CpuEngine
+    from draftwood.runtime.engines.cpu import CpuEngine
 
     return CpuEngine(bundle)

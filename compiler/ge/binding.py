@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle import Sources
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.drafters import OpenedDrafter
+from draftwood.compiler.bundle.build import Sources
+from draftwood.compiler.drafters.kinds import OpenedDrafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
 # What a checkpoint may say differently from the configuration a bundle was built from.

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.bundle import BuildRequest, build, load_modules
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.config import rope_tables
-from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.drafters import MedusaDrafter, MedusaSizes
-from draftwood.compiler.medusa import MedusaHeads
+from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
+from draftwood.compiler.drafters.kinds import MedusaDrafter, MedusaSizes
+from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import rope_tables
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import Manifest
 from draftwood.trees import Topology
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from draftwood.compiler import bundle as module
-from draftwood.compiler.bundle import BuildRequest, build, load_modules
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.compiler.bundle import build as module
+from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError, TreeError, UserError
 from draftwood.manifest import SCHEMA_VERSION, Manifest, encode
 from draftwood.trees import Topology

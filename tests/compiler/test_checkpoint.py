@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from draftwood.compiler.checkpoint import Checkpoint, expected_tensors, teacher_parts, tokenizer_files
-from draftwood.compiler.config import RopeScaling, TeacherConfig, read_config, rope_frequencies, rope_tables
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, teacher_parts, tokenizer_files
+from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig, read_config, rope_frequencies, rope_tables
 from draftwood.errors import CheckpointError
 
 SIZES = {

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.compiler import device_model as model
-from draftwood.compiler.checkpoint import expected_tensors
-from draftwood.compiler.device_model import DEVICES, Eagle3, FastEagle, Medusa, Op, device, modelled_table, parts
+from draftwood.compiler.device import model
+from draftwood.compiler.device.model import DEVICES, Eagle3, FastEagle, Medusa, Op, device, modelled_table, parts
+from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.errors import RequestError
-from draftwood.tools.published import (
+from draftwood.tools.measure.published import (
     EAGLE,
     MEDUSA,
     OPENPANGU_7B,
@@ -216,7 +216,7 @@ def test_break_even_and_solve() -> None:
 def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
     import json
 
-    from draftwood.compiler.config import read_config
+    from draftwood.compiler.teachers.config import read_config
 
     fields = {
         "architectures": ["PanguEmbeddedForCausalLM"],

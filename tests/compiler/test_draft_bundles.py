@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwood.compiler.bundle import BuildRequest, build, load_modules, rebuild_drafts
-from draftwood.compiler.checkpoint import Checkpoint, byte_offset
-from draftwood.compiler.config import TeacherConfig
-from draftwood.compiler.drafters import OpenedDrafter, drafter_of
-from draftwood.compiler.onnx_lowering import lower_to_onnx
-from draftwood.compiler.tracing import trace
-from draftwood.compiler.weights import WeightSpan
+from draftwood.compiler.bundle.build import BuildRequest, build, load_modules, rebuild_drafts
+from draftwood.compiler.bundle.weights import WeightSpan
+from draftwood.compiler.drafters.kinds import OpenedDrafter, drafter_of
+from draftwood.compiler.onnx.lowering import lower_to_onnx
+from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.teachers.checkpoint import Checkpoint, byte_offset
+from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError, TreeError, UserError
 from draftwood.manifest import read_manifest
 from draftwood.runtime.bundle import Bundle

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.config import TeacherConfig
-from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.teachers.config import TeacherConfig
 
 TEACHER = TeacherConfig(
     family="llama", layers=1, hidden=64, intermediate=16, heads=4, kv_heads=2, head_dim=16, vocabulary=101,

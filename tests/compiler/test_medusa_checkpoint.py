@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draftwood.compiler.config import TeacherConfig
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
 HIDDEN, VOCABULARY = 8, 13

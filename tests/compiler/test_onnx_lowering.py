@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.compiler.draft_steps import medusa_step
-from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.onnx_lowering import lower_to_onnx
-from draftwood.compiler.steps import Step, StepSizes, cpu_step, prefill_step, verify_step
-from draftwood.compiler.tracing import trace
-from draftwood.compiler.weights import WeightEntry, write_weights
+from draftwood.compiler.bundle.weights import WeightEntry, write_weights
+from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.drafters.steps import medusa_step
+from draftwood.compiler.onnx.lowering import lower_to_onnx
+from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
+from draftwood.compiler.steps.tracing import trace
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
 # fp32 against fp32 in onnxruntime's order of additions and with its exp; logits up to 5. Measured: 4e-6 at most.

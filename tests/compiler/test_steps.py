@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.draft_steps import medusa_step
-from draftwood.compiler.medusa import MedusaHeads
-from draftwood.compiler.steps import Step, StepSizes, cache_names, cpu_step, prefill_step, verify_step
-from draftwood.compiler.tracing import trace
+from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.drafters.steps import medusa_step
+from draftwood.compiler.steps.teacher import Step, StepSizes, cache_names, cpu_step, prefill_step, verify_step
+from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology, tensorize
 
 # The same fp32 operators on the same values; a matmul of one row may add in another order than one of eight.

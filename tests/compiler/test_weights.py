@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwood.compiler.weights import WeightEntry, map_weights, write_weights
+from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),

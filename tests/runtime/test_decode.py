@@ -7,12 +7,12 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.decode import Decoding, Options, Result
 from draftwood.runtime.engine import Engine
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.static import OnnxEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
-from draftwood.runtime.static_engine import OnnxEngine
 from draftwood.runtime.trace import Trace
 
 SAMPLINGS = {
@@ -136,7 +136,7 @@ def test_a_program_with_sessions_of_its_own_is_left_alone(
 import json, onnxruntime
 from pathlib import Path
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
+from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.decode import Decoding, Options
 from draftwood.runtime.policy import policy_for
 bundle = Bundle.open(Path({str(tiny_bundle)!r}))

@@ -10,13 +10,13 @@ from draftwood.errors import InvariantError
 from draftwood.manifest import Drafter
 from draftwood.runtime import drafting
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.decode import Decoding, Options, Result, walk
 from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engine import Engine
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.static import OnnxEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
-from draftwood.runtime.static_engine import OnnxEngine
 from draftwood.runtime.trace import Trace
 from draftwood.trees import Topology, tensorize, violations
 from draftwood.trees import walk as walk_topology
@@ -105,10 +105,10 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     import msgspec
     import torch
 
-    from draftwood.compiler.bundle import load_modules
-    from draftwood.compiler.config import TeacherConfig
-    from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
-    from draftwood.compiler.drafters import drafter_of
+    from draftwood.compiler.bundle.build import load_modules
+    from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+    from draftwood.compiler.drafters.kinds import drafter_of
+    from draftwood.compiler.teachers.config import TeacherConfig
 
     engine, manifest = engines[kind], engines[kind].bundle.manifest
     cache, text = committed(engine, "planned-kv128", prompt, 6)

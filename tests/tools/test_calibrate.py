@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.calibrate import parse_temperatures
 from draftwood.tools.cli import main
-from draftwood.tools.counting import CANDIDATES, Job, count, count_all, jobs
+from draftwood.tools.commands.calibrate import parse_temperatures
+from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.training.visited import visited
 from draftwood.trees.calibration import Calibration
@@ -50,8 +50,8 @@ def work(prompts: Path, tiny_teacher: Path, tiny_heads: Path) -> list[Job]:
 def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Job], tiny_bundle: Path) -> None:
     """The rank paths of greedy answers, by the runtime's own engine and drafts, one position after the other."""
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.cpu_engine import CpuEngine
     from draftwood.runtime.decode import Decoding, Options
+    from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.policy import policy_for
 
     engine = CpuEngine(Bundle.open(tiny_bundle))

@@ -63,7 +63,7 @@ def test_help_lists_every_command_and_imports_none(python: Callable[..., str]) -
 import sys
 from draftwood.tools.cli import main
 assert main(["--help"]) == 0
-print({"numpy", "torch", "msgspec", "onnxruntime", "draftwood.tools.build"} & set(sys.modules))
+print({"numpy", "torch", "msgspec", "onnxruntime", "draftwood.tools.commands.build"} & set(sys.modules))
 """
     lines = python(code).splitlines()
     assert lines[-1] == "set()"

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.decode import Options
+from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.trace import Trace
-from draftwood.tools import bench as bench_command
-from draftwood.tools import check as check_command
-from draftwood.tools.bench import bench, logit_noise, tolerance
-from draftwood.tools.check import check, sample_prompts
 from draftwood.tools.cli import main
+from draftwood.tools.commands import bench as bench_command
+from draftwood.tools.commands import check as check_command
+from draftwood.tools.commands.bench import bench, logit_noise, tolerance
+from draftwood.tools.commands.check import check, sample_prompts
 from draftwood.tools.prompts import read_prompts
 
 CHAT = [{"role": "user", "content": "the cat"}]
@@ -181,7 +181,7 @@ def test_check_passes_and_is_stored(tiny_bundle: Path, tmp_path: Path, capsys: p
 
 def test_check_fails_where_a_graph_computes_something_else(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.open(tiny_bundle)
-    from draftwood.tools import eager_engine
+    from draftwood.tools.reference import eager as eager_engine
 
     def wrong(folder, config, heads):  # type: ignore[no-untyped-def]
         decoder, drafter = load_modules(folder, config, heads)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from draftwood import environment
-from draftwood.tools import doctor, machine
+from draftwood.tools.commands import doctor
+from draftwood.tools.measure import machine
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 ASK = "from draftwood.tools.cli import main; print(main(['doctor', '--json']))"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
-from draftwood.tools.check import TOLERANCE
-from draftwood.tools.compare import Pair, compare_drafts
-from draftwood.tools.eager_engine import EagerEngine
-from draftwood.tools.faults import _drafted, draft_controls
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.tools.commands.check import TOLERANCE
+from draftwood.tools.comparison.compare import Pair, compare_drafts
+from draftwood.tools.comparison.faults import _drafted, draft_controls
+from draftwood.tools.reference.eager import EagerEngine
 
 PROMPT = np.random.default_rng(3).integers(2, 300, 40)
 CACHED = {"token before the root in its place", "drafter's caches forgotten"}

@@ -17,7 +17,7 @@ from draftwood.runtime.decode import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.tools.cli import main
-from draftwood.tools.npu_probe import probe
+from draftwood.tools.measure.npu_probe import probe
 
 needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
 TREE = "backbone:2:3"
@@ -107,7 +107,7 @@ def test_check_names_the_node_at_which_a_wrong_graph_parts(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, temperature: float) -> None:
     """Whole decodings on the interpreted graphs; bf16 rows of one token do not depend on the tree around it."""
-    from draftwood.tools.ge_engine import GeEngine
+    from draftwood.tools.reference.interpreted import GeEngine
 
     engine = GeEngine(Bundle.open(npu_bundle))
     options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
@@ -121,9 +121,9 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
 @needs_converters
 def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> None:
     """Traced and compiled as for the device, then run on the CPU: equal to eager PyTorch, caches included."""
-    from draftwood.tools.compare import Pair, compare_gear
-    from draftwood.tools.eager_engine import EagerEngine
-    from draftwood.tools.npu_engine import NpuEngine, cache_folder
+    from draftwood.tools.comparison.compare import Pair, compare_gear
+    from draftwood.tools.reference.eager import EagerEngine
+    from draftwood.tools.reference.npu import NpuEngine, cache_folder
 
     bundle = Bundle.open(npu_bundle)
     engine = NpuEngine(bundle, device="cpu", eagerly=True)
@@ -142,7 +142,7 @@ def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
 
     import msgspec
 
-    from draftwood.tools.npu_engine import cache_folder
+    from draftwood.tools.reference.npu import cache_folder
 
     bundle = Bundle.open(npu_bundle)
     assert bundle.manifest.npu is not None

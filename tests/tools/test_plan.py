@@ -9,7 +9,7 @@ import pytest
 
 from draftwood.errors import RequestError, TreeError
 from draftwood.runtime.trace import StepEvent, Trace
-from draftwood.tools import calibrate, plan
+from draftwood.tools.commands import calibrate, plan
 from draftwood.trees import parse_specs, read_tree
 from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.latency import LatencyEntry, LatencyTable

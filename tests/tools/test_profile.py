@@ -12,8 +12,8 @@ import pytest
 
 from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
-from draftwood.tools import profile_steps
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.tools.commands import profile as profile_steps
 from draftwood.trees import Topology, tensorize, violations
 from draftwood.trees.latency import LatencyTable
 

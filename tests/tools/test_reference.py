@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from draftwood.environment import hide_torch_npu
 from draftwood.errors import CheckpointError, InvariantError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.tools import cli
 from draftwood.tools.reference.__main__ import main, measure
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.dump import StepDump
-from draftwood.tools.reference.engine import HfEngine
 from draftwood.tools.reference.hf_teacher import HfTeacher
 from draftwood.tools.reference.lockstep import compare_texts
 from draftwood.tools.reference.replay import main as replay_main
 from draftwood.tools.reference.replay import replay
+from draftwood.tools.reference.transformers_engine import HfEngine
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
 # fp32 against fp32 with sums in another order; logits and cache values are of magnitude up to 10. Measured: 4e-6.

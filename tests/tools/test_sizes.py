@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.tools import sizes
+from draftwood.tools.measure import sizes
 from draftwood.trees import RankPaths
 
 

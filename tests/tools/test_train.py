@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler import eagle3 as compiled_eagle3
-from draftwood.compiler import fasteagle as compiled_fasteagle
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
-from draftwood.compiler.eagle3_checkpoint import open_eagle3
-from draftwood.compiler.fasteagle_checkpoint import open_fasteagle
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.eagle3 import network as compiled_eagle3
+from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.fasteagle import network as compiled_fasteagle
+from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError
-from draftwood.tools import train as command
+from draftwood.tools.commands import train as command
 from draftwood.tools.training import drafter as drafter_module
 from draftwood.tools.training import rank_paths, states, vocabulary_sizes
 from draftwood.tools.training.block import Block, Sizes, narrowed

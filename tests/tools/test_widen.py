@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.bundle import BuildRequest, Sources, load_modules
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.drafters import ANY_LENGTH, OpenedDrafter
-from draftwood.compiler.medusa_checkpoint import MedusaCheckpoint
-from draftwood.compiler.steps import StepSizes
+from draftwood.compiler.bundle.build import BuildRequest, Sources, load_modules
+from draftwood.compiler.drafters.kinds import ANY_LENGTH, OpenedDrafter
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.steps.teacher import StepSizes
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools import demo
-from draftwood.tools.widen import main, widen, widen_drafter, widen_medusa
+from draftwood.tools.demo.widen import main, widen, widen_drafter, widen_medusa
 from draftwood.trees import Topology
 
 SIZES = {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2}
@@ -132,7 +132,7 @@ def test_target_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     def full_disk(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("draftwood.tools.widen.save_file", full_disk)
+    monkeypatch.setattr("draftwood.tools.demo.widen.save_file", full_disk)
     with pytest.raises(OSError, match="no space left"):
         widen(tmp_path / "small", tmp_path / "wide", hidden=64)
     assert [path.name for path in tmp_path.iterdir()] == ["small"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
-from draftwood.tools.pictures import draw_picture
+from draftwood.tools.show.pictures import draw_picture
 from draftwood.trees import RankPaths, Topology
 
 from .samples import COUNTS, FIXED, gain, prefixes, trees_within

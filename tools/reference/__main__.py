@@ -20,16 +20,16 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cpu_engine import CpuEngine
 from draftwood.runtime.decode import Options
 from draftwood.runtime.engine import Engine, share_threads
+from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.tools.bench import TIES_PER_TOKEN
+from draftwood.tools.commands.bench import TIES_PER_TOKEN
+from draftwood.tools.commands.run import add_decoding_arguments, options
 from draftwood.tools.demo import resolve
 from draftwood.tools.prompts import read_prompts
-from draftwood.tools.reference.engine import HfEngine
 from draftwood.tools.reference.lockstep import compare_texts
-from draftwood.tools.run import add_decoding_arguments, options
+from draftwood.tools.reference.transformers_engine import HfEngine
 from draftwood.tools.script import refusing
 
 
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _prompts(bundle: Bundle, args: argparse.Namespace) -> dict[str, list[int]]:
     """Token ids by prompt id; every prompt is a conversation's first turn."""
-    from draftwood.tools.run import prompt_ids
+    from draftwood.tools.commands.run import prompt_ids
 
     if args.prompt_ids is not None:
         return {"ids": prompt_ids(bundle, args)}

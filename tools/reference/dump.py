@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from draftwood.compiler.bundle import staged
+from draftwood.compiler.bundle.build import staged
 from draftwood.errors import RequestError
 from draftwood.manifest import cache_names
 from draftwood.runtime.engine import Engine, StepResult
-from draftwood.tools.compare import host
+from draftwood.tools.comparison.compare import host
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.trees import TreeBuffers
 

@@ -16,7 +16,7 @@ from draftwood.runtime.drafting import Draft
 from draftwood.runtime.engine import Engine, StepResult
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.sampling import draw, margin
-from draftwood.tools.bench import logit_noise, tolerance
+from draftwood.tools.commands.bench import logit_noise, tolerance
 from draftwood.tools.reference.dump import StepDump, observed
 from draftwood.trees import TreeBuffers
 

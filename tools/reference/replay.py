@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engine import Engine, share_threads
-from draftwood.tools.check import HALF_TOLERANCE, TOLERANCE
-from draftwood.tools.compare import relative_difference
+from draftwood.tools.commands.check import HALF_TOLERANCE, TOLERANCE
+from draftwood.tools.comparison.compare import relative_difference
 from draftwood.tools.engines import ENGINES, open_engine
 from draftwood.tools.reference.dump import StepDump, Tensors, load_rows, run_step
 from draftwood.tools.script import refusing
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     engines = {args.engine: open_engine(bundle, args.engine)}
     if args.model:
         from draftwood.tools.demo import resolve
-        from draftwood.tools.reference.engine import HfEngine
+        from draftwood.tools.reference.transformers_engine import HfEngine
 
         engines["transformers"] = HfEngine.open(bundle, resolve(args.model), args.trust_remote_code)
     # The NPU's graphs compute in half precision, whatever the reference did.

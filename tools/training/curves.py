@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.tools.pictures import panels
+from draftwood.tools.show.pictures import panels
 
 
 def draw_losses(log: Path, path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging
 
-from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
 # B rows, P prompt columns, C all columns, T fed columns, G key/value heads, E head size, V vocabulary, N new tokens

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from draftwood.compiler.medusa import MedusaHeads
+from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.tools.training.contexts import Batch
 from draftwood.tools.training.drafter import Drafter, stored
 

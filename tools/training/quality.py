@@ -19,7 +19,7 @@ import tokenizers
 import torch
 from transformers import LlamaForCausalLM
 
-from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.runtime.text import Text
 from draftwood.tools.script import refusing

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
 from draftwood.tools.training.contexts import NONE, Distilled

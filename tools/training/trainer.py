@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools.training.contexts import NONE, Batch, Distilled, by_length, shuffled
 from draftwood.tools.training.curves import draw_losses

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwood.compiler.checkpoint import Checkpoint
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
 from draftwood.tools.training.contexts import Batch, Distilled

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.decoder import Decoder
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.kernels import onnx_forms
 
 V, LAYERS, HIDDEN = 101, 8, 64

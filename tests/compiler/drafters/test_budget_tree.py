@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler import budget_tree
-from draftwood.compiler.budget_tree import BudgetDraft, BudgetTree
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.draft_steps import ExtendStep, TreeStep
-from draftwood.compiler.eagle3 import Eagle3
-from draftwood.compiler.eagle3_checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3 import budget_tree
+from draftwood.compiler.drafters.eagle3.budget_tree import BudgetDraft, BudgetTree
+from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.drafters.steps import ExtendStep, TreeStep
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import TreeError
 from draftwood.trees import TreeBuffers, violations
 

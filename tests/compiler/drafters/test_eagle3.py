@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.draft_steps import ExtendStep, TreeStep
-from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
-from draftwood.compiler.eagle3 import Eagle3
-from draftwood.compiler.eagle3_checkpoint import open_eagle3
-from draftwood.compiler.fixed_tree import FixedTree
+from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
+from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.drafters.steps import ExtendStep, TreeStep
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
 
 # fp32 against float64 through a block and its feedback four levels deep.

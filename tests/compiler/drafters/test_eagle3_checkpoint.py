@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.eagle3 import Eagle3
-from draftwood.compiler.eagle3_checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError
 
 LAYOUTS = ("SafeAILab", "SpecForge", "speculators")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.checkpoint import Checkpoint
-from draftwood.compiler.decoder import Decoder
-from draftwood.compiler.draft_steps import ExtendStep, FastEagleStep
-from draftwood.compiler.drafter_layers import TeacherWeights, Waiting
-from draftwood.compiler.fasteagle import FastEagle
-from draftwood.compiler.fasteagle_checkpoint import open_fasteagle
+from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
+from draftwood.compiler.drafters.fasteagle.network import FastEagle
+from draftwood.compiler.drafters.steps import ExtendStep, FastEagleStep
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import CheckpointError
 
 LEVELS = 3

@@ -31,13 +31,13 @@ class Lowered:
 
 def lower_tiny(source: Path) -> Lowered:
     """Prefill, decode, verify and draft of a tiny teacher at KV length 640, in bf16."""
-    from draftwood.compiler.bundle import BuildRequest, Sources, draft_steps, static_steps
+    from draftwood.compiler.bundle.build import BuildRequest, Sources, draft_steps, static_steps
     from draftwood.compiler.ge.graph import Graph
     from draftwood.compiler.ge.lowering import lower_to_ge
     from draftwood.compiler.ge.torchair_bridge import ge_ir
     from draftwood.compiler.ge.weights import plan_weights
-    from draftwood.compiler.steps import StepSizes
-    from draftwood.compiler.tracing import shapes_only, trace
+    from draftwood.compiler.steps.teacher import StepSizes
+    from draftwood.compiler.steps.tracing import shapes_only, trace
     from draftwood.trees import Topology
 
     tree = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.compiler.bundle import BuildRequest, build
+from draftwood.compiler.bundle.build import BuildRequest, build
 from draftwood.compiler.ge.binding import bind
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.errors import BundleError, CheckpointError, RequestError

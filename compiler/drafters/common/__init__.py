@@ -1,0 +1,1 @@
+"""What drafters with a cache of the accepted text share."""

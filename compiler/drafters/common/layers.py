@@ -1,0 +1,210 @@
+"""What the networks of EAGLE-3 and FastEagle share: a cache of the accepted text, and the ends of the network.
+
+Slot j of a drafter's cache stands for token j + 1 beside the teacher's states of token j. A draft step *extends*
+the cache once, by the rows that the last verify step accepted; nothing of a draft tree is ever written to it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood.compiler.drafters.common.config import DrafterConfig
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Form, Layer, Norm, Placement
+
+# P rows that extend the cache, R rows of a tree level, S tree rows kept, N query heads, K key/value heads,
+# G = N / K, D head dimension, C cache slots, H hidden, V vocabulary, U draft vocabulary
+
+
+def cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype; x itself if it has it, for torch.export records an assertion for a cast that does nothing."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+class TeacherWeights(NamedTuple):
+    """The teacher's matrices that a drafter without its own reads: embedding and output, each [V, H]."""
+
+    embed_VH: Tensor | None = None
+    head_VH: Tensor | None = None
+
+
+class Waiting(NamedTuple):
+    """Text that the caches do not hold yet: ``tokens`` are those *after* the tokens whose ``features`` are given, so
+    the last that counts is the root; ``committed`` and ``accepted`` as the steps get them."""
+
+    tokens_P: Tensor
+    features_PF: Tensor
+    committed_1: Tensor
+    accepted_1: Tensor
+
+
+@dataclass(frozen=True)
+class Extension(ABC):
+    """An extend pass: P rows behind the text. ``last`` [1] is the row of the last token that counts, ``unseen`` hides
+    from a tree what lies behind the text."""
+
+    last_1: Tensor
+    unseen_C: Tensor
+
+    @abstractmethod
+    def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Writes the rows of one layer into its caches, key then value: (attended [P, N*D], both caches)."""
+
+
+@dataclass(frozen=True)
+class Scattered(Extension):
+    """Over flat caches [K*C, D]: one write by index, then attention under a mask."""
+
+    placement: Placement
+    cos_P1D: Tensor
+    sin_P1D: Tensor
+    form: Form
+
+    def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q_PND, *new = layer.rotated(x, self.cos_P1D, self.sin_P1D)
+        written = [
+            torch.ops.npu.npu_scatter_nd_update(old, self.placement.index, rows_PKD.flatten(0, 1))
+            for old, rows_PKD in zip(cache, new, strict=True)
+        ]
+        return layer.over_cache(q_PND, written, self.placement.masked, self.form), written
+
+
+@dataclass(frozen=True)
+class Appended(Extension):
+    """Over caches [1, K, C, D] of a CPU: one operator writes the rows at slots up to ``slot`` and attends."""
+
+    cos_PE: Tensor
+    sin_PE: Tensor
+    slot_1: Tensor
+
+    def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        rows = layer.rotated_rows(x, self.cos_PE, self.sin_PE)
+        out, *written = layer.append_rows(rows, cache, None, self.slot_1, self.slot_1.reshape(()) + 1)
+        return out, written
+
+
+class DraftLayer(Layer):
+    """A decoder block over a cache of accepted text; ``width`` is that of its input, the hidden size by default."""
+
+    def __init__(self, config: TeacherConfig, width: int | None = None) -> None:
+        super().__init__(config)
+        if width is not None:
+            queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+            self.qkv = nn.Linear(width, queries + 2 * keys, bias=config.qkv_bias)
+
+    def rotated(self, x: Tensor, cos_R1D: Tensor, sin_R1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [R, N, D], k and v [R, K, D] of rows x at the positions of the rotary factors."""
+        config, rotary = self.config, torch.ops.npu.npu_rotary_mul
+        q, k, v = self.project(x)
+        q_RND = rotary(q.unflatten(-1, (config.heads, config.head_dim)), cos_R1D, sin_R1D)
+        k_RKD = rotary(k.unflatten(-1, (config.kv_heads, config.head_dim)), cos_R1D, sin_R1D)
+        return q_RND, k_RKD, v.unflatten(-1, (config.kv_heads, config.head_dim))
+
+    def attend_tree(
+        self,
+        q_RND: Tensor,
+        cache: list[Tensor],
+        unseen_C: Tensor,
+        branch: tuple[Tensor, Tensor],
+        masked_RS: Tensor,
+    ) -> Tensor:
+        """Rows of a tree level [R, N*D]: one softmax over the written cache and the tree's own K/V [S, K, D].
+
+        The two parts are never joined, so the cache is not copied; scores and softmax are fp32.
+        """
+        config = self.config
+        query_KGRD = q_RND.transpose(0, 1).reshape(config.kv_heads, -1, config.head_dim)
+        parts = [c.view(config.kv_heads, -1, config.head_dim) for c in cache]
+        tree = [side.transpose(0, 1) for side in branch]
+        grouped = (-1, q_RND.shape[0])
+        text_KGRC, kept_KGRS = (
+            cast_to(query_KGRD @ keys.transpose(-1, -2), torch.float32).unflatten(1, grouped) * config.head_dim**-0.5
+            for keys in (parts[0], tree[0])
+        )
+        # A tree row sees itself, so no row is masked altogether.
+        text_KGRC = text_KGRC.masked_fill(unseen_C, float("-inf"))
+        kept_KGRS = kept_KGRS.masked_fill(masked_RS, float("-inf"))
+        weights_KGRX = torch.softmax(torch.cat((text_KGRC, kept_KGRS), -1), -1)
+        weights = cast_to(weights_KGRX, q_RND.dtype).flatten(1, 2)
+        on_text, on_tree = weights.split((unseen_C.shape[0], masked_RS.shape[1]), -1)
+        out_KGRD = on_text @ parts[1] + on_tree @ tree[1]
+        return out_KGRD.unflatten(1, grouped).flatten(0, 1).transpose(0, 1).flatten(1)
+
+
+class DraftModule(nn.Module):
+    """Embedding, fc, last norm, output matrix, vocabulary map and rotary tables of a drafter.
+
+    Parameter names differ from the teacher's, so that one bundle can hold both.
+    """
+
+    def __init__(self, config: DrafterConfig, positions: int) -> None:
+        super().__init__()
+        self.config, block = config, config.block
+        if config.own_embedding:
+            self.draft_embed = nn.Embedding(block.vocabulary, block.hidden)
+        self.fc = nn.Linear(len(config.aux_layers) * config.target_hidden, block.hidden, bias=False)
+        self.draft_norm = Norm(block.hidden, block.rms_norm_eps)
+        if config.has_head:
+            self.draft_head = nn.Linear(block.hidden, config.draft_vocabulary, bias=False)
+        self.teacher_ids: Tensor
+        if config.mapped:
+            self.register_buffer("teacher_ids", torch.zeros(config.draft_vocabulary, dtype=torch.int64))
+        self.draft_cos: Tensor
+        self.draft_sin: Tensor
+        self.register_buffer("draft_cos", torch.empty(positions, block.head_dim))
+        self.register_buffer("draft_sin", torch.empty(positions, block.head_dim))
+
+    def embed(self, tokens_R: Tensor, teacher: TeacherWeights) -> Tensor:
+        """[R, H] of the teacher's token ids."""
+        if self.config.own_embedding:
+            return self.draft_embed(tokens_R)
+        assert teacher.embed_VH is not None, "this drafter reads the teacher's embedding"
+        return F.embedding(tokens_R, teacher.embed_VH)
+
+    def logits(self, normed_RH: Tensor, teacher: TeacherWeights) -> Tensor:
+        """[R, U] of hidden states behind the last norm."""
+        if self.config.has_head:
+            return self.draft_head(normed_RH)
+        assert teacher.head_VH is not None, "this drafter reads the teacher's output matrix"
+        return F.linear(normed_RH, teacher.head_VH)
+
+    def best(self, normed_RH: Tensor, teacher: TeacherWeights, k: int) -> tuple[Tensor, Tensor]:
+        """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k]."""
+        logits_RU = cast_to(self.logits(normed_RH, teacher), torch.float32)
+        top_Rk, ids_Rk = logits_RU.topk(k, -1)
+        if self.config.mapped:
+            ids_Rk = self.teacher_ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)
+        return ids_Rk, top_Rk - logits_RU.logsumexp(-1, keepdim=True)
+
+    def rotary(self, position_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [R, 1, D]; a position is held inside the tables."""
+        held_R = position_R.clamp(0, self.draft_cos.shape[0] - 1)
+        cos_R1D, sin_R1D = (t.index_select(0, held_R)[:, None] for t in (self.draft_cos, self.draft_sin))
+        return cos_R1D, sin_R1D
+
+    def extension(self, waiting: Waiting, cache: Tensor, form: Form) -> Extension:
+        """Places the waiting rows in caches like this one; those that count end at slot ``committed`` - 1.
+
+        Scattered, the rest goes to the spare slot C - 1, which no row that counts ever sees. Appended, it goes to the
+        slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
+        """
+        rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
+        kv_heads, order_P = self.config.block.kv_heads, torch.arange(rows)
+        last_1, start_1 = (accepted_1 - 1).clamp(0, rows - 1), committed_1 - accepted_1
+        if form == "cpu":
+            unseen_C, half = torch.arange(cache.shape[2]) >= committed_1, self.config.block.head_dim // 2
+            cos_PE, sin_PE = (table[:, 0, :half] for table in self.rotary(start_1 + order_P))
+            return Appended(last_1, unseen_C, cos_PE, sin_PE, (start_1 + (rows - 1)).to(torch.int32))
+        slots = cache.shape[0] // kv_heads
+        order_C = torch.arange(slots)
+        position_P = (start_1 + order_P).clamp(0, slots - 1)
+        slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
+        index = (slot_P[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
+        masked = (~(order_C[None] <= position_P[:, None]))[None, None]
+        return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)

@@ -1,0 +1,87 @@
+"""A draft tree of fixed shape grown by EAGLE-3 inside a static graph: one batched pass a level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.drafters.common.layers import TeacherWeights
+from draftwood.compiler.drafters.eagle3.network import Branch, Eagle3, Written
+from draftwood.trees import Topology, tensorize
+
+# n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree
+
+
+class _Level(nn.Module):
+    """Index tables of one depth; they are constants of the trace."""
+
+    pick_n: Tensor
+    parent_n: Tensor
+    expanded_E: Tensor
+    source_E: Tensor
+    masked_ES: Tensor
+
+    def __init__(self, width: int, tables: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.width = width
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+
+
+class FixedTree(nn.Module):
+    """Ranks are those of each parent's own distribution; only rows with children are run."""
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__()
+        assert topology.nodes, "a draft tree has at least one node"
+        self.nodes = topology.nodes
+        self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
+
+    def grow(self, drafter: Eagle3, written: Written, teacher: TeacherWeights) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M]."""
+        hidden, branch = written.root, cast(Branch | None, None)
+        tokens: list[Tensor] = []
+        scores = [torch.zeros(1)]
+        for depth, level in enumerate(cast(Iterable[_Level], self.levels), 1):
+            ids_Ek, logp_Ek = drafter.best(hidden.normed_RH, teacher, level.width)
+            tokens.append(ids_Ek.flatten().index_select(0, level.pick_n))
+            gained_n = logp_Ek.flatten().index_select(0, level.pick_n)
+            scores.append(scores[-1].index_select(0, level.parent_n) + gained_n)
+            if depth < len(self.levels):
+                hidden, branch = drafter.level(
+                    tokens[-1].index_select(0, level.expanded_E),
+                    hidden.fed_back_RH.index_select(0, level.source_E),
+                    depth,
+                    branch,
+                    level.masked_ES,
+                    written,
+                    teacher,
+                )
+        return torch.cat(tokens), torch.cat(scores[1:])
+
+
+def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:
+    """Candidates a parent, and the tables of the nodes at ``depth``.
+
+    ``pick`` reads their tokens from the candidates [E, k] of the depth above, ``parent`` their parents' scores
+    among the n of the depth above; ``expanded`` are those with children and ``source`` the rows, among the E
+    run before, of their parents. ``masked`` hides from them whatever expanded node is not on their path.
+    """
+    parents, ranks, depths = topology.parents, topology.ranks, topology.depths
+    with_children = set(parents[1:])
+    above, here = ([row for row in range(topology.rows) if depths[row] == d] for d in (depth - 1, depth))
+    ran = [row for row in above if row in with_children]
+    expanded = [row for row in here if row in with_children]
+    kept = [row for row in range(1, topology.rows) if row in with_children and depths[row] <= depth]
+    width = max(ranks[row] for row in here) + 1
+    visible = torch.from_numpy(tensorize(topology).mask.copy())
+    return width, {
+        "pick_n": torch.tensor([ran.index(parents[row]) * width + ranks[row] for row in here]),
+        "parent_n": torch.tensor([above.index(parents[row]) for row in here]),
+        "expanded_E": torch.tensor([here.index(row) for row in expanded], dtype=torch.int64),
+        "source_E": torch.tensor([ran.index(parents[row]) for row in expanded], dtype=torch.int64),
+        "masked_ES": ~visible[expanded][:, kept],
+    }

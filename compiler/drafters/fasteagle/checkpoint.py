@@ -1,0 +1,78 @@
+"""FastEagle drafters, checked against a teacher. The layout is ours, for nobody has published one.
+
+config.json has ``architectures`` ["FastEagleDrafter"], ``model_type`` "fasteagle", ``num_hidden_layers`` N, a
+Llama's field names for the blocks, ``draft_vocab_size``, ``target_hidden_size`` and ``aux_layer_ids``, the
+teacher's layers whose entering states are read. The tensors are ``fc.weight`` [H, 3 * target_hidden_size],
+``proj.weight`` [H, 2H] over cat(fused states, embedding), ``layers.{i}.*`` as a Llama's, ``norm.weight``, and
+``lm_head.weight`` [draft_vocab_size, H] unless it is the teacher's, ``d2t`` and ``t2d`` as EAGLE-3 has them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.tensors import find_file, open_tensors
+from draftwood.compiler.drafters.common.checkpoint import (
+    DrafterCheckpoint,
+    Parts,
+    block_parts,
+    check_tensors,
+    end_parts,
+    teacher_ids,
+)
+from draftwood.compiler.drafters.common.config import (
+    AUX_STATES,
+    DrafterConfig,
+    check_aux_layers,
+    read_block,
+    read_widths,
+)
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
+
+
+def open_fasteagle(path: Path, teacher: Checkpoint) -> DrafterCheckpoint[DrafterConfig]:
+    """Opens a folder with config.json and model.safetensors or pytorch_model.bin, or such a file in it.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or holds more than tensors; or a field, a key, a shape, a
+            dtype or the vocabulary map does not fit the teacher.
+    """
+    folder, file = find_file(path, "FastEagle")
+    fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+    entries, read = open_tensors(file)
+    config = _config(fields, teacher.config, tied_head="lm_head.weight" not in entries)
+    parts = _parts(config)
+    dtype = check_tensors(file, entries, parts)
+    ids = teacher_ids(file, entries, read, config.draft_vocabulary, config.block.vocabulary)
+    return DrafterCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
+
+
+def _config(fields: Fields, teacher: TeacherConfig, tied_head: bool) -> DrafterConfig:
+    for name, expected in (("architectures", ["FastEagleDrafter"]), ("model_type", "fasteagle")):
+        if fields.get(name) != expected:
+            fields.fail(name, f"{expected!r}, a FastEagle drafter")
+    block = read_block(fields, teacher, layers=max(fields.whole("num_hidden_layers"), 1))
+    target, draft = read_widths(fields, teacher, block)
+    if block.hidden != teacher.hidden:
+        fields.fail("hidden_size", f"{teacher.hidden} as the teacher has, whose embedding the drafter reads")
+    return DrafterConfig(
+        block=block,
+        target_hidden=target,
+        aux_layers=check_aux_layers(fields, "aux_layer_ids", fields.tokens("aux_layer_ids", None), teacher),
+        draft_vocabulary=draft,
+        own_embedding=False,
+        tied_head=tied_head,
+    )
+
+
+def _parts(config: DrafterConfig) -> Parts:
+    hidden = config.block.hidden
+    parts: Parts = {
+        "fc.weight": (("fc.weight", (hidden, AUX_STATES * config.target_hidden)),),
+        "proj.weight": (("proj.weight", (hidden, 2 * hidden)),),
+    }
+    for i in range(config.block.layers):
+        parts |= block_parts(config.block, f"cascade.{i}", f"layers.{i}", hidden)
+    return parts | end_parts(config)

@@ -1,0 +1,1 @@
+"""Medusa heads (Cai et al., 2024)."""

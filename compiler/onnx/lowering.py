@@ -1,0 +1,86 @@
+"""Lowers a traced step to ONNX at opset 18: weights outside, nothing inside that varies between builds."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch.export import ExportedProgram
+
+from draftwood.compiler.bundle.weights import WeightSpan
+from draftwood.compiler.steps.teacher import Step
+from draftwood.kernels import onnx_forms
+
+OPSET = 18  # the newest that Ascend's ATC documents
+
+
+def lower_to_onnx(
+    step: Step, program: ExportedProgram, weights: Mapping[str, WeightSpan], weights_file: str, path: Path
+) -> None:
+    """Writes ``path``; ``weights`` are not stored but referred to, in ``weights_file`` beside it."""
+    signature = step.signature
+    model = _translate(step, program)
+    for value in list(model.graph.initializers.values()):
+        name = step.weight_name(value.name or "")
+        if name is not None:
+            span = weights[name]
+            value.const_value = ir.ExternalTensor(
+                weights_file,
+                span.offset,
+                span.length,
+                ir.DataType(value.dtype or ir.DataType.FLOAT),
+                shape=ir.Shape(span.shape),
+                name=value.name or "",
+                base_dir=path.parent,
+            )
+    for values, specs in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
+        for value, spec in zip(values, specs, strict=True):
+            value.shape = ir.Shape(list(spec.shape))
+    _anonymise(model, keep_shapes=not step.dynamic)
+    model.graph.name = signature.name
+    ir.save(model, path)
+    onnx.checker.check_model(str(path))
+
+
+def _translate(step: Step, program: ExportedProgram) -> ir.Model:
+    logger = logging.getLogger("torch.onnx")
+    level, cpu = logger.level, bool(step.dynamic)  # a graph with run-time sizes is the CPU's alone
+    logger.setLevel(logging.ERROR)  # it warns about torchvision on every call
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                custom_translation_table=onnx_forms(cpu),
+                verbose=False,
+                input_names=[t.name for t in step.signature.inputs],
+                output_names=[t.name for t in step.signature.outputs],
+            )
+    finally:
+        logger.setLevel(level)
+    assert exported is not None
+    return exported.model
+
+
+def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
+    """Drops source paths and stack traces, and the sizes of inner values where they are run-time symbols."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.graph.doc_string = None
+    ends = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if not keep_shapes and value not in ends:
+                value.shape = None
+    for value in ends:
+        value.metadata_props.clear()

@@ -1,0 +1,1 @@
+"""What decodes from a bundle alone, one file an engine."""

@@ -1,0 +1,136 @@
+"""``draftwood build``: a checkpoint and draft trees in, a frozen bundle out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from draftwood.compiler.bundle.build import Target
+
+TARGETS = ("onnx", "ge")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
+    parser.add_argument(
+        "--drafter",
+        metavar="DIR",
+        help="Medusa heads, EAGLE-3 or FastEagle: a folder or file, or demo-medusa, demo-eagle3, demo-fasteagle",
+    )
+    parser.add_argument(
+        "--tree",
+        default="plain",
+        metavar="SPEC[,SPEC...]",
+        help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE | plan:FILE | budget:MxDxk"
+        " (with EAGLE-3: M nodes, D levels, k candidates, a tree chosen at every step); plain is always added",
+    )
+    parser.add_argument("--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots, multiples of 128")
+    parser.add_argument("--prefill", default="32,128", metavar="T[,T...]", help="prefill chunks in tokens")
+    parser.add_argument("--target", default="onnx", metavar="T[,T...]", help="onnx: for CPUs; ge: for Ascend NPUs")
+    parser.add_argument(
+        "--weights",
+        default="copy",
+        choices=("copy", "link", "none"),
+        help="of the NPU's graphs: copied; used in the checkpoint's files where they fit; or bound later",
+    )
+    parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
+    parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def parse_sizes(flag: str, text: str) -> tuple[int, ...]:
+    """Whole numbers, ascending, from ``256,1024``."""
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise RequestError(f"{flag} {text}: expected whole numbers separated by commas, such as 256,1024") from None
+    return tuple(sizes)
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """Targets, each once, in the order of ``TARGETS``."""
+    named = text.split(",")
+    for target in named:
+        if target not in TARGETS:
+            raise RequestError(f"--target {target}: expected {' or '.join(TARGETS)}, or both: {','.join(TARGETS)}")
+    return cast("tuple[Target, ...]", tuple(target for target in TARGETS if target in named))
+
+
+def main(args: argparse.Namespace) -> int:
+    from draftwood.compiler.bundle.build import BuildRequest, build
+    from draftwood.tools.demo import resolve
+    from draftwood.trees import parse_specs
+
+    request = BuildRequest(
+        model=resolve(args.model),
+        drafter=resolve(args.drafter) if args.drafter else None,
+        trees=tuple(parse_specs(args.tree)),
+        slots=parse_sizes("--kv", args.kv),
+        prefill_rows=parse_sizes("--prefill", args.prefill),
+        targets=parse_targets(args.target),
+        weights=args.weights,
+        soc=_soc(args.soc),
+    )
+    watch = Stopwatch()
+    manifest = build(request, args.out, progress=watch.next)
+    stages = watch.stop()
+    summary = {
+        "bundle": str(args.out),
+        "seconds": round(sum(stage["seconds"] for stage in stages), 1),
+        "gears": [gear.name for gear in manifest.gears],
+        "graphs": len(manifest.graphs) + (len(manifest.npu.graphs) if manifest.npu else 0),
+        "bytes": sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file()),
+        "peak_memory_mb": max(stage["peak_memory_mb"] for stage in stages),
+        "stages": stages,
+    }
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"{args.out}: {summary['graphs']} graphs, {len(manifest.gears)} gears, {summary['bytes'] / 1e6:.1f} MB,"
+            f" {summary['seconds']} s, at most {summary['peak_memory_mb']} MB of memory"
+        )
+    return 0
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of every stage, and the process's largest memory until its end."""
+
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    _began: float = 0.0
+    _name: str = ""
+
+    def next(self, name: str) -> None:
+        """Ends the stage that runs and begins another, which it names on stderr."""
+        self._end()
+        self._name, self._began = name, time.monotonic()
+        print(f"building {name}", file=sys.stderr, flush=True)
+
+    def stop(self) -> list[dict[str, Any]]:
+        self._end()
+        return self.stages
+
+    def _end(self) -> None:
+        if self._name:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            seconds = round(time.monotonic() - self._began, 2)
+            self.stages.append({"name": self._name, "seconds": seconds, "peak_memory_mb": peak})
+            self._name = ""
+
+
+def _soc(name: str | None) -> str:
+    from draftwood.compiler.ge.atc import DEFAULT_SOC, SOC_VERSIONS
+
+    if name is not None and name not in SOC_VERSIONS:
+        raise RequestError(f"--soc {name}: expected one of {', '.join(SOC_VERSIONS)}")
+    return name or DEFAULT_SOC

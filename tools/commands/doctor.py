@@ -1,0 +1,206 @@
+"""``draftwood doctor``: what this machine has, what it can do with it, and what is missing.
+
+Packages are looked up, not imported, so that a broken one cannot break the report; onnxruntime alone is
+imported, for its providers, and an NPU is counted in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import platform
+from typing import Any
+
+import draftwood
+from draftwood import environment
+from draftwood.tools.measure import machine
+
+RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
+BUILD = ("torch", "onnx", "onnxscript", "safetensors")
+# Package -> the extra that brings it; "" is the base installation.
+EXTRAS = {
+    **dict.fromkeys(RUN, ""),
+    **dict.fromkeys((*BUILD, "networkx", "matplotlib"), "build"),
+    "transformers": "train",
+    "torch_npu": "npu",
+}
+# What each ability needs beside packages: "cann" and "npu".
+NEEDS = {
+    "run bundles": RUN,
+    "build bundles": (*RUN, *BUILD),
+    "lower for the NPU": (*RUN, *BUILD, "torch_npu"),
+    "run on an NPU": (*RUN, *BUILD, "torch_npu", "cann", "npu"),
+    "train": (*RUN, *BUILD, "transformers"),
+}
+CPU_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    found = report()
+    print(json.dumps(found, indent=2) if args.json else render(found))
+    return 0
+
+
+def report() -> dict[str, Any]:
+    """Everything the doctor knows, as plain values; see ``render`` for people."""
+    packages = {name: {"version": version(name), "install": install(name)} for name in EXTRAS}
+    ascend = machine.ascend(countable=bool(packages["torch"]["version"]))
+    can = {name: _ability(name, packages, ascend) for name in NEEDS}
+    return {
+        "draftwood": draftwood.__version__,
+        "python": {"version": platform.python_version(), "platform": platform.platform(terse=True)},
+        "packages": packages,
+        "onnxruntime_providers": _providers() if packages["onnxruntime"]["version"] else [],
+        "ascend": ascend,
+        "attention": machine.probe_attention() if ascend["npus"] else [],
+        "cpu": machine.processor(),
+        "memory": machine.memory(),
+        "can": can,
+        "next_steps": _next_steps(packages, ascend, can),
+        "with_an_npu": with_an_npu(),
+    }
+
+
+def version(name: str) -> str | None:
+    """A package's version without importing it; None where it is not installed."""
+    if name == "torch_npu":
+        found = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
+    else:
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):
+            found = False
+    try:
+        return importlib.metadata.version(name) if found else None
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def install(name: str) -> str:
+    """The pip command that brings a package."""
+    return f"pip install 'draftwood[{EXTRAS[name]}]'" if EXTRAS[name] else "pip install draftwood"
+
+
+def with_an_npu() -> list[str]:
+    """The first five commands for someone with an NPU, after CANN's ``set_env.sh``."""
+    from draftwood.tools.commands.build import TARGETS
+
+    build = f"--model demo --drafter demo-medusa --tree full:3x2x1 --kv 1024 --target {','.join(TARGETS)}"
+    return [
+        "npu-smi info",
+        "draftwood doctor",
+        f"draftwood build {build} --out demo-bundle",
+        "draftwood check demo-bundle",
+        "draftwood bench demo-bundle",
+    ]
+
+
+def _providers() -> list[str]:
+    try:
+        import onnxruntime
+
+        return list(onnxruntime.get_available_providers())
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return [f"broken: {error}"]
+
+
+def _ability(name: str, packages: dict[str, Any], ascend: dict[str, Any]) -> dict[str, Any]:
+    have = {package for package, facts in packages.items() if facts["version"]}
+    have |= {"cann"} if ascend["cann"] else set()
+    have |= {"npu"} if ascend["npus"] else set()
+    missing = [need for need in NEEDS[name] if need not in have]
+    # Needs go from the base to the widest extra, and a wider one brings the narrower ones along.
+    installs = [install(need) for need in missing if need in EXTRAS]
+    return {
+        "ok": not missing,
+        "missing": missing,
+        "install": installs[-1] if installs else None,
+    }
+
+
+def _next_steps(packages: dict[str, Any], ascend: dict[str, Any], can: dict[str, Any]) -> list[str]:
+    steps = []
+    if not packages["torch"]["version"]:
+        steps.append(f"to build bundles without an NVIDIA GPU, first: {CPU_TORCH}")
+    for name in ("run bundles", "build bundles"):
+        if can[name]["install"]:
+            steps.append(f"to {name}: {can[name]['install']}")
+    steps += _npu_steps(packages, ascend)
+    if can["build bundles"]["ok"]:
+        steps.append("see it work: draftwood demo")
+    return steps
+
+
+def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
+    torch, torch_npu = packages["torch"]["version"], packages["torch_npu"]["version"]
+    steps = []
+    if torch_npu and not ascend["cann"]:
+        steps.append(
+            "torch_npu is installed without CANN; Draftwood works, but for torch in other programs:"
+            f" export {environment.AUTOLOAD}=0"
+        )
+    if torch and torch_npu and torch.split("+")[0] != ".".join(torch_npu.split(".")[:3]):
+        steps.append(f"torch {torch} and torch_npu {torch_npu} do not fit: {install('torch_npu')}")
+    if not ascend["cann"] and ascend["set_env"]:
+        steps.append(f"CANN is installed but not on the library path: source {ascend['set_env']}")
+    elif not ascend["cann"] and ascend["npu_device_files"]:
+        steps.append("the machine has an NPU but no CANN: https://www.hiascend.com/cann")
+    if ascend["npus"]:
+        steps.append("this machine has an NPU: run the commands below")
+    return steps
+
+
+def render(found: dict[str, Any]) -> str:
+    """The report as text."""
+    python, cpu, memory = found["python"], found["cpu"], found["memory"]
+    lines = [f"draftwood {found['draftwood']}, Python {python['version']}, {python['platform']}", "", "packages"]
+    for name, facts in found["packages"].items():
+        lines.append(f"  {name:<13} {facts['version'] or 'not installed: ' + facts['install']}")
+    sizes = [f"{memory[key] / 2**30:.1f} GiB" if memory[key] else "unknown" for key in memory]
+    lines += ["", "machine"]
+    lines.append(f"  cpu           {cpu['model']}, {cpu['threads']} threads usable")
+    lines.append(f"  features      {' '.join(cpu['features']) or 'none known'}")
+    lines.append(f"  memory        {sizes[0]}, {sizes[1]} available")
+    lines.append(f"  onnxruntime   {', '.join(found['onnxruntime_providers']) or 'absent'}")
+    lines += [*_ascend_lines(found["ascend"]), *_attention_lines(found["attention"]), "", "this machine can"]
+    lines += [f"  {name:<18} {_answer(facts)}" for name, facts in found["can"].items()]
+    lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]
+    lines += ["", "with an NPU, run first (after CANN's set_env.sh)"]
+    lines += [f"  {number}. {command}" for number, command in enumerate(found["with_an_npu"], 1)]
+    return "\n".join(lines)
+
+
+def _ascend_lines(ascend: dict[str, Any]) -> list[str]:
+    torchair = {"real": "real", "offline": "offline: the stand-in can be used", None: "absent"}
+    return [
+        f"  CANN          {ascend['cann_folder'] or 'available' if ascend['cann'] else 'not found'}",
+        f"  torchair      {torchair[ascend['torchair']]}",
+        f"  NPUs          {ascend['npus']}",
+    ]
+
+
+def _attention_lines(verdicts: list[dict[str, Any]]) -> list[str]:
+    """What the fused attention was found to do, by trying it."""
+    if not verdicts:
+        return []
+    width = max(len(verdict["ability"]) for verdict in verdicts)
+    return [
+        "",
+        "the NPU's fused attention, tried",
+        *(f"  {v['ability']:<{width}}  {'works' if v['works'] else 'no: ' + v['seen']}" for v in verdicts),
+    ]
+
+
+def _answer(facts: dict[str, Any]) -> str:
+    if facts["ok"]:
+        return "yes"
+    names = {"cann": "CANN", "npu": "an NPU"}
+    how = f" ({facts['install']})" if facts["install"] else ""
+    missing = "missing " + ", ".join(names.get(need, need) for need in facts["missing"]) + how
+    return f"no   {missing}"

@@ -1,0 +1,217 @@
+"""``draftwood inspect``: a draft tree or a bundle, as text, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from draftwood.manifest import GraphSignature, NpuTarget
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.trees import Topology
+
+
+MANIFEST = "manifest.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject",
+        metavar="TREE|BUNDLE",
+        help="a tree file, a tree such as full:3x2 or medusa:FILE, or a bundle's folder",
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
+    parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    path = _existing(args.subject)
+    if path is not None and path.is_dir():
+        from draftwood.runtime.bundle import Bundle
+
+        bundle = Bundle.open(path)
+        name, (topology, _) = max(bundle.trees.items(), key=lambda item: item[1][0].rows)
+        if args.npu:
+            from draftwood.tools.show.npu_graphs import npu_figures, npu_text
+
+            found, text = npu_figures(bundle), npu_text
+        else:
+            found, text = bundle_figures(bundle), bundle_text
+    elif args.npu:
+        raise RequestError(f"{args.subject}: --npu shows the NPU graphs of a bundle; name one")
+    else:
+        name, topology = read_tree_or_spec(args.subject, path)
+        found, text = tree_figures(name, topology), tree_text
+    if args.png:
+        _draw(topology, name, args.png)
+    print(json.dumps(found, indent=2) if args.json else text(found))
+    return 0
+
+
+def _existing(subject: str) -> Path | None:
+    path = Path(subject)
+    try:
+        # A bundle is also known by the file that describes it.
+        return (path.parent if path.name == MANIFEST else path) if path.exists() else None
+    except OSError as error:
+        raise RequestError(f"{subject}: cannot be opened: {error.strerror}") from error
+
+
+def read_tree_or_spec(subject: str, path: Path | None) -> tuple[str, Topology]:
+    """A tree and its name, from the file at `path` or else from a spec of the command line.
+
+    Raises:
+        RequestError: neither a file nor one spec.
+        TreeError: a file or spec that is wrong.
+    """
+    from draftwood.trees import Topology, parse_specs, read_tree
+
+    if path is not None:
+        return path.stem, read_tree(path)
+    if subject != "plain" and ":" not in subject:
+        raise RequestError(
+            f"{subject}: no such file or folder, nor a tree; expected a bundle, a tree file or a tree such as full:3x2"
+        )
+    trees = parse_specs(subject)
+    if "," in subject and len(trees) > 2:
+        raise RequestError(f"{subject}: names {len(trees) - 1} trees; expected one")
+    name, tree = trees[-1]  # plain decoding always comes first
+    if not isinstance(tree, Topology):
+        raise RequestError(f"{subject}: has no shape to show, for the drafter chooses one at every step")
+    return name, tree
+
+
+def tree_figures(name: str, topology: Topology) -> dict[str, Any]:
+    """Sizes, rank paths, drawing and invariants of a tree, as plain values."""
+    from draftwood.trees import draw_text, tensorize, violations
+
+    broken = violations(tensorize(topology))
+    by_depth = Counter(topology.depths)
+    return {
+        "kind": "tree",
+        "name": name,
+        "rows": topology.rows,
+        "nodes": topology.nodes,
+        "depth": topology.depth,
+        "width": topology.width,
+        "leaves": sum(not topology.children(row) for row in range(topology.rows)),
+        "nodes_by_depth": [by_depth[depth] for depth in range(1, topology.depth + 1)],
+        "rank_paths": [list(path) for path in topology.paths],
+        "drawing": draw_text(topology),
+        "invariants_hold": not broken,
+        "violations": [f"{found.name} at row {found.row}: {found.message}" for found in broken],
+    }
+
+
+def tree_text(found: dict[str, Any]) -> str:
+    """`tree_figures` for people."""
+    hold = "invariants    all hold" if found["invariants_hold"] else "\n".join(found["violations"])
+    per_depth = " ".join(map(str, found["nodes_by_depth"])) or "none"
+    return "\n".join(
+        [
+            f"tree          {found['name']}",
+            f"nodes         {found['nodes']} (root not counted), by depth: {per_depth}",
+            f"leaves        {found['leaves']}",
+            hold,
+            "",
+            found["drawing"],
+        ]
+    )
+
+
+def bundle_figures(bundle: Bundle) -> dict[str, Any]:
+    """What an opened, and so verified, bundle holds, as plain values."""
+    import msgspec
+
+    manifest = bundle.manifest
+    # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
+    values = msgspec.to_builtins(manifest, builtin_types=())
+    keep = ("schema_version", "dims", "drafter", "trees", "gears", "tokenizer", "provenance")
+    sizes = {name: (bundle.folder / name).stat().st_size for name in manifest.files}
+    return {
+        "kind": "bundle",
+        "folder": str(bundle.folder),
+        **{key: values[key] for key in keep},
+        "teacher": values["teacher"],
+        "graphs": [_graph(graph, sizes) for graph in manifest.graphs],
+        "weights": {"file": manifest.weights, "bytes": sizes[manifest.weights]} if manifest.weights else None,
+        "npu": _npu(manifest.npu, sizes) if manifest.npu else None,
+        "files_verified": len(sizes),
+        "bytes": sum(sizes.values()),
+        "invariants_hold": True,  # or the bundle had not opened
+    }
+
+
+def _npu(npu: NpuTarget, sizes: dict[str, int]) -> dict[str, Any]:
+    return {
+        "dtype": npu.dtype,
+        "soc": npu.soc,
+        "graphs": [_graph(graph, sizes) for graph in npu.graphs],
+        "weights": {"file": npu.weights, "bytes": sizes.get(npu.weights)},
+    }
+
+
+def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
+    facts = {key: getattr(graph, key) for key in ("name", "kind", "rows", "slots", "file")}
+    return {**facts, "bytes": sizes[graph.file]}
+
+
+def bundle_text(found: dict[str, Any]) -> str:
+    """`bundle_figures` for people."""
+    drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
+    tokenizer = "with" if found["tokenizer"] else "without"
+    sections = {
+        f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
+            ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
+            *([("weights", _weights(found["weights"]))] if found["weights"] else []),
+        ],
+        "teacher": [("digest", found["teacher"]["digest"]), *found["dims"].items()],
+        "drafter": list(drafter.items()),
+        "trees, all invariants hold": [
+            ("name", "rows", "depth", "width"),
+            *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in found["trees"]),
+        ],
+        "gears": [
+            ("name", "tree", "slots", "graph"),
+            *((gear["name"], gear["tree"], gear["slots"], gear["graph"]) for gear in found["gears"]),
+        ],
+        "graphs, 0 = chosen at run time": [
+            ("name", "kind", "rows", "slots", "bytes"),
+            *(tuple(graph[key] for key in ("name", "kind", "rows", "slots", "bytes")) for graph in found["graphs"]),
+        ],
+        **(_npu_section(found["npu"]) if found["npu"] else {}),
+        "built with": list(found["provenance"].items()),
+    }
+    return "\n\n".join("\n".join([title, *_columns(rows)]) for title, rows in sections.items())
+
+
+def _weights(weights: dict[str, Any]) -> str:
+    return f"{weights['file']}, {weights['bytes'] / 1e6:.1f} MB" if weights["bytes"] else "not bound yet"
+
+
+def _npu_section(npu: dict[str, Any]) -> dict[str, list[tuple[Any, ...]]]:
+    keys = ("name", "kind", "rows", "slots", "bytes")
+    title = f"NPU graphs, {npu['dtype']} for {npu['soc']}, weights {_weights(npu['weights'])}; --npu tells more"
+    return {title: [keys, *(tuple(graph[key] for key in keys) for graph in npu["graphs"])]}
+
+
+def _columns(rows: list[tuple[Any, ...]]) -> list[str]:
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    cells = [[f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+def _draw(topology: Topology, name: str, path: Path) -> None:
+    from draftwood.tools.show.pictures import draw_picture
+
+    title = f"{name}: {topology.rows} rows, depth {topology.depth}, width {topology.width}"
+    try:
+        draw_picture(topology, path, title=title)
+    except OSError as error:
+        raise RequestError(f"--png {path}: cannot be written: {error.strerror}") from error

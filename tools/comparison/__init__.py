@@ -1,0 +1,1 @@
+"""Runs two engines in lockstep and tells them apart."""

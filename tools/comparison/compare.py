@@ -1,0 +1,203 @@
+"""Runs two engines of a bundle in lockstep, through several steps with commits of every kind, and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.manifest import Gear, GraphSignature
+from draftwood.runtime.cache import Cache
+from draftwood.runtime.drafting import Draft
+from draftwood.runtime.engine import Engine, StepResult
+from draftwood.runtime.engines.static import StaticEngine
+from draftwood.trees import TreeBuffers, require
+
+# Drafted tokens may differ by this times the tolerance: none in fp32, three in ten in half precision, where candidates
+# next to each other are a rounding apart.
+DIFFERING_TOKENS = 10
+# A score is the small difference of logits, and a path's the sum of several: their rounding is that of the logits.
+SCORES = 3
+STEPS = 6  # tree steps a prompt and gear: enough for commits in place, moved, and both in turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One quantity of one graph; the difference is relative to the largest reference value.
+
+    ``graphs`` says what was compared: "onnx" and "onnx-cpu" with eager fp32, "ge" with eager in the NPU's type,
+    "eager" the latter with fp32.
+    """
+
+    gear: str
+    graph: str
+    graphs: str
+    quantity: str
+    difference: float
+    tolerance: float
+    ok: bool
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An engine, the one it is held against, and the difference allowed."""
+
+    name: str
+    reference: Engine
+    engine: Engine
+    tolerance: float
+
+    def compared(
+        self, gear: str, graph: str, quantity: str, got: NDArray, want: NDArray, where: str, factor: float = 1
+    ) -> Comparison:
+        """Holds a quantity against its reference; ``factor`` times the pair's tolerance is allowed."""
+        difference, tolerance = relative_difference(got, want), factor * self.tolerance
+        return Comparison(
+            gear=gear,
+            graph=graph,
+            graphs=self.name,
+            quantity=quantity,
+            difference=difference,
+            tolerance=tolerance,
+            ok=difference <= tolerance,
+            where=where,
+        )
+
+
+def relative_difference(got: NDArray, want: NDArray) -> float:
+    """Largest absolute difference, as a share of the largest reference value (at least 1); inf for no number."""
+    difference = float(np.abs(got - want).max() / max(1.0, float(np.abs(want).max())))
+    return difference if np.isfinite(difference) else float("inf")
+
+
+def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
+    """Prefill, then steps of the gear's tree on the same tokens and the same commits; the caches at the end."""
+    engines = (pair.reference, pair.engine)
+    caches = [e.new_cache(gear.slots) for e in engines]
+    want, got = (e.prefill(c, prompt) for e, c in zip(engines, caches, strict=True))
+    yield pair.compared(gear.name, "prefill", "logits", got.logits_RV, want.logits_RV, "prefill")
+    text = [*prompt.tolist(), int(want.choice_R[0])]
+    drafts: list[tuple[Draft, Draft]] = []
+    for step in range(STEPS):
+        where = f"step {step}"
+        tokens_T, tree = np.array(text[-1:]), pair.reference.bundle.trees["plain"][1]
+        if gear.draft:
+            mine, theirs = (e.draft(c, gear, text[-1]) for e, c in zip(engines, caches, strict=True))
+            drafts.append((mine, theirs))
+            tokens_T, _, tree = mine
+        want, got = (e.verify(c, tokens_T, tree) for e, c in zip(engines, caches, strict=True))
+        for quantity, mine, theirs in _quantities(got, want):
+            yield pair.compared(gear.name, gear.graph, quantity, mine, theirs, where)
+        rows = _path(tree, step)
+        for cache in caches:
+            cache.commit(rows)
+            cache.check()
+        text += [*tokens_T[rows[1:]].tolist(), int(want.choice_R[rows[-1]])]
+    if gear.draft:
+        yield from compare_drafts(pair, gear, drafts)
+    # One more row, so that the last commit is written; then the caches must hold what a fresh prefill holds.
+    length = caches[1].length
+    _settle(pair.engine, caches[1], text[-1])
+    fresh = pair.reference.new_cache(gear.slots)
+    pair.reference.prefill(fresh, np.array(text[:length], np.int64))
+    for i, (side, reference) in enumerate(zip(caches[1].sides, fresh.sides, strict=True)):
+        name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
+        mine, theirs = host(side[:, :length]), host(reference[:, :length])
+        yield pair.compared(gear.name, gear.graph, "cache after commit", mine, theirs, name)
+    if gear.draft and fresh.draft and fresh.draft.sides:
+        yield from _draft_caches(pair, gear, text[length], caches[1], fresh)
+
+
+def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) -> Iterator[Comparison]:
+    """Scores of the nodes, and the share of their tokens that differ, over pairs of drafts of one text.
+
+    Two candidates of nearly equal scores may change places; what was drafted below them is then of different texts
+    and is left out. In half precision such ties are common, so some tokens may differ there.
+    """
+    assert gear.draft is not None
+    differing = [0]
+    for number, (want, got) in enumerate(drafts):
+        for draft in (want, got):
+            require(draft.tree, f"{gear.name}: draft {number}")
+        same_T = want.tokens_T == got.tokens_T
+        if not np.array_equal(want.tree.parents, got.tree.parents):  # a budget tree of another shape: its first level
+            same_T[1:] = False
+        above_M = np.array([same_T[want.tree.paths[parent]].all() for parent in want.tree.parents[1:]])
+        above_M &= got.tree.parents[1:] == want.tree.parents[1:]
+        differing += (~same_T[1:])[above_M].tolist()
+        scores = got.scores_M[above_M], want.scores_M[above_M]
+        yield pair.compared(gear.name, gear.draft, "draft scores", *scores, f"step {number}", SCORES)
+    share = float(np.mean(differing))
+    allowed = DIFFERING_TOKENS * pair.tolerance
+    yield Comparison(
+        gear=gear.name,
+        graph=gear.draft,
+        graphs=pair.name,
+        quantity="draft tokens",
+        difference=share,
+        tolerance=allowed,
+        ok=share <= allowed,
+        where=f"{len(differing)} nodes",
+    )
+
+
+def _draft_caches(pair: Pair, gear: Gear, root: int, cache: Cache, fresh: Cache) -> Iterator[Comparison]:
+    """The drafter's caches after many drafts against those of the same text in one piece."""
+    for engine, one in ((pair.engine, cache), (pair.reference, fresh)):
+        engine.draft(one, gear, root)
+    assert cache.draft and fresh.draft
+    length = cache.length
+    for i, (side, reference) in enumerate(zip(cache.draft.sides, fresh.draft.sides, strict=True)):
+        name = f"drafter's layer {i // 2} {'value' if i % 2 else 'key'}"
+        mine, theirs = host(side[:, :length]), host(reference[:, :length])
+        yield pair.compared(gear.name, gear.draft or "", "draft cache", mine, theirs, name)
+
+
+def compare_prefill(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) -> Comparison:
+    """One prefill graph, on a chunk that fills it; the prompt is repeated where it is shorter."""
+    assert isinstance(pair.engine, StaticEngine)
+    tokens = np.resize(prompt, min(graph.rows, graph.slots // 2))
+    want = pair.reference.prefill(pair.reference.new_cache(graph.slots), tokens)
+    got = pair.engine.prefill(pair.engine.new_cache(graph.slots), tokens)
+    return pair.compared("", graph.name, "logits", got.logits_RV, want.logits_RV, f"{len(tokens)} tokens")
+
+
+def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """The worst of each graph and quantity."""
+    found: dict[tuple[str, str], Comparison] = {}
+    for one in comparisons:
+        key = (one.graph, one.quantity)
+        if key not in found or one.difference > found[key].difference:
+            found[key] = one
+    return list(found.values())
+
+
+def host(values: Any) -> NDArray[np.float32]:
+    """A cache's values as fp32 in the host's memory, wherever the engine keeps them."""
+    return np.asarray(values if isinstance(values, np.ndarray) else values.float().cpu().numpy())
+
+
+def _quantities(got: StepResult, want: StepResult) -> Iterator[tuple[str, NDArray, NDArray]]:
+    yield "logits", got.logits_RV, want.logits_RV
+    yield "features", got.features_RF, want.features_RF
+    # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.
+    rows = np.arange(len(want.choice_R))
+    yield "choice", want.logits_RV[rows, got.choice_R], want.logits_RV[rows, want.choice_R]
+
+
+def _path(tree: TreeBuffers, step: int) -> list[int]:
+    """A root path to commit: over the steps every kind occurs, from the root alone to the last deepest row.
+
+    Which path the teacher would accept does not matter here, only that all engines commit the same one.
+    """
+    row = (step * 7 + tree.rows - 1) % tree.rows
+    return tree.paths[row, : tree.depths[row] + 1].tolist()
+
+
+def _settle(engine: Engine, cache: Cache, token: int) -> None:
+    _, plain = engine.bundle.trees["plain"]
+    engine.verify(cache, np.array([token], np.int64), plain)

@@ -1,0 +1,202 @@
+"""Faults put in on purpose, one at a time: the comparison of ``draftwood check`` must tell each from the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.manifest import Gear
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.drafting import Draft
+from draftwood.runtime.engine import Engine
+from draftwood.tools.comparison.compare import Pair, compare_drafts, relative_difference
+from draftwood.trees import TreeBuffers
+
+if TYPE_CHECKING:
+    from draftwood.compiler.ge.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """A deliberate fault and how far it moved the logits, or a draft; ``caught`` if past the tolerance."""
+
+    gear: str
+    graphs: str
+    fault: str
+    difference: float
+    caught: bool
+
+
+def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
+    """Faults in the inputs of one tree step, and in the commit after it."""
+    tree = tree_of(pair.reference, gear, prompt)
+    if tree.rows == tree.depths[-1] + 1:  # a chain: its mask is causal and its only path is contiguous
+        return
+    causal = np.tril(np.ones((tree.rows, tree.rows), np.bool_))
+    own = np.eye(tree.rows, dtype=np.bool_)
+    swapped = np.arange(tree.rows)
+    # With a row that does not see an ancestor of the last one: what the last row sees must change.
+    other = next(row for row in range(1, tree.rows) if (tree.mask[-1, :-1] & ~tree.mask[row, :-1]).any())
+    swapped[[other, -1]] = swapped[[-1, other]]
+    faults = {
+        "causal mask instead of the tree's": replace(tree, mask=causal),
+        "mask inverted": replace(tree, mask=~tree.mask | own),
+        "two mask rows swapped": replace(tree, mask=tree.mask[swapped] | own),
+        "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
+    }
+    tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
+    cache = pair.reference.new_cache(gear.slots)
+    pair.reference.prefill(cache, prompt)
+    want = pair.reference.verify(cache, tokens_T, tree).logits_RV
+    for fault, wrong in faults.items():
+        cache = pair.engine.new_cache(gear.slots)
+        pair.engine.prefill(cache, prompt)
+        yield control(pair, gear, fault, pair.engine.verify(cache, tokens_T, wrong).logits_RV, want)
+    yield from _commit_controls(pair, gear, prompt, tokens_T, tree)
+
+
+def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
+    """Faults in what one draft reads: the teacher's states, the root beside them, the drafter's own caches."""
+    if gear.draft is None:
+        return
+    before = int(prompt[-1])
+    root = (before + 1) % pair.reference.bundle.manifest.dims.vocabulary
+    want = _drafted(pair.reference, gear, prompt, root)
+    wrong = {"teacher's states misplaced": _drafted(pair.engine, gear, prompt, root, _misplaced)}
+    drafter = pair.reference.bundle.manifest.drafter
+    if drafter is not None and drafter.layers:
+        other = _drafted(pair.engine, gear, prompt, before)
+        wrong["token before the root in its place"] = other._replace(tokens_T=np.append(root, other.tokens_T[1:]))
+        wrong["drafter's caches forgotten"] = _drafted(pair.engine, gear, prompt, root, _forgotten)
+    for fault, got in wrong.items():
+        found = list(compare_drafts(pair, gear, [(want, got)]))
+        worst = max(found, key=lambda one: one.difference / one.tolerance)
+        yield Control(gear=gear.name, graphs=pair.name, fault=fault, difference=worst.difference, caught=not worst.ok)
+
+
+def _drafted(
+    engine: Engine,
+    gear: Gear,
+    prompt: NDArray[np.int64],
+    root: int,
+    spoil: Callable[[DraftCache], None] | None = None,
+) -> Draft:
+    """The draft behind a prompt and a plain step, after which the drafter's caches hold the prompt.
+
+    ``spoil`` is done to the drafter's memory in between.
+    """
+    cache, last = engine.new_cache(gear.slots), int(prompt[-1])
+    engine.prefill(cache, prompt)
+    engine.draft(cache, gear, last)
+    engine.verify(cache, np.array([last]), engine.bundle.trees["plain"][1])
+    cache.commit([0])
+    assert cache.draft is not None
+    if spoil is not None:
+        spoil(cache.draft)
+    return engine.draft(cache, gear, root)
+
+
+def _misplaced(text: DraftCache) -> None:
+    """Every one of three states in the place of the next; of a single state its parts."""
+    rows = text.rows
+
+    def turned(count: int, following: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        after_n, features_nF = rows(count, following)
+        return after_n, np.roll(features_nF, features_nF.shape[1] // 3, axis=1)
+
+    text.rows = turned  # type: ignore[method-assign]
+
+
+def _forgotten(text: DraftCache) -> None:
+    for side in text.sides:
+        side[:] = 0
+
+
+def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
+    """The gear's tree; of a budget tree the one that is drafted behind the prompt."""
+    if gear.tree in engine.bundle.trees:
+        return engine.bundle.trees[gear.tree][1]
+    cache = engine.new_cache(gear.slots)
+    root = int(engine.prefill(cache, prompt).choice_R[0])
+    return engine.draft(cache, gear, root).tree
+
+
+def _commit_controls(
+    pair: Pair, gear: Gear, prompt: NDArray[np.int64], tokens_T: NDArray[np.int64], tree: TreeBuffers
+) -> Iterator[Control]:
+    right = tree.paths[-1, : tree.depths[-1] + 1].tolist()
+    want = next_logits(pair.reference, gear, prompt, tokens_T, tree, right)
+    for other in range(tree.rows - 1, right[-2], -1):
+        if other != right[-1]:
+            wrong = next_logits(pair.engine, gear, prompt, tokens_T, tree, [*right[:-1], other])
+            yield control(pair, gear, "path index misrouted", wrong, want)
+            break
+    dropped = next_logits(pair.engine, gear, prompt, tokens_T, tree, right, drop=True)
+    yield control(pair, gear, "commit's write dropped", dropped, want)
+
+
+def next_logits(
+    engine: Engine,
+    gear: Gear,
+    prompt: NDArray[np.int64],
+    tokens_T: NDArray[np.int64],
+    tree: TreeBuffers,
+    route: list[int],
+    drop: bool = False,
+) -> NDArray[np.float32]:
+    """Logits of the token after a prefill, a tree step and a commit of ``route``; ``drop`` forgets its moved rows."""
+    cache = engine.new_cache(gear.slots)
+    engine.prefill(cache, prompt)
+    engine.verify(cache, tokens_T, tree)
+    cache.commit(route)
+    if drop:
+        cache.moved = ()
+    return engine.verify(cache, tokens_T[:1], engine.bundle.trees["plain"][1]).logits_RV.copy()
+
+
+def control(pair: Pair, gear: Gear, fault: str, got: NDArray, want: NDArray) -> Control:
+    difference = relative_difference(got, want)
+    return Control(
+        gear=gear.name, graphs=pair.name, fault=fault, difference=difference, caught=difference > pair.tolerance
+    )
+
+
+def graph_mutations() -> dict[str, Callable[[Graph], Graph]]:
+    """Faults in the NPU's graph itself: name -> what is done to it."""
+    return {"mask inverted in the graph": _inverted, "one cache write dropped from the graph": _unwritten}
+
+
+def _inverted(graph: Graph) -> Graph:
+    """What is seen becomes what is masked."""
+    nodes = {n.name: replace(n, type="Identity") if n.type == "LogicalNot" else n for n in graph.nodes.values()}
+    return replace(graph, nodes=nodes)
+
+
+def _unwritten(graph: Graph) -> Graph:
+    """Layer 0's keys are attended through the cache as it was before the step."""
+    write = next((n for n in graph.nodes.values() if n.type == "ScatterNdUpdate"), None)
+    if write is None:
+        return graph
+    before = write.inputs[0]
+    nodes = {
+        n.name: replace(n, inputs=tuple(before if e is not None and e.node == write.name else e for e in n.inputs))
+        for n in graph.nodes.values()
+        if n is not write
+    }
+    return replace(graph, nodes=nodes)
+
+
+def tree_step(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+    """Logits of one tree step, (engine's, reference's)."""
+    tree = tree_of(pair.reference, gear, prompt)
+    tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
+    found = []
+    for runner in (pair.engine, pair.reference):
+        cache = runner.new_cache(gear.slots)
+        runner.prefill(cache, prompt)
+        found.append(runner.verify(cache, tokens_T, tree).logits_RV.copy())
+    return found[0], found[1]

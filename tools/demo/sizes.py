@@ -1,0 +1,52 @@
+"""The demo pairs at the sizes where a real teacher lives: widened with zeros, the same function at a larger cost."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from draftwood.compiler.teachers.config import read_config
+from draftwood.tools import demo
+from draftwood.tools.demo.widen import widen, widen_drafter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A larger shape for the demo teacher; heads keep their width of 64."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+
+
+SIZES: dict[str, Shape | None] = {
+    "native": None,
+    "110m": Shape(hidden=768, intermediate=2048, layers=16, heads=12, kv_heads=6),
+    "500m": Shape(hidden=1280, intermediate=3584, layers=26, heads=20, kv_heads=10),
+}
+
+
+def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
+    """Teacher and a shipped drafter, by its name, of a size; made under ``work`` unless they are there."""
+    small, own, shape = demo.resolve("demo"), demo.resolve(drafter), SIZES[size]
+    if shape is None:
+        return small, own
+    wide, wide_own = (work / f"{source.name}-{size}-{digest(source):08x}" for source in (small, own))
+    # fp32, since bf16 cannot hold a gain times the square root of 3 or 5
+    if not wide.exists():
+        widen(small, wide, **asdict(shape), dtype="float32")
+    if not wide_own.exists():
+        widen_drafter(own, wide_own, small, read_config(wide), dtype="float32")
+    return wide, wide_own
+
+
+def digest(folder: Path) -> int:
+    """A number of a model's configuration and weights, so that what is made of it is not taken for another's."""
+    found = 0
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors" or path.name == "config.json":
+            found = zlib.crc32(path.read_bytes(), found)
+    return found

@@ -1,0 +1,1 @@
+"""Experiments: what is measured, each with a command of its own."""

@@ -1,0 +1,75 @@
+"""How much memory one process holds that has opened a bundle and decoded with every gear.
+
+    python -m draftwood.tools.measure.memory BUNDLE [--json]
+
+Prints the proportional set size beside the size of the weights; Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engine import share_threads
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.tools.script import refusing
+
+# What a bundle may cost: its weights once and a quarter (caches, tables, packing), and the process itself.
+ALLOWED_RATIO, ALLOWED_MB = 1.25, 300
+
+
+def measure(folder: Path) -> dict[str, float | int | bool]:
+    """Opens the bundle, runs a step of every gear, and reads /proc/self/smaps_rollup. Sizes in MB (1e6 bytes)."""
+    bundle = Bundle.open(folder)
+    share_threads()
+    engine = CpuEngine(bundle)
+    for gear in bundle.manifest.gears:
+        cache = engine.new_cache(gear.slots)
+        engine.prefill(cache, np.zeros(8, np.int64))
+        if gear.draft:
+            tokens_T, _, tree = engine.draft(cache, gear, 0)
+        else:
+            tokens_T, tree = np.zeros(1, np.int64), bundle.trees[gear.tree][1]
+        engine.verify(cache, tokens_T, tree)
+    assert bundle.manifest.weights is not None, "a bundle that a CPU engine runs has ONNX weights"
+    weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
+    pss = _proportional_set_mb()
+    return {
+        "gears": len(bundle.manifest.gears),
+        "weights_mb": weights,
+        "pss_mb": pss,
+        "allowed_mb": ALLOWED_RATIO * weights + ALLOWED_MB,
+        "ok": pss <= ALLOWED_RATIO * weights + ALLOWED_MB,
+    }
+
+
+def _proportional_set_mb() -> float:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kilobytes * 1024 / 1e6
+
+
+@refusing
+def main() -> int:
+    parser = argparse.ArgumentParser(description="memory of one process that decodes with every gear of a bundle")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    report = measure(args.bundle)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print(
+            f"{report['gears']} gears, weights {report['weights_mb']:.0f} MB, proportional set size"
+            f" {report['pss_mb']:.0f} MB of {report['allowed_mb']:.0f} MB allowed"
+        )
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Texts and pictures of what the tools find."""
