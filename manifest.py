@@ -18,7 +18,6 @@ SCHEMA_VERSION = 4
 MANIFEST_FILE = "manifest.json"
 
 GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
-DrafterKind = Literal["medusa", "eagle3", "fasteagle"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -117,13 +116,14 @@ class Teacher(_Struct, frozen=True):
 class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    kind: DrafterKind
+    # The compiler's name of it; what a runtime needs to know of a kind is said by the fields below and by the graphs.
+    kind: str
     digest: str
     levels: int
     candidates: int
     # Width of the teacher's output per token that drafts are made from.
     features: int
-    # Its caches of accepted text, key and value of each of ``layers``; none for Medusa.
+    # Its caches of accepted text, key and value of each of ``layers``, none where that is 0.
     layers: int
     kv_heads: int
     head_dim: int

@@ -18,7 +18,8 @@ from torch import Tensor
 import draftwood
 from draftwood import manifest as m
 from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
-from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
+from draftwood.compiler.drafters.model import ANY_LENGTH, DraftModel, Lengths, Modules, OpenedDrafter
+from draftwood.compiler.drafters.registry import check_tree, describe_drafter, drafter_of, open_drafter
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
 from draftwood.compiler.steps.tracing import trace
@@ -75,14 +76,14 @@ class Sources:
         """Reads headers only; without weights, configurations only."""
         if request.weights == "none":
             teacher = Checkpoint.describe(request.model)
-            return cls(teacher, OpenedDrafter.describe(request.drafter) if request.drafter else None)
+            return cls(teacher, describe_drafter(request.drafter) if request.drafter else None)
         teacher = Checkpoint.open(request.model)
-        return cls(teacher, OpenedDrafter.open(request.drafter, teacher) if request.drafter else None)
+        return cls(teacher, open_drafter(request.drafter, teacher) if request.drafter else None)
 
     @property
-    def kind(self) -> Drafter | None:
+    def kind(self) -> DraftModel | None:
         """The drafter without its weights."""
-        return self.drafter.drafter if self.drafter else None
+        return self.drafter.model if self.drafter else None
 
     def modules(self, positions: int) -> Modules:
         """The modules without values, on the device of the context."""
@@ -121,7 +122,7 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
     return manifest
 
 
-def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: Drafter | None) -> Modules:
+def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: DraftModel | None) -> Modules:
     """The eager modules over a memory map of a bundle's weights."""
     tensors = map_weights(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):
@@ -133,7 +134,7 @@ def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, dr
     return modules
 
 
-def _modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> Modules:
+def _modules(config: TeacherConfig, drafter: DraftModel | None, positions: int) -> Modules:
     decoder = Decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
     return decoder, drafter.module(config, positions).requires_grad_(False) if drafter else None
 
@@ -152,7 +153,7 @@ def static_steps(request: BuildRequest, sizes: StepSizes, decoder: Decoder, deco
 def draft_steps(
     request: BuildRequest,
     sizes: StepSizes,
-    drafter: Drafter | None,
+    drafter: DraftModel | None,
     modules: Modules,
     static: bool,
 ) -> list[Step]:
@@ -211,7 +212,7 @@ def _check_fit(request: BuildRequest, sources: Sources) -> None:
         )
     for name, tree in request.trees:
         if drafter is not None:
-            drafter.check_tree(name, tree, config)
+            check_tree(drafter, name, tree, config)
         elif tree.nodes:
             raise TreeError(f"tree {name}: {tree.depth} levels deep, but there is no --drafter; name one")
 

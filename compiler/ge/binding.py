@@ -9,7 +9,7 @@ import msgspec
 
 from draftwood import manifest as m
 from draftwood.compiler.bundle.build import Sources
-from draftwood.compiler.drafters.kinds import OpenedDrafter
+from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import BundleError, CheckpointError, RequestError
@@ -38,10 +38,10 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         )
     teacher = Checkpoint.open(model)
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
-    opened = OpenedDrafter.open(drafter, teacher) if drafter else None
+    opened = open_drafter(drafter, teacher) if drafter else None
     wanted = manifest.drafter
     if opened and wanted and drafter:
-        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.drafter.kind} | asdict(opened.drafter.config)
+        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)
         _same(folder, drafter, *kinds)
     _write(folder, npu, Sources(teacher, opened), manifest.dims.context + 1)
     bound = msgspec.structs.replace(

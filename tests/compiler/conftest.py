@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
-from draftwood.compiler.drafters.kinds import MedusaDrafter, MedusaSizes
+from draftwood.compiler.drafters.medusa.model import MedusaConfig, MedusaModel
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import rope_tables
@@ -146,5 +146,5 @@ def built(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, save_m
     folder = tmp_path_factory.mktemp("built") / "bundle"
     manifest = build(request, folder)
     weights = folder / manifest.weights
-    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaDrafter(MedusaSizes(3, 1, False)))
+    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaModel(MedusaConfig(3, 1, False)))
     return Built(folder, request, manifest, decoder, heads)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from draftwood.compiler.bundle.build import BuildRequest, build, load_modules, rebuild_drafts
 from draftwood.compiler.bundle.weights import WeightSpan
-from draftwood.compiler.drafters.kinds import OpenedDrafter, drafter_of
+from draftwood.compiler.drafters.registry import drafter_of, open_drafter
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.teachers.checkpoint import Checkpoint, byte_offset
@@ -40,12 +40,12 @@ def test_the_manifest_describes_the_drafter(
     kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
 ) -> None:
     manifest = read_manifest(tiny_draft_bundles[kind])
-    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
+    opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
     entry = manifest.drafter
-    assert entry is not None and entry.kind == opened.drafter.kind == kind and entry.digest == opened.digest()
+    assert entry is not None and entry.kind == opened.model.kind == kind and entry.digest == opened.digest()
     # What the eager reference is rebuilt from is what the checkpoint says.
-    assert drafter_of(entry) == opened.drafter
-    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.drafter.config))) == entry.config
+    assert drafter_of(entry) == opened.model
+    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.model.config))) == entry.config
     assert (entry.features, entry.kv_heads, entry.head_dim) == (192, 2, 16)
     wanted = {"eagle3": (1, 3, 3), "fasteagle": (3, 3, 10)}
     assert (entry.layers, entry.levels, entry.candidates) == wanted[kind]
@@ -76,7 +76,7 @@ def test_teacher_and_drafter_share_what_they_can(
     kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
 ) -> None:
     stored = load_file(tiny_draft_bundles[kind] / "onnx" / "weights.safetensors")
-    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
+    opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
     for name in opened.names():
         assert torch.equal(stored[name], opened.weight(name).float())
     for name, value in opened.buffers(stored["rope_cos"].shape[0]).items():

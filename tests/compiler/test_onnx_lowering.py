@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.compiler.bundle.weights import WeightEntry, write_weights
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.steps import medusa_step
+from draftwood.compiler.drafters.medusa.steps import medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
 from draftwood.compiler.steps.tracing import trace

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.steps import medusa_step
+from draftwood.compiler.drafters.medusa.steps import medusa_step
 from draftwood.compiler.steps.teacher import Step, StepSizes, cache_names, cpu_step, prefill_step, verify_step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.teachers.decoder import Decoder

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
 from draftwood.compiler.bundle.weights import map_weights
-from draftwood.compiler.drafters.kinds import drafter_of
+from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import BundleError

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
-from draftwood.compiler.drafters.kinds import drafter_of
+from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.ge.torchair_bridge import compile_step
 from draftwood.compiler.steps.teacher import Step, rebuild
 from draftwood.compiler.teachers.config import TeacherConfig

@@ -17,17 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training.batch import NONE, Batch
+from draftwood.compiler.training.student import Student
 from draftwood.errors import RequestError
-from draftwood.tools.training.contexts import NONE, Batch, Distilled, by_length, shuffled
 from draftwood.tools.training.curves import draw_losses
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
-from draftwood.tools.training.drafter import Drafter
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import aux_layers, begin, complete
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import States
+from draftwood.tools.training.students import begin
 from draftwood.tools.training.team import Team
+from draftwood.tools.training.texts import Distilled, by_length, shuffled
 
 # W texts, N contexts, I levels
 
@@ -40,7 +42,7 @@ _WIDE = 32
 class Run:
     """The state that outlives a stop: drafter, optimiser, step, seconds spent; and the log."""
 
-    def __init__(self, out: Path, drafter: Drafter, learning_rate: float, settings: dict[str, Any]) -> None:
+    def __init__(self, out: Path, drafter: Student, learning_rate: float, settings: dict[str, Any]) -> None:
         self.out, self.drafter, self.settings, self.step, self.seconds = out, drafter, settings, 0, 0.0
         self.optimizer = HybridOptimizer(drafter, learning_rate, weight_decay=0.0)
         out.mkdir(parents=True, exist_ok=True)
@@ -79,12 +81,12 @@ def train(
     Args:
         batch: texts a step, over all processes.
         cache: folder for the teacher's states; by default beside the texts.
-        options: what ``kinds.OPTIONS`` names for the kind.
+        options: those of the kind.
 
     Raises:
         RequestError: the texts are of another teacher or too few, or ``out`` holds a run of other settings.
     """
-    team, options = team or Team(), complete(kind, options)
+    team, options = team or Team(), kind_named(kind).complete(options)
     if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0 or cache_gb < 0:
         raise RequestError("expected 1 or more steps, a text a batch for every process, and a positive learning rate")
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
@@ -103,7 +105,7 @@ def train(
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
     run = Run(out, drafter, learning_rate, settings)
-    states = States(model, texts, aux_layers(kind, options, model), cache or distilled / "states", int(cache_gb * 1e9))
+    states = States(model, texts, drafter.aux, cache or distilled / "states", int(cache_gb * 1e9))
     began = time.monotonic()
     states.fill(team.rank, team.size)
     team.wait()
@@ -166,7 +168,7 @@ def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]
 
 
 def ranks_of(
-    drafter: Drafter, states: States, text_W: np.ndarray, candidates: int
+    drafter: Student, states: States, text_W: np.ndarray, candidates: int
 ) -> Iterator[tuple[np.ndarray, Batch, Tensor, Tensor]]:
     """Batches of the texts, in order of length: (texts, batch, the drafter's features [N, I, H], ranks of the true
     tokens, int64 [N, I], on the host)."""
@@ -176,7 +178,7 @@ def ranks_of(
         yield text_B, batch, features_NIH, drafter.ranks(batch, candidates, features_NIH).cpu()
 
 
-def accuracy(drafter: Drafter, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
+def accuracy(drafter: Student, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
     """Per level the share of targets that are first, and among the first five; greedy and sampled texts apart."""
     result = {}
     greedy_W = states.texts.index_W["temperature"][text_W] == 0

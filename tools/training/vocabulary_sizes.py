@@ -20,16 +20,17 @@ import numpy as np
 import torch
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
-from draftwood.tools.training.contexts import Batch, Distilled
 from draftwood.tools.training.curves import draw_vocabularies
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
-from draftwood.tools.training.drafter import Drafter
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import load
 from draftwood.tools.training.rank_paths import TEMPERATURES, count_paths, counted_texts
 from draftwood.tools.training.states import States
+from draftwood.tools.training.students import load
+from draftwood.tools.training.texts import Distilled
 
 # V draft vocabulary, H hidden size
 
@@ -69,7 +70,7 @@ def measure(teacher: Path, distilled: Path, drafter: Path, sizes: Sequence[int])
 
 
 @torch.no_grad()
-def _head_milliseconds(drafter: Drafter, batch: Batch) -> float:
+def _head_milliseconds(drafter: Student, batch: Batch) -> float:
     """Median time of the output matrix and the choice of candidates for one row, all levels."""
     feature_1H = batch.last_BSH[:, 0].to(drafter.output_VH.dtype)
     times = []

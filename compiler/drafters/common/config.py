@@ -1,10 +1,9 @@
-"""What an EAGLE-3 or a FastEagle drafter is: its blocks, the teacher states it reads, the tokens it proposes."""
+"""What a drafter with caches is: its blocks, the teacher states it reads, the tokens it proposes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.teachers.config import TeacherConfig, dimensions, refuse_unsupported, switches
@@ -12,13 +11,10 @@ from draftwood.errors import CheckpointError
 
 AUX_STATES = 3
 
-# Where the teacher states are normalised before fc: not at all, as one vector, or each state on its own.
-FeatureNorm = Literal["none", "whole", "each"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DrafterConfig:
-    """What both drafters share."""
+class CachedConfig:
+    """What all of them share."""
 
     # Their decoder blocks are a Llama's; its vocabulary is the teacher's.
     block: TeacherConfig
@@ -43,17 +39,6 @@ class DrafterConfig:
     def has_head(self) -> bool:
         """Whether an output matrix is stored with the drafter; otherwise the teacher's serves as it is."""
         return self.mapped or not self.tied_head
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Eagle3Config(DrafterConfig):
-    """An EAGLE-3 drafter with the norms that its successors move; all off is the published network."""
-
-    feature_norm: FeatureNorm = "none"
-    # The block's residual is the normalised hidden state instead of the hidden state.
-    norm_before_residual: bool = False
-    # What is fed back is the hidden state behind the last norm (EAGLE-3.1) instead of the one before it.
-    norm_output: bool = False
 
 
 def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherConfig:
