@@ -90,46 +90,64 @@ def train(
     if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0 or cache_gb < 0:
         raise RequestError("expected 1 or more steps, a text a batch for every process, and a positive learning rate")
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
-    held_W, some_W = texts.held_out(), texts.spans() > 0
-    train_W, valid_W = (~held_W & some_W).nonzero()[0], (held_W & some_W).nonzero()[0]
-    if len(train_W) < team.size or not len(valid_W):
-        raise RequestError(f"{distilled}: too few texts to train on and to validate with; distill more")
+    train_W, valid_W = _shares(texts, distilled, team)
     torch.manual_seed(seed)
     model = load_teacher(teacher)
-    ids_V = None
-    if options.get("draft_vocab"):
-        ids_V = torch.from_numpy(most_frequent(texts, train_W, options["draft_vocab"], model.config.vocab_size))
-    drafter = begin(kind, options, model, ids_V)
+    drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocab_size))
     settings = {
         "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
     run = Run(out, drafter, learning_rate, settings)
     states = States(model, texts, drafter.aux, cache or distilled / "states", int(cache_gb * 1e9))
-    began = time.monotonic()
-    states.fill(team.rank, team.size)
-    team.wait()
-    if team.rank == 0:
-        run.log({
-            "texts": len(train_W), "contexts": int(texts.spans()[train_W].sum()), "held_out": len(valid_W),
-            "states_s": round(time.monotonic() - began, 1), "processes": team.size,
-            "parameters": sum(p.numel() for p in drafter.parameters()),
-            **({} if ids_V is None else {"coverage": round(coverage(texts, valid_W, ids_V.numpy()), 4)}),
-        })  # fmt: skip
+    _fill(run, states, train_W, valid_W, team)
     for record in _steps(run, states, train_W, steps, batch, seed, log_every, team):
         if team.rank == 0:
             run.log(record)
             if run.step % save_every == 0:
                 run.save()
                 run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
-    final: dict[str, Any] = {}
-    if team.rank == 0:
-        run.save()
-        drafter.save(out)
-        final = accuracy(drafter, states, valid_W)
-        run.log({"step": run.step, "seconds": round(run.seconds), "final": final})
-        draw_losses(out / "log.jsonl", out / "curves.png")
+    final = _finish(run, states, valid_W) if team.rank == 0 else {}
     team.wait()
+    return final
+
+
+def _shares(texts: Distilled, folder: Path, team: Team) -> tuple[np.ndarray, np.ndarray]:
+    """The texts to train on and those that are held out."""
+    held_W, some_W = texts.held_out(), texts.spans() > 0
+    train_W, valid_W = (~held_W & some_W).nonzero()[0], (held_W & some_W).nonzero()[0]
+    if len(train_W) < team.size or not len(valid_W):
+        raise RequestError(f"{folder}: too few texts to train on and to validate with; distill more")
+    return train_W, valid_W
+
+
+def _draft_ids(texts: Distilled, train_W: np.ndarray, options: dict[str, Any], vocabulary: int) -> Tensor | None:
+    """The teacher's ids that the drafter may propose, int64 [V]; None for all of them."""
+    size = options.get("draft_vocab")
+    return torch.from_numpy(most_frequent(texts, train_W, size, vocabulary)) if size else None
+
+
+def _fill(run: Run, states: States, train_W: np.ndarray, valid_W: np.ndarray, team: Team) -> None:
+    """Computes the teacher's states, each process its share, and logs what the training has."""
+    began, texts, ids_V = time.monotonic(), states.texts, run.drafter.ids_V
+    states.fill(team.rank, team.size)
+    team.wait()
+    if team.rank == 0:
+        run.log({
+            "texts": len(train_W), "contexts": int(texts.spans()[train_W].sum()), "held_out": len(valid_W),
+            "states_s": round(time.monotonic() - began, 1), "processes": team.size,
+            "parameters": sum(p.numel() for p in run.drafter.parameters()),
+            **({} if ids_V is None else {"coverage": round(coverage(texts, valid_W, ids_V.cpu().numpy()), 4)}),
+        })  # fmt: skip
+
+
+def _finish(run: Run, states: States, valid_W: np.ndarray) -> dict[str, Any]:
+    """Writes the checkpoint, the drafter and the curves; returns the accuracy on all held-out texts."""
+    run.save()
+    run.drafter.save(run.out)
+    final = accuracy(run.drafter, states, valid_W)
+    run.log({"step": run.step, "seconds": round(run.seconds), "final": final})
+    draw_losses(run.out / "log.jsonl", run.out / "curves.png")
     return final
 
 

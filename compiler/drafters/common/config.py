@@ -41,8 +41,10 @@ class CachedConfig:
         return self.mapped or not self.tied_head
 
 
-def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherConfig:
+def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: str = "llama") -> TeacherConfig:
     """The drafter's blocks from the fields that a Llama's configuration has, checked against the teacher.
+
+    ``model_type`` is what the kind of drafter calls such blocks.
 
     Raises:
         CheckpointError: a field is missing or unsupported, or belongs to a drafter of another teacher.
@@ -51,8 +53,8 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherCo
     usual = {"max_position_embeddings": teacher.max_positions, "num_hidden_layers": layers}
     fields = Fields(fields.path, fields.values | {name: fields.get(name, value) for name, value in usual.items()})
     refuse_unsupported(fields)
-    if fields.get("model_type", "llama") not in ("llama", "fasteagle"):
-        fields.fail("model_type", "'llama'; blocks of no other family are supported")
+    if fields.get("model_type", model_type) != model_type:
+        fields.fail("model_type", f"{model_type!r}; blocks of no other family are supported")
     if fields.whole("vocab_size") != teacher.vocabulary:
         fields.fail("vocab_size", f"{teacher.vocabulary} as the teacher has; use the drafter of this teacher")
     if fields.whole("num_hidden_layers") != layers:

@@ -53,7 +53,7 @@ def _config(fields: Fields, teacher: TeacherConfig, tied_head: bool) -> CachedCo
     for name, expected in (("architectures", ["FastEagleDrafter"]), ("model_type", "fasteagle")):
         if fields.get(name) != expected:
             fields.fail(name, f"{expected!r}, a FastEagle drafter")
-    block = read_block(fields, teacher, layers=max(fields.whole("num_hidden_layers"), 1))
+    block = read_block(fields, teacher, layers=max(fields.whole("num_hidden_layers"), 1), model_type="fasteagle")
     target, draft = read_widths(fields, teacher, block)
     if block.hidden != teacher.hidden:
         fields.fail("hidden_size", f"{teacher.hidden} as the teacher has, whose embedding the drafter reads")
