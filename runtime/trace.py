@@ -41,6 +41,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     path: tuple[int, ...]
     # Tokens gained, in order.
     tokens: tuple[int, ...]
+    # The drafter's probability of its best first candidate; None where nothing was drafted.
+    confidence: float | None = None
     # Since the origin of the run's clock.
     start_us: float
     draft_us: float
