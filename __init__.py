@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftwood.environment import shield_torch
+from draftwood.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from draftwood.trees.latency import LatencyTable
     from draftwood.trees.plan import Plan
 
-__version__ = "0.1.0"
-__all__ = ["build", "open", "plan"]
+__all__ = ["BuildRequest", "__version__", "build", "open", "plan"]
 
 # Here, since everything of Draftwood that imports torch imports this package first.
 shield_torch()

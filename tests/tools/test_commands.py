@@ -1,11 +1,13 @@
 """build, check, run and bench from the command line, on a tiny teacher."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from draftwood.runtime import step
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -133,17 +135,16 @@ def test_bench_finds_all_turns_identical(
 def test_bench_reports_a_difference_that_is_no_tie(
     tiny_bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A faulty engine: with more than one row, every fifth step chooses other tokens."""
+    """A faulty acceptance: with more than one row, every fifth bonus is another token."""
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    honest = engine.verify
+    honest = step.accept
 
-    def faulty(states, drafts):  # type: ignore[no-untyped-def]
-        output = honest(states, drafts)
-        if drafts[0].tree.rows > 1 and states[0].length % 5 == 0:
-            output.logits_BRV[:] = np.roll(output.logits_BRV, 7, axis=-1)
-        return output
+    def faulty(state, draft, logits_TV):  # type: ignore[no-untyped-def]
+        accepted = honest(state, draft, logits_TV)
+        wrong = draft.tree.rows > 1 and state.length % 5 == 0
+        return replace(accepted, bonus=(accepted.bonus + 7) % 300) if wrong else accepted
 
-    monkeypatch.setattr(engine, "verify", faulty)
+    monkeypatch.setattr(step, "accept", faulty)
     plain, tree = (policy_for(engine.bundle, gear) for gear in ("plain-kv128", "ragged-kv128"))
     options = Options(max_new_tokens=24, ignore_eos=True)
     report = bench(engine, read_prompts(prompts), options, plain, tree)

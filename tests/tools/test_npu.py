@@ -64,8 +64,8 @@ def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureF
     report = output(capsys, "check", npu_bundle, "--limit", 1)
     assert report["ok"] and report["mutations"] == report["mutations_caught"] > 0
     graphs = report["graphs"]
-    assert set(graphs["verify-t7-kv128"]) == {"onnx-cpu", "onnx", "ge", "eager"}
-    assert set(graphs["prefill-t16-kv128"]) == {"onnx", "ge"}
+    assert set(graphs["verify-t7-kv128"]) == {"cpu", "static", "ge", "eager"}
+    assert set(graphs["prefill-t16-kv128"]) == {"static", "ge"}
     assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
     faults = {(c["graphs"], c["fault"]) for c in report["controls"]}
     for fault in (

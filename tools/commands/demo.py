@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwood import __version__
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
 from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
 from draftwood.tools.prompts import read_prompts
+from draftwood.version import __version__
 
 if TYPE_CHECKING:
     from draftwood.runtime.engines.cpu import CpuEngine

@@ -132,7 +132,7 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
     rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
     gear = max(bundle.manifest.gears, key=lambda gear: rows[gear.tree])
     for fault, mutate in graph_mutations().items():
-        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate), pair.tolerance)
+        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate=mutate), pair.tolerance)
         yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
 
 
