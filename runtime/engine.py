@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.cache import Cache
 from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.drafting import Draft
@@ -97,9 +98,11 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises classes of its own that share no base
         raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
+    check_session(opened, graph, path)
+    return opened
 
 
 def fixed(spec: TensorSignature) -> tuple[int, ...]:
@@ -117,7 +120,7 @@ class Bindings:
     """One session with its inputs and outputs bound by name to numpy memory."""
 
     def __init__(self, session: ort.InferenceSession, graph: GraphSignature) -> None:
-        self.session = session
+        self.session, self._name = session, graph.name
         self._binding = session.io_binding()
         self._types = {spec.name: NUMPY[spec.dtype] for spec in (*graph.inputs, *graph.outputs)}
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -153,7 +156,10 @@ class Bindings:
         return True
 
     def run(self) -> None:
-        self.session.run_with_iobinding(self._binding)
+        try:
+            self.session.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime raises classes of its own that share no base
+            raise BundleError(f"graph {self._name} fails as it runs: {str(error)[:200]}; build it again") from error
 
 
 class DraftSessions:

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # What each folder may import of the project; "" is the root package itself.
 MAY_IMPORT = {
-    "": {"errors", "environment"},
-    "trees": {"errors", "trees"},
+    "": {"errors", "environment", "files"},
+    "trees": {"errors", "files", "trees"},
     "kernels": {"errors", "trees", "kernels"},
-    "compiler": {"", "errors", "environment", "manifest", "trees", "kernels", "compiler"},
-    "runtime": {"errors", "manifest", "trees", "runtime"},
+    "compiler": {"", "errors", "environment", "files", "manifest", "trees", "kernels", "compiler"},
+    "runtime": {"errors", "files", "manifest", "trees", "runtime"},
 }
 FORBIDDEN_WORDS = ("/wo" + "rk/", "../sha" + "red", "sha" + "red/research", "sha" + "red/data")
 TEXT = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ".jinja", ".sh", ".yml", ".yaml", ""}
