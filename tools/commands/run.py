@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.files import read_text
 from draftwood.tools.engines import add_engine_argument, open_engine
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def prompt_ids(bundle: Bundle, args: argparse.Namespace) -> list[int]:
     if args.prompt is not None:
         return bundle.text.encode(args.prompt)
     try:
-        messages = json.loads(args.chat.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        messages = json.loads(read_text(args.chat))
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"--chat {args.chat}: not a readable JSON file ({error})") from error
     return bundle.text.chat(messages)
 

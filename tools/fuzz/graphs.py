@@ -87,13 +87,11 @@ def _external(model: ModelProto, rng: random.Random) -> str:
 
 def _end(model: ModelProto, rng: random.Random) -> str:
     ends: list = [*model.graph.input, *model.graph.output]
-    end = rng.choice(ends)
+    end, spare = rng.choice(ends), onnx.TensorShapeProto.Dimension()
     changes: tuple[Callable[[], object], ...] = (
         lambda: setattr(end, "name", f"{end.name}x"),
         lambda: setattr(end.type.tensor_type, "elem_type", rng.choice((1, 6, 7, 9, 10, 11, 16, 99))),
-        lambda: setattr(
-            rng.choice(end.type.tensor_type.shape.dim or [onnx.TensorShapeProto.Dimension()]), "dim_value", 3
-        ),
+        lambda: setattr(rng.choice(end.type.tensor_type.shape.dim or [spare]), "dim_value", 3),
     )
     rng.choice(changes)()
     return f"declaration of {end.name}"

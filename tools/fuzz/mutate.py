@@ -24,6 +24,9 @@ ODD_TEXTS = (
 )
 
 
+DEVICES = ("/dev/zero", "/dev/full", "/dev/random", "/dev/stdin", "/dev/tty")
+
+
 class Raw(str):
     """Text that stands in a JSON file as it is."""
 
@@ -59,9 +62,8 @@ def _overwrite(data: bytearray, rng: random.Random) -> bytes:
 
 def _insert(data: bytearray, rng: random.Random) -> bytes:
     at = rng.randrange(len(data) + 1)
-    data[at:at] = rng.choice(
-        (rng.randbytes(rng.randrange(1, 40)), b"[" * 50_000, b"1" * 9_000, b"\xef\xbb\xbf", b"\r\n")
-    )
+    pieces = (rng.randbytes(rng.randrange(1, 40)), b"[" * 50_000, b"1" * 9_000, b"\xef\xbb\xbf", b"\r\n")
+    data[at:at] = rng.choice(pieces)
     return bytes(data)
 
 
@@ -93,9 +95,8 @@ def _number(data: bytearray, rng: random.Random) -> bytes:
 
 
 def _whole(data: bytearray, rng: random.Random) -> bytes:
-    return rng.choice(
-        (b"", b"\0" * 4096, rng.randbytes(300), b"{}", b"[]", b"null", b'"', b"[" * 200_000, bytes(data) * 2)
-    )
+    others = (b"", b"\0" * 4096, rng.randbytes(300), b"{}", b"[]", b"null", b'"', b"[" * 200_000, bytes(data) * 2)
+    return rng.choice(others)
 
 
 _BYTES: tuple[Callable[[bytearray, random.Random], bytes], ...] = (
@@ -252,9 +253,7 @@ def special(path: Path, rng: random.Random) -> str:
     kinds: dict[str, Callable[[], object]] = {
         "fifo": lambda: os.mkfifo(path),
         "folder": path.mkdir,
-        "device link": lambda: path.symlink_to(
-            rng.choice(("/dev/zero", "/dev/full", "/dev/random", "/dev/stdin", "/dev/tty"))
-        ),
+        "device link": lambda: path.symlink_to(rng.choice(DEVICES)),
         "dangling link": lambda: path.symlink_to("nowhere"),
         "link to itself": lambda: path.symlink_to(path.name),
         "link out": lambda: path.symlink_to("/etc/hostname"),

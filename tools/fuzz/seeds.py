@@ -57,9 +57,8 @@ def make_seeds(folder: Path) -> None:
     """Writes all seeds below ``folder``: teacher, drafters, bundles, and files of statistics and trees."""
     torch.set_num_threads(1)
     make_teacher(folder / "teacher")
-    shutil.copytree(
-        folder / "teacher", folder / "tokenizer", ignore=shutil.ignore_patterns("config.json", "*.safetensors")
-    )
+    rest = shutil.ignore_patterns("config.json", "*.safetensors")
+    shutil.copytree(folder / "teacher", folder / "tokenizer", ignore=rest)
     make_medusa(folder / "medusa")
     make_eagle3(folder / "eagle3")
     make_fasteagle(folder / "fasteagle")

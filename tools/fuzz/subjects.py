@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import random
 import zipfile
@@ -94,6 +96,18 @@ def _damage_of(path: Path) -> Damage:
 def _any_file(folder: Path, rng: random.Random) -> str:
     path = rng.choice(_files(folder))
     return _one_of(_damage_of(path), path.name)(folder, rng)
+
+
+def _statistics(data: bytes, rng: random.Random) -> bytes:
+    """Calibration statistics whose header is wrong, or whose columns are and whose digest fits them."""
+    line, _, columns = data.partition(b"\n")
+    if rng.random() < 0.5:
+        return json_damaged(line, rng).replace(b"\n", b" ") + b"\n" + columns
+    columns = damaged(columns, rng)
+    header = json.loads(line) | {"sha256": hashlib.sha256(columns).hexdigest()}
+    if len(columns) >= header["rows"] * 10:
+        header["ranks"] = len(columns) - header["rows"] * 10
+    return json.dumps(header).encode() + b"\n" + columns
 
 
 def _bundle_files(folder: Path, rng: random.Random) -> str:
@@ -204,7 +218,7 @@ SUBJECTS = (
     Subject("trees-python", ("files/trees",), _alone(damaged, "choices.py", "tuples.json"), targets.trees, 2),
     Subject("trees-frozen", ("files/trees",), _alone(json_damaged, "frozen.json"), targets.frozen, 2),
     Subject("plans", ("files",), _one_of(json_damaged, "plan.json"), targets.plan, 3),
-    Subject("statistics", ("files",), _alone(damaged, "statistics.cal"), targets.statistics, 2),
+    Subject("statistics", ("files",), _alone(_statistics, "statistics.cal"), targets.statistics, 2),
     Subject("rank-paths", ("files",), _alone(json_damaged, "rank_paths.json"), targets.statistics, 2),
     Subject("path-lines", ("files",), _one_of(json_lines_damaged, "paths.jsonl"), targets.path_lines, 2),
     Subject("latency", ("files",), _one_of(json_damaged, "latency.json"), targets.latency, 3),

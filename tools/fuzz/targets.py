@@ -6,6 +6,7 @@ A result that contradicts itself is `Wrong`: tokens that differ from plain decod
 from __future__ import annotations
 
 import argparse
+import os
 import random
 from pathlib import Path
 
@@ -155,7 +156,8 @@ def plan(folder: Path, rng: random.Random) -> str:
 
 def statistics(folder: Path, rng: random.Random) -> str:
     """Reads statistics of both forms, sums them up, writes them, plans with them."""
-    (path,) = folder.iterdir()
+    names = ("rank_paths.json", "statistics.cal")
+    path = next((path for name in names if os.path.lexists(path := folder / name)), folder / names[0])
     found = read_calibration(path)
     _counted(found)
     return f"{found.contexts.total} contexts"
