@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from draftwood.compiler.bundle.build import BuildRequest
     from draftwood.manifest import Manifest
+    from draftwood.runtime.bundle import Verify
     from draftwood.runtime.opened import OpenedBundle
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.gears import Limits
@@ -74,7 +75,7 @@ def plan(
 
 
 def open(
-    folder: str | Path, *, engine: str | None = None, verify: str | None = None, threads: int | None = None
+    folder: str | Path, *, engine: str | None = None, verify: Verify | None = None, threads: int | None = None
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together.
 

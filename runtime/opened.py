@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
-from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import Engine, open_engine
 from draftwood.runtime.policy import PLAIN, Policy, policy_for
@@ -105,10 +105,10 @@ class OpenedBundle:
 
 
 def open_bundle(
-    folder: str | Path, *, engine: str | None = None, verify: str | None = None, threads: int | None = None
+    folder: str | Path, *, engine: str | None = None, verify: Verify | None = None, threads: int | None = None
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
-    bundle = Bundle.open(Path(folder))
+    bundle = Bundle.open(Path(folder), verify)
     return OpenedBundle(bundle, open_engine(bundle, engine, threads))
 
 

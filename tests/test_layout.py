@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # What each folder may import of the project; "" is the root package itself.
 MAY_IMPORT = {
-    "": {"errors", "environment", "version"},
-    "trees": {"errors", "trees"},
+    "": {"errors", "environment", "files", "version"},
+    "trees": {"errors", "files", "trees"},
     "kernels": {"errors", "trees", "kernels"},
-    "compiler": {"errors", "environment", "manifest", "version", "trees", "kernels", "compiler"},
-    "runtime": {"errors", "environment", "manifest", "version", "trees", "runtime"},
+    "compiler": {"errors", "environment", "files", "manifest", "version", "trees", "kernels", "compiler"},
+    "runtime": {"errors", "environment", "files", "manifest", "version", "trees", "runtime"},
 }
 FORBIDDEN_WORDS = ("/wo" + "rk/", "../sha" + "red", "sha" + "red/research", "sha" + "red/data")
 TEXT = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ".jinja", ".sh", ".yml", ".yaml", ""}

@@ -111,6 +111,6 @@ def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature) -
     if npu.weights not in files:
         raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")
     packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
-    content = [files[signature.file], files[npu.weights], *map("=".join, packages.items())]
+    content = [files[signature.file].sha256, files[npu.weights].sha256, *map("=".join, packages.items())]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]

@@ -12,6 +12,7 @@ import torch
 from draftwood.environment import torch_npu_installed
 from draftwood.errors import BundleError
 from draftwood.kernels import eager_attention
+from draftwood.manifest import File
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
@@ -146,7 +147,9 @@ def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
     bundle = Bundle.open(npu_bundle)
     assert bundle.manifest.npu is not None
     graph, files = bundle.manifest.npu.graphs[0], bundle.manifest.files
-    other = msgspec.structs.replace(bundle.manifest, files=files | {bundle.manifest.npu.weights: "0" * 64})
+    other = msgspec.structs.replace(
+        bundle.manifest, files=files | {bundle.manifest.npu.weights: File(bytes=0, sha256="0" * 64)}
+    )
     assert compile_cache(bundle.folder, bundle.manifest, graph) != compile_cache(bundle.folder, other, graph)
     unbound = msgspec.structs.replace(
         bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.npu.weights}

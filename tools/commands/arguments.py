@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.files import read_text
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -65,7 +66,7 @@ def given_prompt_ids(bundle: Bundle, args: argparse.Namespace) -> list[int]:
     if args.prompt is not None:
         return prompt_ids(bundle, args.prompt)
     try:
-        messages = json.loads(args.chat.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        messages = json.loads(read_text(args.chat))
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"--chat {args.chat}: not a readable JSON file ({error})") from error
     return bundle.tokenizer.chat(messages)

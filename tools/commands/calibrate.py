@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.files import read_regular
 
 if TYPE_CHECKING:
     from draftwood.trees.calibration import Calibration
@@ -160,7 +161,7 @@ def import_paths(calibration: Calibration, file: Path) -> int:
     from draftwood.trees.path_lines import add_lines
 
     try:
-        return add_lines(calibration, file.read_bytes(), str(file))
+        return add_lines(calibration, read_regular(file), str(file))
     except OSError as error:
         raise RequestError(f"--from-paths {file}: cannot be read: {error.strerror}; check the path") from error
 
