@@ -11,8 +11,9 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
 from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import Engine, open_engine
+from draftwood.runtime.engines import Engine, default_engine, open_engine
 from draftwood.runtime.policy import PLAIN, Policy, policy_for
+from draftwood.runtime.proof import prove
 from draftwood.runtime.sampling import Sampling
 from draftwood.runtime.trace import Trace
 
@@ -109,7 +110,22 @@ def open_bundle(
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     bundle = Bundle.open(Path(folder), verify)
-    return OpenedBundle(bundle, open_engine(bundle, engine, threads))
+    return OpenedBundle(bundle, proved_engine(bundle, engine, threads))
+
+
+def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
+    """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
+
+    Raises:
+        BundleError: a gear does not give what plain decoding gives.
+        RequestError: no such engine or device.
+    """
+    name = name or default_engine(bundle)
+    engine = open_engine(bundle, name, threads)
+    if not bundle.files.proved(f"decoding {name}"):
+        prove(engine)
+        bundle.files.remember(f"decoding {name}")
+    return engine
 
 
 def _policy(bundle: Bundle, policy: str | Policy | None) -> Policy:

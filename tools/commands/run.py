@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Decoding
-    from draftwood.runtime.engines import open_engine
     from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.runtime.opened import proved_engine
     from draftwood.runtime.policy import policy_for
     from draftwood.runtime.trace import Trace, form_of, save
 
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     policy = policy_for(bundle, args.gear, args.plain)
     prompt, chosen = given_prompt_ids(bundle, args), options(args)
     share_threads(args.threads)
-    decoding = Decoding(open_engine(bundle, args.engine), prompt, chosen, policy, trace)
+    decoding = Decoding(proved_engine(bundle, args.engine), prompt, chosen, policy, trace)
     for piece in decoding:
         if not args.json:
             print(piece, end="", flush=True)
