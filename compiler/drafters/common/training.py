@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.drafters.common.block import Sizes
 from draftwood.errors import CheckpointError, RequestError
 
@@ -52,10 +52,7 @@ def read_trained(folder: Path, architecture: str) -> tuple[dict[str, Any], Sizes
         CheckpointError: the folder was written by somebody else.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: no config.json of a drafter ({error}); train one first") from None
+    config = read_json(path)
     if config.get("architectures") != [architecture]:
         raise CheckpointError(
             f"{path}: architectures is {config.get('architectures')}; expected a drafter trained here"

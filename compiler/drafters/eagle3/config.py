@@ -56,7 +56,7 @@ class Eagle3Config(CachedConfig):
 def read_layout(fields: Fields) -> Layout:
     """Which layout config.json is written in; CheckpointError if in none."""
     named = fields.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in LAYOUTS:
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in LAYOUTS:
         fields.fail("architectures", f"one of {', '.join(LAYOUTS)}, the published layouts of EAGLE-3")
     layout = LAYOUTS[named[0]]
     kind = fields.get("speculators_model_type")

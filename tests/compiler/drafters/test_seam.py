@@ -32,7 +32,7 @@ from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
