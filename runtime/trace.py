@@ -14,11 +14,10 @@ import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.files import read_regular
+from draftwood.manifest import DAMAGED
 
 FORMAT = "draftwood.trace"
 VERSION = 1
-
-_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 StepKind = Literal["prefill", "decode", "verify"]
 
@@ -113,7 +112,7 @@ class Trace:
         for number, line in enumerate(lines[1:], start=2):
             try:
                 trace.add(decoder.decode(line))
-            except _DAMAGED as error:
+            except DAMAGED as error:
                 raise RequestError(f"{path}: line {number}: expected a step event, got: {error}") from error
         return trace
 
@@ -193,7 +192,7 @@ def save(trace: Trace, path: Path) -> None:
 def _header(path: Path, line: bytes) -> dict[str, Any]:
     try:
         header = msgspec.json.decode(line, type=dict[str, Any])
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise RequestError(f"{path}: line 1: expected the header of a trace, got: {error}") from error
     found = (header.pop("format", None), header.pop("version", None))
     if found != (FORMAT, VERSION):

@@ -20,6 +20,7 @@ import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.tools.engines import add_engine_argument, open_engine
+from draftwood.tools.verifying import add_verify_argument
 
 if TYPE_CHECKING:
     from draftwood.runtime.decode import Options, Result
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
     parser.add_argument("--gear", metavar="NAME", help="gear to compare with plain decoding (default: largest tree)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the speed-ups of the turns")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_decoding_arguments(parser)
     add_engine_argument(parser)
@@ -84,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.commands.run import options
     from draftwood.tools.prompts import read_prompts
 
-    bundle = Bundle.open(args.bundle)
+    bundle = Bundle.open(args.bundle, args.verify)
     prompts, chosen = read_prompts(args.prompts, args.limit), options(args)
     if bundle.text is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")

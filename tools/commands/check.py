@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
+from draftwood.tools.verifying import add_verify_argument
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="prompts to use (default 2)")
     parser.add_argument("--replay", type=Path, metavar="DUMP", help="run one dumped step again, and nothing else")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -55,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
 
         return replay([str(args.replay), "--bundle", str(args.bundle), *(["--json"] if args.json else [])])
     share_threads()
-    bundle = Bundle.open(args.bundle)
+    bundle = Bundle.open(args.bundle, args.verify)
     report = check(bundle, list(sample_prompts(bundle, args.prompts, args.limit)), progress=_progress)
     (args.bundle / "check.json").write_text(json.dumps(report, indent=1) + "\n")
     if args.json:

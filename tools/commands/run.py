@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.tools.engines import add_engine_argument, open_engine
+from draftwood.tools.verifying import add_verify_argument
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
 
@@ -84,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
 
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
-    bundle = Bundle.open(args.bundle)
+    bundle = Bundle.open(args.bundle, args.verify)
     trace = Trace() if args.trace else None
     policy = policy_for(bundle, args.gear, args.plain)
     prompt, chosen = prompt_ids(bundle, args), options(args)
