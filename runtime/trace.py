@@ -18,6 +18,8 @@ from draftwood.manifest import DAMAGED
 
 FORMAT = "draftwood.trace"
 VERSION = 1
+# Thirty years; nanoseconds of it still fit int64.
+_LONGEST_US = 1e15
 
 StepKind = Literal["prefill", "decode", "verify"]
 
@@ -26,7 +28,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What one step did and how long its parts took; the four times add up to the whole step.
 
     Raises:
-        ValueError: a time that is negative, infinite or NaN.
+        ValueError: a time that is negative, beyond thirty years, or NaN.
     """
 
     kind: StepKind
@@ -54,8 +56,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity, so such a trace could be written but not read back.
         for name in ("start_us", "draft_us", "verify_us", "accept_us", "host_us"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a finite time >= 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < _LONGEST_US:
+                raise ValueError(f"{name}: expected a time from 0 to {_LONGEST_US:.0e} us, got {getattr(self, name)}")
 
     @property
     def total_us(self) -> float:
