@@ -20,6 +20,9 @@ MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
 
+# What msgspec raises for bytes that are not what they should be.
+DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 # No size is beyond 31 bits: products of two of them fit int64.
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -230,7 +233,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
             )
         return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
+from draftwood.manifest import DAMAGED
 
 ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
 
@@ -87,7 +88,7 @@ def read_index(path: Path) -> WeightIndex:
     """BundleError where the index is missing or damaged."""
     try:
         return msgspec.json.decode(read_regular(path), type=WeightIndex)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         raise BundleError(f"{path}: not a weight index ({error}); build the bundle again") from error
 
 

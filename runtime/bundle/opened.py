@@ -10,7 +10,7 @@ from typing import Literal
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.files import read_text
 from draftwood.manifest import Gear, GraphSignature, Manifest, Tree, read_manifest
-from draftwood.runtime.bundle import files, references, weights
+from draftwood.runtime.bundle import files, graphs, references, weights
 from draftwood.runtime.bundle.remembered import Files
 from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.trees import Topology, TreeBuffers
@@ -39,8 +39,8 @@ class Bundle:
         """Reads the manifest and refuses whatever does not hold together.
 
         Args:
-            verify: full also hashes every file and looks for NaN and infinity in the weights; None does so once
-                on this machine for files that have not changed since.
+            verify: full also hashes every file, reads every graph's inputs and outputs, and looks for NaN and infinity
+                in the weights; None does so once on this machine for files that have not changed since.
 
         Raises:
             BundleError: not a bundle, of another schema version, files that are missing, altered, of a special kind
@@ -55,6 +55,8 @@ class Bundle:
             verify = "fast" if found.proved("files") else "full"
         if verify == "full":
             files.check_digests(folder, manifest.files)
+            for graph in manifest.graphs:
+                graphs.check_graph(folder, graph, manifest.weights)
         _check_weights(folder, manifest, verify)
         trees = _trees(folder, manifest)
         if verify == "full":

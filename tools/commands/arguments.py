@@ -38,6 +38,16 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verify_argument(parser: argparse.ArgumentParser) -> None:
+    """``args.verify`` is what ``Bundle.open`` takes."""
+    parser.add_argument(
+        "--verify",
+        choices=("full", "fast"),
+        help="full: hash every file and look at every weight; fast: what can be said without reading them (default:"
+        " full once on this machine for files that have not changed since)",
+    )
+
+
 def decoding_options(args: argparse.Namespace) -> Asked:
     """What ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
     from draftwood.runtime.decoding import Asked

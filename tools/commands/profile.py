@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import add_verify_argument
 from draftwood.tools.commands.build import parse_sizes
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
@@ -165,7 +167,7 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     if args.model or args.drafter:
         raise RequestError("--model and --drafter: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
-    bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
+    bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
     share_threads(args.threads)
     engine = CpuEngine(bundle)
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))

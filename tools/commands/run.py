@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
+    add_verify_argument,
     decoding_options,
     given_prompt,
 )
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
 
@@ -46,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads(args.threads)
-    with draftwood.open(args.bundle, engine=args.engine) as model:
+    with draftwood.open(args.bundle, engine=args.engine, verify=args.verify) as model:
         stream = model.stream(prompt, **options, policy=PLAIN if args.plain else args.gear, trace=trace)
         for piece in stream:
             if not args.json:
