@@ -90,7 +90,7 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import save_file
 
     from draftwood.compiler.teachers.checkpoint import expected_tensors
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("teacher")

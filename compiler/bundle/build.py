@@ -17,14 +17,16 @@ from torch import Tensor
 
 import draftwood
 from draftwood import manifest as m
-from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
+from draftwood.compiler.bundle.weights import map_weights, write_weights
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
 from draftwood.compiler.steps.tracing import trace
-from draftwood.compiler.teachers.checkpoint import Checkpoint, teacher_parts, tokenizer_files
-from draftwood.compiler.teachers.config import TeacherConfig, rope_tables
+from draftwood.compiler.teachers.checkpoint import Checkpoint, tokenizer_files
+from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.registry import family_of, make_decoder
 from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
@@ -94,11 +96,11 @@ class Sources:
         with torch.device("meta"):
             modules = self.modules(positions)
         shapes = {n: tuple(t.shape) for module in modules if module for n, t in module.state_dict().items()}
-        parts = teacher_parts(teacher.config)
-        entries = [WeightEntry(n, shapes[n], partial(teacher.weight, n), parts[n]) for n in parts]
+        parts = teacher.parts
+        entries = [WeightEntry(n, shapes[n], partial(teacher.weight, n), parts[n].concatenated) for n in parts]
         if drafter:
             entries += drafter.weights(shapes, positions)
-        tables = zip(("rope_cos", "rope_sin"), rope_tables(teacher.config, positions), strict=True)
+        tables = family_of(teacher.config).tables(teacher.config, positions).items()
         return entries + [WeightEntry(name, table.shape, partial(torch.from_numpy, table)) for name, table in tables]
 
 
@@ -134,7 +136,7 @@ def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, dr
 
 
 def _modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> Modules:
-    decoder = Decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
+    decoder = make_decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
     return decoder, drafter.module(config, positions).requires_grad_(False) if drafter else None
 
 

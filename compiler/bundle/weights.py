@@ -6,13 +6,15 @@ ONNX initialisers point into it by byte offset, so the file is also readable by 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+
+from draftwood.compiler.checkpoints.weight import WeightEntry
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 _PAGE = 4096  # the tensors begin on a page, so that a memory map of them does too
@@ -25,21 +27,6 @@ class WeightSpan:
     shape: tuple[int, ...]
     offset: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightEntry:
-    """A tensor to be written: ``read`` is called once, when its turn comes.
-
-    ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
-    ``dtype`` is None for a weight, which takes the type of the file; whole numbers keep theirs.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    read: Callable[[], Tensor]
-    parts: tuple[str, ...] = ()
-    dtype: torch.dtype | None = None
 
 
 def write_weights(

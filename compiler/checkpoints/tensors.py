@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwood.compiler.teachers.checkpoint import DTYPES, Entry, read_header, read_tensor
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, read_header, read_tensor
 from draftwood.errors import CheckpointError
 
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | {torch.int64: "I64", torch.bool: "BOOL"}

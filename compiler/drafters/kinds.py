@@ -17,8 +17,8 @@ import msgspec
 from torch import nn
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.weights import WeightEntry
 from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.common.checkpoint import DrafterCheckpoint
 from draftwood.compiler.drafters.common.config import DrafterConfig, Eagle3Config
 from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood import manifest as m
 from draftwood.compiler.bundle.build import BuildRequest, Progress, Sources, draft_steps, static_steps
-from draftwood.compiler.bundle.weights import WeightEntry
+from draftwood.compiler.checkpoints.safetensors_file import byte_offset
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.ge.atc import atc_script
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
@@ -21,7 +22,6 @@ from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
 from draftwood.compiler.steps.teacher import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
-from draftwood.compiler.teachers.checkpoint import byte_offset
 from draftwood.errors import LoweringError
 
 INDEX_FILE = "npu/weights.json"

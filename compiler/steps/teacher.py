@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Decoder, Form, StepOutput
+from draftwood.compiler.teachers.decoder import Decoder, StepOutput
 from draftwood.manifest import GraphKind, GraphSignature, TensorSignature, cache_names
 
 # T rows, P path slots, B branch rows, R rows with logits, K key/value heads, D head dimension, C slots,

@@ -14,8 +14,8 @@ from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
 from draftwood.compiler.drafters.kinds import MedusaDrafter, MedusaSizes
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.config import rope_tables
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.manifest import Manifest
 from draftwood.trees import Topology
 

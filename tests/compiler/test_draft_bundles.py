@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from draftwood.compiler.bundle.build import BuildRequest, build, load_modules, rebuild_drafts
 from draftwood.compiler.bundle.weights import WeightSpan
+from draftwood.compiler.checkpoints.safetensors_file import byte_offset
 from draftwood.compiler.drafters.kinds import OpenedDrafter, drafter_of
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.tracing import trace
-from draftwood.compiler.teachers.checkpoint import Checkpoint, byte_offset
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError, TreeError, UserError
 from draftwood.manifest import read_manifest

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.compiler.bundle.weights import WeightEntry, write_weights
+from draftwood.compiler.bundle.weights import write_weights
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.drafters.steps import medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx

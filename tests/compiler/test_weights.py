@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
+from draftwood.compiler.bundle.weights import map_weights, write_weights
+from draftwood.compiler.checkpoints.weight import WeightEntry
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),

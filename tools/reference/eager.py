@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
 from draftwood.compiler.bundle.weights import map_weights
 from draftwood.compiler.drafters.kinds import drafter_of
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
-from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.registry import described_config
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
@@ -31,7 +30,7 @@ class EagerEngine:
     def __init__(self, bundle: Bundle, npu: bool = False) -> None:
         self.bundle = bundle
         manifest = bundle.manifest
-        config = msgspec.convert(manifest.teacher.config, TeacherConfig)
+        config = described_config(manifest.teacher.config)
         drafter = drafter_of(manifest.drafter) if manifest.drafter else None
         weights = npu_weights(bundle) if npu else _onnx_weights(bundle)
         self.decoder, self.drafter = load_modules(weights, config, drafter)

@@ -12,7 +12,6 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-import msgspec
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
 from draftwood.compiler.drafters.kinds import drafter_of
 from draftwood.compiler.ge.torchair_bridge import compile_step
 from draftwood.compiler.steps.teacher import Step, rebuild
-from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.registry import described_config
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
@@ -46,7 +45,7 @@ class NpuEngine(StaticEngine):
         self.device, self.eagerly = torch.device(device), eagerly
         self.dtype: torch.dtype = getattr(torch, npu.dtype)
         drafter = drafter_of(bundle.manifest.drafter) if bundle.manifest.drafter else None
-        config = msgspec.convert(bundle.manifest.teacher.config, TeacherConfig)
+        config = described_config(bundle.manifest.teacher.config)
         modules = load_modules(npu_weights(bundle), config, drafter)
         self.decoder = modules[0].to(self.device)
         topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
