@@ -21,8 +21,11 @@ from draftwood.compiler.bundle.weights import map_weights, write_weights
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
 from draftwood.compiler.onnx.lowering import lower_to_onnx
-from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
+from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.checkpoint import Checkpoint, tokenizer_files
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder

@@ -30,7 +30,7 @@ from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.drafters.medusa.checkpoint import MEDUSA_FILES, MedusaCheckpoint
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.drafters.steps import extend_step, fasteagle_step, medusa_step, tree_step
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder

@@ -20,7 +20,7 @@ from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.errors import LoweringError
 

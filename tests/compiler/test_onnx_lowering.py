@@ -17,8 +17,11 @@ from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.drafters.steps import medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx
-from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
+from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.steps.verify import verify_step
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
 # fp32 against fp32 in onnxruntime's order of additions and with its exp; logits up to 5. Measured: 4e-6 at most.

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftwood.compiler.bundle.build import BuildRequest, Sources, load_modules
 from draftwood.compiler.drafters.kinds import ANY_LENGTH, OpenedDrafter
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.steps.teacher import StepSizes
+from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools import demo

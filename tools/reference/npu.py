@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
 from draftwood.compiler.drafters.kinds import drafter_of
 from draftwood.compiler.ge.torchair_bridge import compile_step
-from draftwood.compiler.steps.teacher import Step, rebuild
+from draftwood.compiler.steps.rebuild import rebuild
+from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.registry import described_config
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature

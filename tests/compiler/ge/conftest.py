@@ -36,7 +36,7 @@ def lower_tiny(source: Path) -> Lowered:
     from draftwood.compiler.ge.lowering import lower_to_ge
     from draftwood.compiler.ge.torchair_bridge import ge_ir
     from draftwood.compiler.ge.weights import plan_weights
-    from draftwood.compiler.steps.teacher import StepSizes
+    from draftwood.compiler.steps.step import StepSizes
     from draftwood.compiler.steps.tracing import shapes_only, trace
     from draftwood.trees import Topology
 
