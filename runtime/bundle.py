@@ -49,7 +49,7 @@ class Bundle:
 
     def graph(self, name: str) -> GraphSignature:
         """A graph for onnxruntime by its name; BundleError where the bundle holds none."""
-        for graph in self.manifest.graphs:
+        for graph in self.manifest.graphs_of("onnx"):
             if graph.name == name:
                 return graph
         raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
@@ -65,10 +65,10 @@ class Bundle:
 
 def _check_names(folder: Path, manifest: Manifest) -> None:
     """Everything that the manifest refers to must be among what it vouches for and describes."""
-    lowered = (*manifest.graphs, *(manifest.npu.graphs if manifest.npu else ()))
+    lowered = [graph for graphs in manifest.graph_sets for graph in graphs.graphs]
     files = [*(graph.file for graph in lowered), *(tree.file for tree in manifest.trees if tree.file)]
-    files += [manifest.weights] if manifest.weights else []
-    files += [manifest.npu.index] if manifest.npu else []
+    # The weights of an NPU's graphs may be bound later.
+    files += [graphs.index or graphs.weights for graphs in manifest.graph_sets]
     trees, graphs = ({part.name for part in parts} for parts in (manifest.trees, lowered))
     unknown = [name for name in files if name not in manifest.files]
     unknown += [gear.name for gear in manifest.gears if gear.tree not in trees or gear.graph not in graphs]

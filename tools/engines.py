@@ -38,7 +38,7 @@ def open_engine(bundle: Bundle, name: str | None = None) -> Engine:
         BundleError: the bundle holds no graphs for it.
     """
     if name is None:
-        name = "npu" if bundle.manifest.npu is not None and npu_available() else "cpu"
+        name = "npu" if bundle.manifest.graph_set("ge") is not None and npu_available() else "cpu"
     if name == "npu":
         if not npu_available():
             raise RequestError("--engine npu: no NPU is found here; run draftwood doctor, or take --engine ge")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +51,42 @@ def byte_offset(file: Path, name: str) -> int:
 
 
 def read_tensor(file: Path, name: str) -> Tensor:
-    """One tensor of a safetensors file, as stored; CheckpointError if the file changed after the check."""
+    """One tensor of a safetensors file, as stored.
+
+    Raises:
+        CheckpointError: the file changed after the check, or the tensor holds NaN or an infinity.
+    """
     try:
         with safe_open(file, framework="pt") as opened:
-            return cast(Tensor, opened.get_tensor(name))
+            return finite(file, name, cast(Tensor, opened.get_tensor(name)))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: {name} cannot be read any more ({error}); open it again") from None
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file of our own as views of a memory map: nothing is read until used."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+def finite(file: Path, name: str, value: Tensor) -> Tensor:
+    """The tensor back, if all of it is numbers; read once, and nothing of its size is made."""
+    if not is_finite(value):
+        at = (~value.isfinite()).nonzero()
+        place = at[0].tolist()
+        raise CheckpointError(
+            f"{file}: {name} holds {float(value[tuple(place)])} at {place}, {len(at)} such of {value.numel()}; expected"
+            " numbers; fetch the checkpoint again, or train it anew"
+        )
+    return value
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor an infinity; whole numbers never do."""
+    if not value.is_floating_point() or not value.numel():
+        return True
+    low, high = value.aminmax()  # NaN wins in both
+    return math.isfinite(low) and math.isfinite(high)
 
 
 def check_kinds(stored: Mapping[str, Entry]) -> str:

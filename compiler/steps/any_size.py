@@ -18,7 +18,7 @@ class CpuStep(TeacherStep):
         return (out.logits_RV, out.choice_R, out.features_RF, out.branch_L2TKD, *out.caches)
 
 
-def cpu_step(decoder: Decoder) -> Step:
+def cpu_step(decoder: Decoder, dtype: str = "float32") -> Step:
     """The one graph with run-time sizes that onnxruntime serves every gear with."""
     config = decoder.config
     shape = (config.layers, 2, "B", config.kv_heads, config.head_dim)
@@ -26,16 +26,15 @@ def cpu_step(decoder: Decoder) -> Step:
         tensor("tokens", "int64", "T"),
         tensor("positions", "int64", "T"),
         tensor("rows", "int64", "R"),
-        tensor("bias", "float32", 1, 1, "W", "S"),
+        tensor("bias", dtype, 1, 1, "W", "S"),
         tensor("last", "int32", 1),
         tensor("total", "int32"),
         tensor("path", "int64", "P"),
-        tensor("branch", "float32", *shape),
+        tensor("branch", dtype, *shape),
     ]
-    outputs = [*teacher_outputs(decoder, "R", "T"), tensor("branch.out", "float32", *shape[:2], "T", *shape[3:])]
-    signature = cached(
-        cache_names(config.layers), "step", "step", inputs, outputs, (1, config.kv_heads, "C", config.head_dim), 0, 0
-    )
+    outputs = [*teacher_outputs(decoder, "R", "T", dtype), tensor("branch.out", dtype, *shape[:2], "T", *shape[3:])]
+    caches, cache = cache_names(config.layers), (1, config.kv_heads, "C", config.head_dim)
+    signature = cached(caches, "step", "step", inputs, outputs, cache, 0, 0, dtype)
     # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
     dynamic = {"T": 5, "R": 4, "P": 3, "B": 6, "W": 8, "S": 40, "C": 128}
     return Step(CpuStep(decoder, "cpu", 0), signature, dynamic)

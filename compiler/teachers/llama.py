@@ -20,7 +20,7 @@ class Llama(Family):
 
     name = "llama"
     architecture = "LlamaForCausalLM"
-    model_types = ("llama",)
+    model_types: ClassVar[tuple[str, ...]] = ("llama",)
     # Fields that change the function, with the values that do not; a relative that has the function takes them out.
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)

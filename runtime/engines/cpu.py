@@ -25,7 +25,7 @@ class CpuEngine:
         self.bundle = bundle
         dims, graph = bundle.manifest.dims, bundle.graph("step")
         self._bindings = Bindings(session(bundle, graph, threads), graph)
-        self._drafting = Drafting(bundle, bundle.manifest.graphs, DraftSessions(bundle, threads))
+        self._drafting = Drafting(bundle, bundle.manifest.graphs_of("onnx"), DraftSessions(bundle, threads))
         rows = dims.branch_rows
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)

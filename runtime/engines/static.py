@@ -152,7 +152,7 @@ class OnnxEngine(StaticEngine):
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        super().__init__(bundle, bundle.manifest.graphs)
+        super().__init__(bundle, bundle.manifest.graphs_of("onnx"))
         self._threads = threads
         self._drafts = DraftSessions(bundle, threads)
 

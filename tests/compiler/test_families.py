@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.checkpoints.weight import Parts
 from draftwood.compiler.teachers import registry

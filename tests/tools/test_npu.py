@@ -131,9 +131,9 @@ def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> No
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
         assert [c for c in found if not c.ok] == []
-    assert bundle.manifest.npu is not None
-    folders = {cache_folder(bundle, graph) for graph in bundle.manifest.npu.graphs}
-    assert len(folders) == len(bundle.manifest.npu.graphs)
+    assert bundle.manifest.graph_set("ge") is not None
+    folders = {cache_folder(bundle, graph) for graph in bundle.manifest.graph_set("ge").graphs}
+    assert len(folders) == len(bundle.manifest.graph_set("ge").graphs)
 
 
 @needs_converters
@@ -145,12 +145,12 @@ def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
     from draftwood.tools.reference.npu import cache_folder
 
     bundle = Bundle.open(npu_bundle)
-    assert bundle.manifest.npu is not None
-    graph, files = bundle.manifest.npu.graphs[0], bundle.manifest.files
-    other = msgspec.structs.replace(bundle.manifest, files=files | {bundle.manifest.npu.weights: "0" * 64})
+    assert bundle.manifest.graph_set("ge") is not None
+    graph, files = bundle.manifest.graph_set("ge").graphs[0], bundle.manifest.files
+    other = msgspec.structs.replace(bundle.manifest, files=files | {bundle.manifest.graph_set("ge").weights: "0" * 64})
     assert cache_folder(bundle, graph) != cache_folder(replace(bundle, manifest=other), graph)
     unbound = msgspec.structs.replace(
-        bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.npu.weights}
+        bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.graph_set("ge").weights}
     )
     with pytest.raises(BundleError, match="no weights are bound; run draftwood bind"):
         cache_folder(replace(bundle, manifest=unbound), graph)

@@ -122,13 +122,13 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
     from draftwood.tools.reference.eager import EagerEngine
 
     pairs = []
-    eager = EagerEngine(bundle) if bundle.manifest.graphs else None
+    eager = EagerEngine(bundle) if bundle.manifest.graph_set("onnx") else None
     if eager is not None:
         pairs += [
             Pair("onnx-cpu", eager, CpuEngine(bundle), TOLERANCE),
             Pair("onnx", eager, OnnxEngine(bundle), TOLERANCE),
         ]
-    if bundle.manifest.npu is not None:
+    if bundle.manifest.graph_set("ge") is not None:
         from draftwood.tools.reference.interpreted import GeEngine
 
         rounded = EagerEngine(bundle, npu=True)

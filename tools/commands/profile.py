@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _modelled(args: argparse.Namespace) -> LatencyTable:
-    from draftwood.compiler.bundle.build import PREFILL_ROWS
+    from draftwood.compiler.bundle.request import PREFILL_ROWS
     from draftwood.compiler.device.model import device, modelled_table
     from draftwood.compiler.teachers.registry import read_config
     from draftwood.manifest import file_digest
@@ -102,7 +102,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
-    from draftwood.compiler.bundle.build import SLOT_MULTIPLE
+    from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 
     for length in slots:
         if length <= 0 or length % SLOT_MULTIPLE or length > positions:

@@ -36,8 +36,9 @@ def measure(folder: Path) -> dict[str, float | int | bool]:
         else:
             tokens_T, tree = np.zeros(1, np.int64), bundle.trees[gear.tree][1]
         engine.verify(cache, tokens_T, tree)
-    assert bundle.manifest.weights is not None, "a bundle that a CPU engine runs has ONNX weights"
-    weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
+    graphs = bundle.manifest.graph_set("onnx")
+    assert graphs is not None, "a bundle that a CPU engine runs has ONNX graphs"
+    weights = (folder / graphs.weights).stat().st_size / 1e6
     pss = _proportional_set_mb()
     return {
         "gears": len(bundle.manifest.gears),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from draftwood.compiler.bundle.build import staged
+from draftwood.compiler.bundle.staging import staged
 from draftwood.errors import RequestError
 from draftwood.manifest import cache_names
 from draftwood.runtime.engine import Engine, StepResult

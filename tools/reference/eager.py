@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
-from draftwood.compiler.bundle.weights import map_weights
+from draftwood.compiler.checkpoints.safetensors_file import map_tensors
 from draftwood.compiler.drafters.kinds import drafter_of
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
+from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.steps import rebuild_drafts
 from draftwood.compiler.teachers.registry import described_config
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature
@@ -35,10 +36,11 @@ class EagerEngine:
         weights = npu_weights(bundle) if npu else _onnx_weights(bundle)
         self.decoder, self.drafter = load_modules(weights, config, drafter)
         self.dtype = weights["norm.weight"].dtype
-        graphs = manifest.npu.graphs if npu and manifest.npu else manifest.graphs
-        self._drafting = Drafting(bundle, graphs, self._run_draft)
+        graphs = manifest.graph_set("ge" if npu else "onnx")
+        assert graphs is not None, "its weights were found"
+        self._drafting = Drafting(bundle, graphs.graphs, self._run_draft)
         topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
-        self.draft_steps = rebuild_drafts(manifest, topologies, (self.decoder, self.drafter), npu)
+        self.draft_steps = rebuild_drafts(manifest, graphs, topologies, (self.decoder, self.drafter))
 
     def new_cache(self, slots: int) -> Cache:
         return Cache(self.bundle.manifest.dims, slots, zeros=self._zeros, drafter=self.bundle.manifest.drafter)
@@ -114,15 +116,16 @@ def host(value: torch.Tensor) -> NDArray:
 
 
 def _onnx_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
-    if bundle.manifest.weights is None:
+    graphs = bundle.manifest.graph_set("onnx")
+    if graphs is None:
         raise BundleError(f"{bundle.folder}: holds no ONNX graphs and no fp32 weights; build it with --target onnx,ge")
-    return map_weights(bundle.folder / bundle.manifest.weights)
+    return map_tensors(bundle.folder / graphs.weights)
 
 
 def npu_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
     """Views of the weights of the NPU's graphs; BundleError where the bundle has no such graphs or no weights."""
-    npu = bundle.manifest.npu
+    npu = bundle.manifest.graph_set("ge")
     if npu is None:
         raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
-    index = bundle.folder / npu.index
+    index = bundle.folder / (npu.index or "")
     return map_npu_weights(index.parent, read_index(index))

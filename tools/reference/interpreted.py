@@ -31,11 +31,11 @@ class GeEngine(StaticEngine):
     """
 
     def __init__(self, bundle: Bundle, mutate: Callable[[Graph], Graph] = lambda graph: graph) -> None:
-        npu = bundle.manifest.npu
+        npu = bundle.manifest.graph_set("ge")
         if npu is None:
             raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
         super().__init__(bundle, npu.graphs)
-        self.dtype: torch.dtype = getattr(torch, npu.dtype)
+        self.dtype: torch.dtype = getattr(torch, npu.precision.activations)
         self.observe: Observe | None = None
         self._weights = npu_weights(bundle)
         self._mutate = mutate

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
 from draftwood.compiler.drafters.kinds import drafter_of
 from draftwood.compiler.ge.torchair_bridge import compile_step
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
+from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.steps import rebuild_drafts
 from draftwood.compiler.teachers.registry import described_config
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
@@ -39,18 +40,18 @@ class NpuEngine(StaticEngine):
     """
 
     def __init__(self, bundle: Bundle, device: str = "npu:0", eagerly: bool = False) -> None:
-        npu = bundle.manifest.npu
+        npu = bundle.manifest.graph_set("ge")
         if npu is None:
             raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target ge")
         super().__init__(bundle, npu.graphs)
         self.device, self.eagerly = torch.device(device), eagerly
-        self.dtype: torch.dtype = getattr(torch, npu.dtype)
+        self.dtype: torch.dtype = getattr(torch, npu.precision.activations)
         drafter = drafter_of(bundle.manifest.drafter) if bundle.manifest.drafter else None
         config = described_config(bundle.manifest.teacher.config)
         modules = load_modules(npu_weights(bundle), config, drafter)
         self.decoder = modules[0].to(self.device)
         topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
-        self._draft_steps = rebuild_drafts(bundle.manifest, topologies, modules, npu=True)
+        self._draft_steps = rebuild_drafts(bundle.manifest, npu, topologies, modules)
         for step in self._draft_steps.values():
             step.module.to(self.device)
         self._drafts: dict[str, InPlaceStep] = {}
@@ -124,7 +125,7 @@ def cache_folder(bundle: Bundle, signature: GraphSignature) -> Path:
 
     torchair's own key covers the module's structure and its options, but neither code nor weights.
     """
-    npu, files = bundle.manifest.npu, bundle.manifest.files
+    npu, files = bundle.manifest.graph_set("ge"), bundle.manifest.files
     assert npu is not None
     if npu.weights not in files:
         raise BundleError(f"{bundle.folder}: no weights are bound; run draftwood bind {bundle.folder} --model DIR")

@@ -1,4 +1,4 @@
-"""One weights file for all graphs of a bundle: a safetensors file written as a stream.
+"""One weights file for all ONNX graphs of a bundle: a safetensors file written as a stream.
 
 ONNX initialisers point into it by byte offset, so the file is also readable by any safetensors library.
 """
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 
 from draftwood.compiler.checkpoints.weight import WeightEntry
 
@@ -57,9 +55,3 @@ def write_weights(
             file.write(value.view(-1).view(torch.uint8).numpy().data)
     start = 8 + len(text)
     return {name: WeightSpan(span.shape, span.offset + start, span.length) for name, span in spans.items()}
-
-
-def map_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a weights file as views of a memory map: nothing is read until used."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
