@@ -30,6 +30,7 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         CheckpointError: the checkpoint does not fit the graphs.
         RequestError: a drafter is missing or too many.
     """
+    m.read_manifest(folder)  # nothing is made beside what is no bundle
     with exclusive(folder, wait=False):
         return _bind(folder, model, drafter)
 

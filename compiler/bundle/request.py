@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftwood.compiler.bundle.targets import TARGETS
+from draftwood.compiler.ge.atc import DEFAULT_SOC
 from draftwood.compiler.targets.precision import Precision
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import WeightMode
@@ -33,7 +34,7 @@ class BuildRequest:
     precisions: Mapping[str, Precision] = field(default_factory=dict)
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name.
-    soc: str = "Ascend910B3"
+    soc: str = DEFAULT_SOC
 
     @property
     def shapes(self) -> Shapes:
@@ -50,8 +51,9 @@ def check_request(request: BuildRequest, out: Path) -> None:
             raise RequestError(f"--target {name}: expected one or more of {', '.join(TARGETS)}")
     for name in request.targets:
         if request.weights not in TARGETS[name].modes:
+            able = " or ".join(target.name for target in TARGETS.values() if request.weights in target.modes)
             raise RequestError(
-                f"--weights {request.weights}: {name.upper()} graphs need their weights; give --target ge alone"
+                f"--weights {request.weights}: {name.upper()} graphs need their weights; give --target {able} alone"
             )
         if name in request.precisions:
             TARGETS[name].check(request.precisions[name])

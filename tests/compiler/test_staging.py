@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.staging import exclusive, staged
 from draftwood.errors import RequestError
+from draftwood.trees import Topology
 
 # Begins a folder, says so, and never ends.
 HOLD = """
 import sys, time
 from pathlib import Path
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.staging import staged
 with staged(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("x" * 100)
@@ -69,6 +74,18 @@ def test_a_second_builder_is_refused_at_the_start(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_second_build_says_so_before_it_works(tiny_teacher: Path, tmp_path: Path) -> None:
+    process, heard = begin(tmp_path / "out"), []
+    request = BuildRequest(model=tiny_teacher, drafter=None, trees=(("plain", Topology.plain()),), slots=(128,))
+    try:
+        with pytest.raises(RequestError, match=f"process {process.pid} is writing it"):
+            build(request, tmp_path / "out", heard.append)
+    finally:
+        process.kill()
+        process.wait()
+    assert heard == []
 
 
 def test_a_second_builder_may_wait_and_use_what_was_made(tmp_path: Path) -> None:
