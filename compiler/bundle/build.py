@@ -14,8 +14,11 @@ from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.sources import Sources, check_fit
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.bundle.targets import TARGETS
+from draftwood.compiler.drafters.kinds import Drafter
+from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import tokenizer_files
+from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
 from draftwood.trees.spec import Budget
@@ -83,38 +86,48 @@ def _manifest(
     tokenizer: bool,
     files: dict[str, str],
 ) -> m.Manifest:
-    config, sizes, kind, opened = sources.teacher.config, request.shapes.sizes(), sources.kind, sources.drafter
+    config, kind, opened = sources.teacher.config, sources.kind, sources.drafter
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
-        dims=m.Dims(
-            layers=config.layers,
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            vocabulary=config.vocabulary,
-            branch_rows=sizes.branch_rows,
-            path_rows=sizes.path_rows,
-            context=max(request.slots) - 1,
-        ),
+        dims=_dims(config, request.shapes),
         teacher=m.Teacher(digest=sources.teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
         drafter=kind.manifest(opened.digest(), config, request.trees) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
-        gears=tuple(
-            m.Gear(
-                name=f"{n}-kv{c}",
-                tree=n,
-                slots=c,
-                graph=_graph_of(graph_sets[0].graphs, t.rows, c),
-                draft=kind.draft_name(n) if kind and t.nodes else None,
-            )
-            for n, t in request.trees
-            for c in request.slots
-        ),
+        gears=_gears(request.shapes, graph_sets[0].graphs, kind),
         graph_sets=graph_sets,
         tokenizer=tokenizer,
         provenance=_provenance(),
         files=files,
+    )
+
+
+def _dims(config: TeacherConfig, shapes: Shapes) -> m.Dims:
+    sizes = shapes.sizes()
+    return m.Dims(
+        layers=config.layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocabulary,
+        branch_rows=sizes.branch_rows,
+        path_rows=sizes.path_rows,
+        context=max(shapes.slots) - 1,
+    )
+
+
+def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: Drafter | None) -> tuple[m.Gear, ...]:
+    """Every tree at every KV length; graphs have the same names in all sets."""
+    return tuple(
+        m.Gear(
+            name=f"{name}-kv{slots}",
+            tree=name,
+            slots=slots,
+            graph=_graph_of(graphs, tree.rows, slots),
+            draft=drafter.draft_name(name) if drafter and tree.nodes else None,
+        )
+        for name, tree in shapes.trees
+        for slots in shapes.slots
     )
 
 

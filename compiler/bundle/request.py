@@ -46,17 +46,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     """Raises RequestError or TreeError where the request cannot be served by any checkpoint."""
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
-    for name in (*request.targets, *request.precisions):
-        if name not in TARGETS:
-            raise RequestError(f"--target {name}: expected one or more of {', '.join(TARGETS)}")
-    for name in request.targets:
-        if request.weights not in TARGETS[name].modes:
-            able = " or ".join(target.name for target in TARGETS.values() if request.weights in target.modes)
-            raise RequestError(
-                f"--weights {request.weights}: {name.upper()} graphs need their weights; give --target {able} alone"
-            )
-        if name in request.precisions:
-            TARGETS[name].check(request.precisions[name])
+    _check_targets(request)
     for slots in request.slots:
         if slots % SLOT_MULTIPLE or slots <= 0:
             raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
@@ -68,3 +58,20 @@ def check_request(request: BuildRequest, out: Path) -> None:
     for name, tree in request.trees:
         if tree.rows + tree.depth + 1 >= min(request.slots):
             raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
+
+
+def _check_targets(request: BuildRequest) -> None:
+    known = ", ".join(TARGETS)
+    if not request.targets or len(set(request.targets)) < len(request.targets):
+        raise RequestError(f"--target {','.join(request.targets)}: expected one or more of {known}, each once")
+    for name in (*request.targets, *request.precisions):
+        if name not in TARGETS:
+            raise RequestError(f"--target {name}: expected one or more of {known}")
+    for name in request.targets:
+        if request.weights not in TARGETS[name].modes:
+            able = " or ".join(target.name for target in TARGETS.values() if request.weights in target.modes)
+            raise RequestError(
+                f"--weights {request.weights}: {name.upper()} graphs need their weights; give --target {able} alone"
+            )
+        if name in request.precisions:
+            TARGETS[name].check(request.precisions[name])
