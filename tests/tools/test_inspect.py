@@ -53,13 +53,22 @@ def bundle(tmp_path: Path) -> Path:
             for name, tree in trees
         ),
         gears=(m.Gear(name="a-kv128", tree="a", slots=128, graph="g", draft=None),),
-        graphs=(
-            m.GraphSignature(
-                name="g", kind="verify", file="g.onnx", rows=4, slots=128, inputs=(), outputs=(), aliases={}
+        graph_sets=(
+            m.GraphSet(
+                target="onnx",
+                rank=0,
+                ranks=1,
+                precision=m.Precision(name="fp32", weights="float32", activations="float32", caches="float32"),
+                weights="weights.bin",
+                index=None,
+                soc=None,
+                graphs=(
+                    m.GraphSignature(
+                        name="g", kind="verify", file="g.onnx", rows=4, slots=128, inputs=(), outputs=(), aliases={}
+                    ),
+                ),
             ),
         ),
-        weights="weights.bin",
-        npu=None,
         tokenizer=False,
         provenance={"draftwood": "0"},
         files={name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()},

@@ -100,7 +100,7 @@ def test_check_names_the_node_at_which_a_wrong_graph_parts(
     lines = report["first_divergences"]
     assert lines and all(line.startswith("verify-t7-kv128: ") for line in lines)
     assert all("first at AddRmsNorm_1, npu.npu_add_rms_norm.default at " in line for line in lines), lines
-    assert all("decoder.py:" in line for line in lines)
+    assert all("block.py:" in line for line in lines)
 
 
 @needs_converters

@@ -29,7 +29,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         coverage.update(converted(graph))
     return {
         "kind": "npu",
-        "dtype": npu.dtype,
+        "dtype": npu.precision.weights,
         "soc": npu.soc,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],
