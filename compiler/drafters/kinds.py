@@ -17,8 +17,8 @@ import msgspec
 from torch import nn
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.weights import WeightEntry
 from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.common.checkpoint import DrafterCheckpoint
 from draftwood.compiler.drafters.common.config import DrafterConfig, Eagle3Config
 from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree
@@ -30,7 +30,7 @@ from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.drafters.medusa.checkpoint import MEDUSA_FILES, MedusaCheckpoint
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.drafters.steps import extend_step, fasteagle_step, medusa_step, tree_step
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder

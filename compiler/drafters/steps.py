@@ -17,8 +17,9 @@ from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.steps.teacher import Step, cached, tensor
-from draftwood.compiler.teachers.decoder import Decoder, Form
+from draftwood.compiler.steps.step import Step, cached, tensor
+from draftwood.compiler.teachers.block import Form
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import GraphKind, GraphSignature, TensorSignature, draft_cache_names
 
 # P rows that extend the cache, F features, M draft nodes, T = M + 1, I levels, K candidates

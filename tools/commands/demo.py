@@ -109,7 +109,8 @@ def _cache_folder(args: argparse.Namespace) -> Path:
 
 def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> float:
     """Builds the bundle anew, whatever lies in the demo's own cache folder; returns the seconds it took."""
-    from draftwood.compiler.bundle.build import BuildRequest, build
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.tools.demo.sizes import models
     from draftwood.trees import Topology
 

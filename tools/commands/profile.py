@@ -79,9 +79,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _modelled(args: argparse.Namespace) -> LatencyTable:
-    from draftwood.compiler.bundle.build import PREFILL_ROWS
+    from draftwood.compiler.bundle.request import PREFILL_ROWS
     from draftwood.compiler.device.model import device, modelled_table
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.manifest import file_digest
     from draftwood.tools.demo import resolve
 
@@ -104,7 +104,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
-    from draftwood.compiler.bundle.build import SLOT_MULTIPLE
+    from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 
     for length in slots:
         if length <= 0 or length % SLOT_MULTIPLE or length > positions:
@@ -129,7 +129,7 @@ def parse_drafter(text: str, teacher: Path) -> Drafter:
     from draftwood.compiler.device import model as device_model
     from draftwood.compiler.drafters.kinds import MedusaDrafter, OpenedDrafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.demo import resolve
 
     config = read_config(teacher)

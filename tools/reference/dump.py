@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from draftwood.compiler.bundle.build import staged
+from draftwood.compiler.bundle.staging import staged
 from draftwood.errors import RequestError, TreeError
 from draftwood.files import open_regular, read_regular
 from draftwood.manifest import DAMAGED, cache_names

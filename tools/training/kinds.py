@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.teachers.config import read_config
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.tools.training.block import Sizes
 from draftwood.tools.training.drafter import Drafter, teacher_sizes
