@@ -23,8 +23,12 @@ def changed(bundle: Path, tmp_path: Path, change: Callable[[dict[str, Any]], obj
     return copy
 
 
+def graphs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    return manifest["graph_sets"][0]["graphs"]
+
+
 def graph(manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(graph for graph in manifest["graphs"] if graph["name"] == name)
+    return next(graph for graph in graphs_of(manifest) if graph["name"] == name)
 
 
 def end(manifest: dict[str, Any], name: str, tensor: str) -> dict[str, Any]:
@@ -35,12 +39,15 @@ def end(manifest: dict[str, Any], name: str, tensor: str) -> dict[str, Any]:
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unlisted tree": (lambda m: m["files"].pop("trees/ragged.json"), "refers to trees/ragged.json.*not list"),
     "unlisted graph": (lambda m: graph(m, "step").update(file="onnx/other.onnx"), "refers to onnx/other.onnx"),
-    "unlisted weights": (lambda m: m.update(weights="weights.bin"), "refers to weights.bin"),
-    "no weights": (lambda m: m.update(weights=None), "weights are None beside"),
+    "unlisted weights": (lambda m: m["graph_sets"][0].update(weights="weights.bin"), "refers to weights.bin"),
+    "two sets": (lambda m: m["graph_sets"].append(m["graph_sets"][0]), "two graph sets are of onnx, rank 0"),
+    "no set": (lambda m: m.update(graph_sets=[]), "has no gear or no graph"),
+    "no graphs": (lambda m: m["graph_sets"][0].update(graphs=[]), "onnx, rank 0, has no graphs"),
+    "rank": (lambda m: m["graph_sets"][0].update(rank=1), "rank 1 of 1; expected 0 to 0"),
     "itself": (lambda m: m["files"].update({"manifest.json": {"bytes": 1, "sha256": "0" * 64}}), "lists manifest.json"),
     "two trees": (lambda m: m["trees"].append(m["trees"][-1]), "two trees are named 'ragged'"),
     "two gears": (lambda m: m["gears"].append(m["gears"][0]), "two gears are named 'plain-kv128'"),
-    "two graphs": (lambda m: m["graphs"].append(m["graphs"][0]), "two graphs are named"),
+    "two graphs": (lambda m: graphs_of(m).append(graphs_of(m)[0]), "two graphs are named"),
     "no gears": (lambda m: m.update(gears=[]), "has no gear"),
     "no plain": (lambda m: m["trees"].pop(0), "has no tree 'plain'"),
     "branch rows": (lambda m: m["dims"].update(branch_rows=2**30), "branch_rows is 1073741824; expected 7"),
