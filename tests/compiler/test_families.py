@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -30,6 +31,9 @@ from draftwood.runtime.policy import policy_for
 from draftwood.trees import Topology
 
 H, I, V, N, K, D, L, EPSILON, SCALE = 32, 48, 101, 4, 2, 8, 2, 1e-5, 2.5  # noqa: E741
+# Rotary turns the first R of D dimensions of a head. Ours pairs dimension i with i + D / 2: rotary pairs come first in
+# both halves, and what is not turned follows them.
+R, ORDER = 4, [0, 1, 4, 5, 2, 3, 6, 7]
 NAMES = {"attn_norm": (H,), "q": (N * D, H), "k": (K * D, H), "v": (K * D, H), "qn": (D,), "kn": (D,), "o": (H, N * D)}
 NAMES |= {"mlp_norm": (H,), "gate": (I, H), "up": (I, H), "down": (H, I)}
 
@@ -66,8 +70,19 @@ class ToyDecoder(Decoder):
         return self.embed(tokens_T) * self.config.embedding_scale
 
 
+def reordered(weight: Tensor) -> Tensor:
+    return weight.unflatten(0, (-1, D))[:, ORDER].flatten(0, 1)
+
+
+REORDERED = {
+    "qkv": lambda tensors: torch.cat((reordered(tensors[0]), reordered(tensors[1]), tensors[2])),
+    "q_norm": lambda tensors: reordered(tensors[0]),
+    "k_norm": lambda tensors: reordered(tensors[0]),
+}
+
+
 class Toy(Family):
-    """Fields and tensors of other names; the embedding is stored column by column."""
+    """Fields and tensors of other names; the embedding is stored column by column, and half of a head is rotated."""
 
     name, architecture, config, decoder = "toy", "ToyForCausalLM", ToyConfig, ToyDecoder
 
@@ -78,13 +93,20 @@ class Toy(Family):
         flags = {"qkv_bias": False, "o_bias": False, "tied": False, "dtype": "float32", "bos": None, "eos": ()}
         return sizes | other | flags | {"family": "toy", "layers": fields.whole("depth"), "embedding_scale": scale}
 
+    def tables(self, config: TeacherConfig, positions: int) -> dict[str, np.ndarray]:
+        angles_PE = np.zeros((positions, D // 2))
+        angles_PE[:, : R // 2] = np.arange(positions)[:, None] / 1e4 ** (np.arange(0, R, 2) / R)
+        angles_PD = np.concatenate((angles_PE, angles_PE), 1).astype(np.float32)
+        return {"rope_cos": np.cos(angles_PD), "rope_sin": np.sin(angles_PD)}
+
     def parts(self, config: TeacherConfig) -> dict[str, Parts]:
         found = {"embed.weight": Parts((("emb", (H, V)),), combine=lambda tensors: tensors[0].T)}
         for i in range(config.layers):
             made = {"attn_norm": ["attn_norm"], "qkv": ["q", "k", "v"], "q_norm": ["qn"], "k_norm": ["kn"]}
             made |= {"o": ["o"], "mlp_norm": ["mlp_norm"], "gate_up": ["gate", "up"], "down": ["down"]}
             for ours, theirs in made.items():
-                found[f"layers.{i}.{ours}.weight"] = Parts(tuple((f"b{i}.{name}", NAMES[name]) for name in theirs))
+                tensors = tuple((f"b{i}.{name}", NAMES[name]) for name in theirs)
+                found[f"layers.{i}.{ours}.weight"] = Parts(tensors, REORDERED.get(ours))
         return found | {"norm.weight": Parts((("last", (H,)),)), "lm_head.weight": Parts((("out", (V, H)),))}
 
 
@@ -110,10 +132,10 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotated(x_NTD: Tensor) -> Tensor:
-    angle_TE = torch.arange(x_NTD.shape[1])[:, None] / 1e4 ** (torch.arange(0, D, 2) / D)
-    first, second = x_NTD.chunk(2, -1)
-    cos, sin = angle_TE.cos(), angle_TE.sin()
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    angle = torch.arange(x_NTD.shape[1])[:, None] / 1e4 ** (torch.arange(0, R, 2) / R)
+    first, second, rest = x_NTD.split((R // 2, R // 2, D - R), -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
 def reference(t: dict[str, Tensor], ids: list[int]) -> Tensor:
@@ -156,9 +178,10 @@ def test_a_toy_family_decodes_like_its_reference(registered: None, tensors: dict
 def test_a_toy_familys_weights_are_made_of_its_tensors(registered: None, tensors: dict, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(tmp_path)
     assert torch.equal(checkpoint.weight("embed.weight"), tensors["emb"].T)
-    qkv = torch.cat([tensors[f"b1.{name}"] for name in "qkv"])
-    assert torch.equal(checkpoint.weight("layers.1.qkv.weight"), qkv)
+    gate_up = torch.cat([tensors[f"b1.{name}"] for name in ("gate", "up")])
+    assert torch.equal(checkpoint.weight("layers.1.gate_up.weight"), gate_up)
     assert checkpoint.parts["embed.weight"].concatenated == ()
+    assert checkpoint.parts["layers.1.gate_up.weight"].concatenated == ("b1.gate", "b1.up")
 
 
 def test_a_manifest_describes_a_toy_teacher_in_full(registered: None, tensors: dict, tmp_path: Path) -> None:
