@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.weights import WeightEntry
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.widening import Widening
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology

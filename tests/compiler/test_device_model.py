@@ -224,7 +224,7 @@ def test_break_even_and_solve() -> None:
 def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
     import json
 
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
 
     fields = {
         "architectures": ["PanguEmbeddedForCausalLM"],

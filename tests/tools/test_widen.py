@@ -10,11 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.bundle.build import BuildRequest, Sources, load_modules
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.bundle.sources import Sources
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.model import ANY_LENGTH
 from draftwood.compiler.drafters.registry import open_drafter
-from draftwood.compiler.steps.teacher import StepSizes
+from draftwood.compiler.steps.step import StepSizes
+from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools import demo

@@ -22,6 +22,7 @@ import numpy as np
 
 from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import add_verify_argument
 from draftwood.tools.commands.build import parse_sizes
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
@@ -75,10 +77,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _modelled(args: argparse.Namespace) -> LatencyTable:
-    from draftwood.compiler.bundle.build import PREFILL_ROWS
+    from draftwood.compiler.bundle.request import PREFILL_ROWS
     from draftwood.compiler.device.devices import device
     from draftwood.compiler.device.table import modelled_table
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.manifest import file_digest
     from draftwood.tools.demo import resolve
 
@@ -101,7 +103,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
-    from draftwood.compiler.bundle.build import SLOT_MULTIPLE
+    from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 
     for length in slots:
         if length <= 0 or length % SLOT_MULTIPLE or length > positions:
@@ -130,7 +132,7 @@ def _drafters() -> str:
 def parse_drafter(text: str, teacher: Path) -> DraftCost:
     """The cost of the drafter that a spec or a drafter's folder describes."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.demo import resolve
 
     kind, *sizes = text.split(":")
@@ -151,7 +153,7 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     if args.model or args.drafter:
         raise RequestError("--model and --drafter: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
-    bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
+    bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
     share_threads(args.threads)
     engine = CpuEngine(bundle)
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
@@ -255,7 +257,7 @@ def _subjects(engine: StagedEngine, rows: set[int], slots: int) -> list[Subject]
 
 def _ranks_levels(bundle: Bundle) -> bool:
     """Whether one draft graph ranks levels for all trees; otherwise each drafts one tree alone."""
-    drafts = (graph for graph in bundle.manifest.graphs if graph.kind == "draft")
+    drafts = (graph for graph in bundle.manifest.graphs_of("onnx") if graph.kind == "draft")
     return any(spec.name == "candidates" for graph in drafts for spec in graph.outputs)
 
 

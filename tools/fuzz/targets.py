@@ -104,7 +104,7 @@ def _text(engine: Engine, opened: Bundle, gear: str | None) -> list[int] | str:
 def trees(folder: Path, rng: random.Random) -> str:
     """Reads every tree file, in every way that the command line knows."""
     found = []
-    for path in sorted(folder.glob("*")):
+    for path in sorted(folder.glob("*")) or [folder / "missing.json"]:
         for spec in (f"tree:{path}", f"medusa:{path}", f"medusa:{path}#two"):
             found.append(_verdict(lambda spec=spec: [_sound(tree) for _, tree in parse_specs(spec)]))
         found.append(_verdict(lambda path=path: _sound(parse_tree(read_text(path), str(path)))))

@@ -10,10 +10,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader
 from draftwood.compiler.drafters.common.config import CachedConfig
-from draftwood.compiler.teachers.checkpoint import DTYPES, Checkpoint, Entry, check_kinds, sha256_of
-from draftwood.compiler.teachers.config import TeacherConfig, rope_tables
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.errors import CheckpointError
 
 Config = TypeVar("Config", bound=CachedConfig)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.teachers.config import TeacherConfig, dimensions, refuse_unsupported, switches
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.errors import CheckpointError
 
 AUX_STATES = 3
@@ -52,7 +53,7 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: 
     # Drafters state the length they were trained at, if any: rotary tables are made as long as the cache.
     usual = {"max_position_embeddings": teacher.max_positions, "num_hidden_layers": layers}
     fields = Fields(fields.path, fields.values | {name: fields.get(name, value) for name, value in usual.items()})
-    refuse_unsupported(fields)
+    values = LLAMA.values(fields) | {"bos": None, "eos": ()}
     if fields.get("model_type", model_type) != model_type:
         fields.fail("model_type", f"{model_type!r}; blocks of no other family are supported")
     if fields.whole("vocab_size") != teacher.vocabulary:
@@ -60,8 +61,7 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: 
     if fields.whole("num_hidden_layers") != layers:
         fields.fail("num_hidden_layers", f"{layers}; a deeper drafter of this kind is not supported")
     try:
-        merged = {**dimensions(fields), **switches(fields, "llama"), "family": "llama", "bos": None, "eos": ()}
-        return TeacherConfig(**merged)
+        return TeacherConfig(**values)
     except CheckpointError as error:
         text = str(error)
         raise CheckpointError(text if text.startswith(str(fields.path)) else f"{fields.path}: {text}") from None

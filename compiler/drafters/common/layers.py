@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Form, Layer, Norm, Placement
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, N query heads, K key/value heads,
 # G = N / K, D head dimension, C cache slots, H hidden, V vocabulary, U draft vocabulary

@@ -13,7 +13,7 @@ from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.steps import extend_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 

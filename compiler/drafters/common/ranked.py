@@ -6,7 +6,7 @@ One draft graph serves all trees; every level has as many candidates as the wide
 from __future__ import annotations
 
 from draftwood.compiler.drafters.model import Trees
-from draftwood.compiler.steps.teacher import tensor
+from draftwood.compiler.steps.step import tensor
 from draftwood.errors import TreeError
 from draftwood.manifest import TensorSignature
 from draftwood.trees import Topology

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, TeacherWeights, Waiting
-from draftwood.compiler.steps.teacher import Step, cached, tensor
-from draftwood.compiler.teachers.decoder import Decoder, Form
+from draftwood.compiler.steps.step import Step, cached, tensor
+from draftwood.compiler.teachers.block import Form
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
 
 # P rows that extend the cache, F features

@@ -17,7 +17,7 @@ from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.drafters.eagle3.steps import tree_step
 from draftwood.compiler.drafters.model import Trees
 from draftwood.compiler.drafters.widening import Axes, Widening, size_fields
-from draftwood.compiler.steps.teacher import Step
+from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology

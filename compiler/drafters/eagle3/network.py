@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from draftwood.compiler.drafters.common.config import AUX_STATES
 from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
 from draftwood.compiler.drafters.eagle3.config import Eagle3Config
+from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Form, Norm
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, F = 3 * teacher's hidden size, H hidden,
 # K key/value heads, D head dimension, C cache slots

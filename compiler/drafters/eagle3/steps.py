@@ -8,8 +8,9 @@ from draftwood.compiler.drafters.common.steps import CachedStep, draft_step, for
 from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree
 from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Written
-from draftwood.compiler.steps.teacher import Step, tensor
-from draftwood.compiler.teachers.decoder import Decoder, Form
+from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.teachers.block import Form
+from draftwood.compiler.teachers.decoder import Decoder
 
 # M draft nodes, T = M + 1
 

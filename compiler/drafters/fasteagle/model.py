@@ -14,7 +14,7 @@ from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.drafters.fasteagle.steps import fasteagle_step
 from draftwood.compiler.drafters.model import Trees
 from draftwood.compiler.drafters.widening import Widening
-from draftwood.compiler.steps.teacher import Step
+from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology

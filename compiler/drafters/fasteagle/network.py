@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
-from draftwood.compiler.teachers.decoder import Form
+from draftwood.compiler.teachers.block import Form
 
 # P rows that extend the cache, F = 3 * teacher's hidden size, H hidden, I levels
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from draftwood.compiler.drafters.common.ranked import ranked_outputs
 from draftwood.compiler.drafters.common.steps import CachedStep, draft_step, form_at
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
-from draftwood.compiler.steps.teacher import Step
-from draftwood.compiler.teachers.decoder import Decoder, Form
+from draftwood.compiler.steps.step import Step
+from draftwood.compiler.teachers.block import Form
+from draftwood.compiler.teachers.decoder import Decoder
 
 # I levels, K candidates
 

@@ -70,7 +70,7 @@ class MedusaKind(Kind):
     ) -> tuple[MedusaStudent, dict[str, Tensor]]:
         from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
         from draftwood.compiler.drafters.medusa.training import MedusaStudent
-        from draftwood.compiler.teachers.config import read_config
+        from draftwood.compiler.teachers.registry import read_config
 
         opened = MedusaCheckpoint.open(folder, read_config(Path(str(teacher.name_or_path))))
         student = MedusaStudent(teacher, opened.heads, opened.blocks, not opened.tied)

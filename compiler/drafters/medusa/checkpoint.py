@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader, open_tensors
-from draftwood.compiler.teachers.checkpoint import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 

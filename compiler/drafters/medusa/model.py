@@ -12,7 +12,7 @@ from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.drafters.medusa.steps import medusa_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.drafters.widening import Axes, Widening
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget

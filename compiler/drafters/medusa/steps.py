@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.ranked import ranked_outputs
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.steps.teacher import Step, tensor
+from draftwood.compiler.steps.step import Step, tensor
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import GraphSignature
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from draftwood import manifest as m
 from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.checkpoints.safetensors_file import sha256_of
 from draftwood.compiler.checkpoints.tensors import open_tensors
 from draftwood.compiler.device.operators import Op, matmul, ranking
 from draftwood.compiler.drafters import registry
@@ -25,8 +26,8 @@ from draftwood.compiler.drafters.common.ranked import candidates, check_levels, 
 from draftwood.compiler.drafters.kind import Kind, Option
 from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
 from draftwood.compiler.drafters.widening import Widening
-from draftwood.compiler.steps.teacher import Step, tensor
-from draftwood.compiler.teachers.checkpoint import Checkpoint, sha256_of
+from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored

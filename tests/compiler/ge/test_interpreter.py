@@ -22,11 +22,13 @@ from draftwood.compiler.ge.interpreter import Interpreter, shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import plan_weights
-from draftwood.compiler.steps.teacher import Step, StepSizes, prefill_step, verify_step
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
+from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.checkpoint import Checkpoint, teacher_parts
-from draftwood.compiler.teachers.config import rope_tables
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.errors import BundleError, LoweringError, RequestError
 
 SLOTS, CHUNK, LAYERS, KV_HEADS, HEAD_DIM = 64, 8, 2, 2, 16

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.build import Sources
+from draftwood.compiler.bundle.sources import Sources
+from draftwood.compiler.bundle.staging import exclusive
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
+from draftwood.compiler.targets.precision import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
@@ -26,12 +30,24 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         CheckpointError: the checkpoint does not fit the graphs.
         RequestError: a drafter is missing or too many.
     """
+    m.read_manifest(folder)  # nothing is made beside what is no bundle
+    with exclusive(folder, wait=False):
+        return _bind(folder, model, drafter)
+
+
+def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
     manifest = m.read_manifest(folder)
-    npu = manifest.npu
+    npu = manifest.graph_set("ge")
     if npu is None:
         raise BundleError(f"{folder}: holds no NPU graphs; build it with --target ge")
     if npu.weights in manifest.files:
         raise BundleError(f"{folder}: has its weights already; build another bundle for other weights")
+    precision = PRECISIONS.get(npu.precision.name)
+    if precision is None or precision.types != npu.precision:
+        known = ", ".join(PRECISIONS)
+        raise BundleError(
+            f"{folder}: precision {npu.precision.name}; expected one of {known}; build it with its weights"
+        )
     if (manifest.drafter is None) != (drafter is None):
         raise RequestError(
             f"--drafter: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
@@ -43,7 +59,8 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
     if opened and wanted and drafter:
         kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)
         _same(folder, drafter, *kinds)
-    _write(folder, npu, Sources(teacher, opened), manifest.dims.context + 1)
+    entries = Sources(teacher, opened).weights(manifest.dims.context + 1)
+    _write(folder, npu, {entry.name: precision.stored(entry).read for entry in entries})
     bound = msgspec.structs.replace(
         manifest,
         teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest()),
@@ -66,9 +83,9 @@ def _same(folder: Path, source: Path, want: dict[str, object], got: dict[str, ob
             )
 
 
-def _write(folder: Path, npu: m.NpuTarget, sources: Sources, positions: int) -> None:
+def _write(folder: Path, npu: m.GraphSet, reads: Mapping[str, Callable[[], Tensor]]) -> None:
+    assert npu.index is not None, "graphs for an NPU have an index of their weights"
     index = read_index(folder / npu.index)
-    reads = {entry.name: entry.read for entry in sources.weights(positions)}
     target = folder / npu.weights
     # Under its final name in a folder of its own: the index knows the file by that name.
     staging = target.parent / ".binding"

@@ -1,4 +1,4 @@
-"""One weights file for all graphs of a bundle: a safetensors file written as a stream.
+"""One weights file for all ONNX graphs of a bundle: a safetensors file written as a stream.
 
 ONNX initialisers point into it by byte offset, so the file is also readable by any safetensors library.
 """
@@ -6,13 +6,13 @@ ONNX initialisers point into it by byte offset, so the file is also readable by 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
+
+from draftwood.compiler.checkpoints.weight import WeightEntry
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 _PAGE = 4096  # the tensors begin on a page, so that a memory map of them does too
@@ -25,21 +25,6 @@ class WeightSpan:
     shape: tuple[int, ...]
     offset: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightEntry:
-    """A tensor to be written: ``read`` is called once, when its turn comes.
-
-    ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
-    ``dtype`` is None for a weight, which takes the type of the file; whole numbers keep theirs.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    read: Callable[[], Tensor]
-    parts: tuple[str, ...] = ()
-    dtype: torch.dtype | None = None
 
 
 def write_weights(
@@ -70,9 +55,3 @@ def write_weights(
             file.write(value.view(-1).view(torch.uint8).numpy().data)
     start = 8 + len(text)
     return {name: WeightSpan(span.shape, span.offset + start, span.length) for name, span in spans.items()}
-
-
-def map_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a weights file as views of a memory map: nothing is read until used."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
