@@ -35,7 +35,6 @@ BundlePath = Annotated[
 ]
 
 GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
-DrafterKind = Literal["medusa", "eagle3", "fasteagle"]
 
 
 # How a number is kept, as torch and numpy spell it.
@@ -140,13 +139,14 @@ class Teacher(_Struct, frozen=True):
 class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    kind: DrafterKind
+    # The compiler's name of it; what a runtime needs to know of a kind is said by the fields below and by the graphs.
+    kind: Name
     digest: Digest
     levels: Size
     candidates: Size
     # Width of the teacher's output per token that drafts are made from.
     features: Size
-    # Its caches of accepted text, key and value of each of ``layers``; none for Medusa.
+    # Its caches of accepted text, key and value of each of ``layers``, none where that is 0.
     layers: Count
     kv_heads: Count
     head_dim: Count

@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood import manifest as m
 from draftwood.compiler.bundle.sources import Sources
 from draftwood.compiler.bundle.staging import exclusive
-from draftwood.compiler.drafters.kinds import OpenedDrafter
+from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
 from draftwood.compiler.targets.precision import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -54,10 +54,10 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         )
     teacher = Checkpoint.open(model)
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
-    opened = OpenedDrafter.open(drafter, teacher) if drafter else None
+    opened = open_drafter(drafter, teacher) if drafter else None
     wanted = manifest.drafter
     if opened and wanted and drafter:
-        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.drafter.kind} | asdict(opened.drafter.config)
+        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)
         _same(folder, drafter, *kinds)
     entries = Sources(teacher, opened).weights(manifest.dims.context + 1)
     _write(folder, npu, {entry.name: precision.stored(entry).read for entry in entries})

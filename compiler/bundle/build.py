@@ -13,7 +13,7 @@ from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.sources import Sources, check_fit
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.bundle.targets import TARGETS
-from draftwood.compiler.drafters.kinds import Drafter
+from draftwood.compiler.drafters.model import DraftModel
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import tokenizer_files
@@ -116,7 +116,7 @@ def _dims(config: TeacherConfig, shapes: Shapes) -> m.Dims:
     )
 
 
-def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: Drafter | None) -> tuple[m.Gear, ...]:
+def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: DraftModel | None) -> tuple[m.Gear, ...]:
     """Every tree at every KV length; graphs have the same names in all sets."""
     return tuple(
         m.Gear(

@@ -9,7 +9,8 @@ import torch
 
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE, BuildRequest
 from draftwood.compiler.checkpoints.weight import WeightEntry
-from draftwood.compiler.drafters.kinds import Drafter, Modules, OpenedDrafter
+from draftwood.compiler.drafters.model import DraftModel, Modules, OpenedDrafter
+from draftwood.compiler.drafters.registry import check_tree, describe_drafter, open_drafter
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.registry import family_of
@@ -28,14 +29,14 @@ class Sources:
         """Reads headers only; without weights, configurations only."""
         if request.weights == "none":
             teacher = Checkpoint.describe(request.model)
-            return cls(teacher, OpenedDrafter.describe(request.drafter) if request.drafter else None)
+            return cls(teacher, describe_drafter(request.drafter) if request.drafter else None)
         teacher = Checkpoint.open(request.model)
-        return cls(teacher, OpenedDrafter.open(request.drafter, teacher) if request.drafter else None)
+        return cls(teacher, open_drafter(request.drafter, teacher) if request.drafter else None)
 
     @property
-    def kind(self) -> Drafter | None:
+    def kind(self) -> DraftModel | None:
         """The drafter without its weights."""
-        return self.drafter.drafter if self.drafter else None
+        return self.drafter.model if self.drafter else None
 
     def modules(self, positions: int) -> Modules:
         """The modules without values, on the device of the context."""
@@ -67,6 +68,6 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
         )
     for name, tree in request.trees:
         if drafter is not None:
-            drafter.check_tree(name, tree, config)
+            check_tree(drafter, name, tree, config)
         elif tree.nodes:
             raise TreeError(f"tree {name}: {tree.depth} levels deep, but there is no --drafter; name one")

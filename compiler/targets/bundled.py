@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import map_tensors
-from draftwood.compiler.drafters.kinds import Modules, drafter_of
+from draftwood.compiler.drafters.model import Modules
+from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.targets.steps import rebuild_drafts

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import map_tensors
-from draftwood.compiler.drafters.kinds import Drafter, Modules
+from draftwood.compiler.drafters.model import DraftModel, Modules
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.registry import make_decoder
 
 
-def make_modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> Modules:
+def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: int) -> Modules:
     """Teacher and drafter without values, rotary tables as long as the cache, on the device of the context."""
     decoder = make_decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
     return decoder, drafter.module(config, positions).requires_grad_(False) if drafter else None
 
 
-def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: Drafter | None) -> Modules:
+def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: DraftModel | None) -> Modules:
     """The same over a memory map of a bundle's weights."""
     tensors = map_tensors(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftwood import manifest as m
-from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, drafter_of
+from draftwood.compiler.drafters.model import ANY_LENGTH, DraftModel, Lengths, Modules
+from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
@@ -41,7 +42,7 @@ def static_steps(shapes: Shapes, sizes: StepSizes, decoder: Decoder, decode_rows
 
 
 def draft_steps(
-    shapes: Shapes, sizes: StepSizes, drafter: Drafter | None, modules: Modules, static: bool
+    shapes: Shapes, sizes: StepSizes, drafter: DraftModel | None, modules: Modules, static: bool
 ) -> list[Step]:
     """The drafter's steps: ``static`` ones at every KV length, as an accelerator runs them, or ones for any."""
     if drafter is None or modules[1] is None:

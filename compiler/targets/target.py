@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.safetensors_file import Entry
 from draftwood.compiler.checkpoints.weight import WeightEntry
-from draftwood.compiler.drafters.kinds import Drafter, Modules
+from draftwood.compiler.drafters.model import DraftModel, Modules
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.targets.precision import Precision
 from draftwood.compiler.targets.steps import Shapes
@@ -34,7 +34,7 @@ class Lowering:
     folder: Path
     shapes: Shapes
     config: TeacherConfig
-    drafter: Drafter | None
+    drafter: DraftModel | None
     # Every weight, as the precision stores it.
     weights: tuple[WeightEntry, ...]
     precision: Precision

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.drafters.kinds import MedusaDrafter, MedusaSizes
+from draftwood.compiler.drafters.medusa.model import MedusaConfig, MedusaModel
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -148,5 +148,5 @@ def built(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, save_m
     folder = tmp_path_factory.mktemp("built") / "bundle"
     manifest = build(request, folder)
     weights = folder / manifest.graph_set("onnx").weights
-    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaDrafter(MedusaSizes(3, 1, False)))
+    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaModel(MedusaConfig(3, 1, False)))
     return Built(folder, request, manifest, decoder, heads)

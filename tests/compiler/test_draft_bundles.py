@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.safetensors_file import byte_offset
-from draftwood.compiler.drafters.kinds import OpenedDrafter, drafter_of
+from draftwood.compiler.drafters.registry import drafter_of, open_drafter
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.onnx.weights import WeightSpan
 from draftwood.compiler.steps.tracing import trace
@@ -44,12 +44,12 @@ def test_the_manifest_describes_the_drafter(
     kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
 ) -> None:
     manifest = read_manifest(tiny_draft_bundles[kind])
-    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
+    opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
     entry = manifest.drafter
-    assert entry is not None and entry.kind == opened.drafter.kind == kind and entry.digest == opened.digest()
+    assert entry is not None and entry.kind == opened.model.kind == kind and entry.digest == opened.digest()
     # What the eager reference is rebuilt from is what the checkpoint says.
-    assert drafter_of(entry) == opened.drafter
-    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.drafter.config))) == entry.config
+    assert drafter_of(entry) == opened.model
+    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.model.config))) == entry.config
     assert (entry.features, entry.kv_heads, entry.head_dim) == (192, 2, 16)
     wanted = {"eagle3": (1, 3, 3), "fasteagle": (3, 3, 10)}
     assert (entry.layers, entry.levels, entry.candidates) == wanted[kind]
@@ -80,7 +80,7 @@ def test_teacher_and_drafter_share_what_they_can(
     kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
 ) -> None:
     stored = load_file(tiny_draft_bundles[kind] / "onnx" / "weights.safetensors")
-    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
+    opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
     for name in opened.names():
         assert torch.equal(stored[name], opened.weight(name).float())
     for name, value in opened.buffers(stored["rope_cos"].shape[0]).items():

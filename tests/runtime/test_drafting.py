@@ -110,7 +110,7 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     import torch
 
     from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
-    from draftwood.compiler.drafters.kinds import drafter_of
+    from draftwood.compiler.drafters.registry import drafter_of
     from draftwood.compiler.targets.modules import load_modules
     from draftwood.compiler.teachers.registry import described_config
 

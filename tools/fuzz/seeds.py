@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.teachers.checkpoint import expected_tensors
-from draftwood.compiler.teachers.config import read_config
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
 from draftwood.trees import RankPaths, Topology, write_tree

@@ -13,8 +13,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.config import AUX_STATES, Eagle3Config
-from draftwood.compiler.drafters.common.layers import DraftLayer, DraftModule, TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.config import AUX_STATES
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
+from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -65,7 +66,7 @@ class Branch(NamedTuple):
     values_SKD: Tensor
 
 
-class Eagle3(DraftModule):
+class Eagle3(CachedNetwork):
     """The network. Parameter names are the bundle's weight names; the caller fills them."""
 
     config: Eagle3Config

@@ -10,23 +10,29 @@ distance of the normed output from the teacher's final state there.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
 
-from draftwood.tools.training.block import Block, RMSNorm, Sizes, narrowed
-from draftwood.tools.training.contexts import Batch
-from draftwood.tools.training.drafter import Drafter, stored, teacher_sizes
+from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
+from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # B texts, S slots, N contexts, I levels (layers), H hidden size
 
 
-class FastEagle(Drafter):
+class FastEagleStudent(Student):
     """``fc``, ``proj``, one layer a level and a norm; the output matrix is the teacher's.
 
     Attributes:
@@ -55,7 +61,7 @@ class FastEagle(Drafter):
         are often far smaller than states (1 : 50 in the demo teacher), so that steps of equal size would hardly
         change what is read of them: in training they are brought to the states' scale.
         """
-        for level, layer in enumerate(self.layers):
+        for level, layer in enumerate(cast(Iterable[Block], self.layers)):
             layer.load_state_dict(narrowed(teacher.model.layers[-1].state_dict(), teacher_sizes(teacher), self.sizes))
             if level:
                 layer.self_attn.o_proj.weight.data.zero_()
@@ -78,7 +84,7 @@ class FastEagle(Drafter):
         return torch.stack(found, 1)
 
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, parts = 0, {}
+        loss, parts = torch.zeros((), device=features_NIH.device), {}
         supervised_NI = weight_NI.clone()
         if self.last_only:
             supervised_NI[:, :-1] = 0
@@ -112,3 +118,60 @@ def _scale(teacher: LlamaForCausalLM, layer: int) -> float:
     states = teacher.model(ids_1S, output_hidden_states=True).hidden_states
     large, small = (state.float().square().mean(-1).sqrt().median() for state in (states[layer], states[0]))
     return float(large / small)
+
+
+def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, Tensor]:
+    """A block's tensors in fewer heads and MLP units: the first key/value heads with the first of their query heads,
+    and the units that write most, by the norms of their rows of ``up_proj`` and columns of ``down_proj``.
+
+    ``state`` is a Llama block's of sizes ``wide``; hidden and head sizes stay.
+    """
+    groups = [sizes.num_attention_heads // sizes.num_key_value_heads for sizes in (wide, narrow)]
+    key_heads = torch.arange(narrow.num_key_value_heads)
+    query_heads = (key_heads[:, None] * groups[0] + torch.arange(groups[1])).flatten()
+    reach = state["mlp.up_proj.weight"].float().norm(dim=1) * state["mlp.down_proj.weight"].float().norm(dim=0)
+    units = reach.topk(narrow.intermediate_size).indices.sort().values
+    queries, keys = (
+        (h[:, None] * wide.head_dim + torch.arange(wide.head_dim)).flatten() for h in (query_heads, key_heads)
+    )
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": units, "up_proj": units}
+    columns = {"o_proj": queries, "down_proj": units}
+    found = {}
+    for name, tensor in state.items():
+        part = name.split(".")[-2]
+        along, index = (0, rows[part]) if part in rows else (1, columns.get(part))
+        found[name] = tensor if index is None else tensor.index_select(along, index.to(tensor.device))
+    return found
+
+
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
+    """A student of the chosen levels, states, sizes and terms of the loss."""
+    aux = aux_layers(options, teacher)
+    terms = {name: options[name] for name in ("token_weight", "feature_weight", "last_only")}
+    return FastEagleStudent(teacher, _sizes(options, teacher_sizes(teacher)), options["levels"], aux, ids_V, **terms)
+
+
+def _sizes(options: Mapping[str, Any], wide: Sizes) -> Sizes:
+    """The dimensions of a FastEagle layer: those of the teacher's, or narrower where the options say so."""
+    fields_of = {"intermediate": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+    own = replace(wide, **{field: options[name] for name, field in fields_of.items() if options[name] is not None})
+    group = wide.num_attention_heads // wide.num_key_value_heads
+    for name, size, most in (
+        ("intermediate", own.intermediate_size, wide.intermediate_size),
+        ("kv_heads", own.num_key_value_heads, wide.num_key_value_heads),
+        ("heads", own.num_attention_heads, group * own.num_key_value_heads),
+    ):
+        if not 1 <= size <= most:
+            raise RequestError(f"{name} is {size}; expected 1 to {most}: a layer begins as part of the teacher's last")
+    if own.num_attention_heads % own.num_key_value_heads:
+        raise RequestError(
+            f"heads is {own.num_attention_heads}; expected a multiple of kv_heads {own.num_key_value_heads}"
+        )
+    return own
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+    """A trained drafter as a student, and its values."""
+    config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
+    levels, aux = config["num_hidden_layers"], tuple(config["aux_layer_ids"])
+    return FastEagleStudent(teacher, sizes, levels, aux, ids_V), tensors

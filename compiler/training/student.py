@@ -1,6 +1,6 @@
-"""What the three drafters in training share: a frozen teacher, levels, a loss, and the ranks of true tokens.
+"""A drafter in training: a frozen teacher, levels, a loss, and the ranks of true tokens.
 
-A drafter turns a batch into one feature per context and level; an output matrix (the teacher's, or rows of it)
+A student turns a batch into one feature per context and level; an output matrix (the teacher's, or rows of it)
 turns features into logits. Level i (0-based) predicts the token i + 2 places after the context's slot. Everything
 is computed along the teacher's own text, as draft trees that hold the true path would compute it.
 """
@@ -8,17 +8,18 @@ is computed along the teacher's own text, as draft trees that hold the true path
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
 
-from draftwood.tools.training.block import Sizes
-from draftwood.tools.training.contexts import NONE, Batch
-from draftwood.tools.training.losses import Distribution, HeadLoss, Written
-from draftwood.tools.training.precision import autocast, compute_dtype
+from draftwood.compiler.training.batch import NONE, Batch
+from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
+from draftwood.compiler.training.precision import autocast, compute_dtype
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # N contexts, I levels, H hidden size, V draft vocabulary, T teacher's vocabulary, K candidates, R rows
 
@@ -26,11 +27,21 @@ from draftwood.tools.training.precision import autocast, compute_dtype
 _RANKED = 256
 
 
-class Drafter(nn.Module):
-    """A drafter in training; what it shares with the teacher is held in the type of matrix products, and frozen."""
+class Student(nn.Module):
+    """A drafter that learns from a frozen teacher.
+
+    What it shares with the teacher is held in the type of matrix products, and frozen.
+    """
 
     # Weight of level i's loss is this to the power i: the choice of both Medusa-1 and EAGLE-3.
     DECAY = 0.8
+
+    # The teacher's output matrix and embedding; the teacher's ids that can be proposed (None for all), and their rows
+    # of the output matrix.
+    teacher_output_TH: Tensor
+    embedding_TH: Tensor
+    ids_V: Tensor | None
+    output_VH: Tensor
 
     def __init__(self, teacher: LlamaForCausalLM, levels: int, aux: tuple[int, ...], ids_V: Tensor | None) -> None:
         super().__init__()
@@ -41,6 +52,10 @@ class Drafter(nn.Module):
         self.register_buffer("ids_V", None if ids_V is None else ids_V.to(teacher.device), persistent=False)
         output_VH = self.teacher_output_TH if ids_V is None else self.teacher_output_TH[ids_V]
         self.register_buffer("output_VH", output_VH, persistent=False)
+
+    def start_from(self, teacher: LlamaForCausalLM) -> None:
+        """Sets what is trained to where the training begins, from the teacher's own weights where they serve."""
+        raise NotImplementedError
 
     def features(self, batch: Batch) -> Tensor:
         """What the output matrix reads, [N, I, H]."""
@@ -84,7 +99,9 @@ class Drafter(nn.Module):
 
     def token_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the tokens that the teacher wrote, weighted; and summed by level, [I]."""
-        targets_NI, total, sums = batch.targets(self.levels), 0, []
+        targets_NI = batch.targets(self.levels)
+        sums: list[Tensor] = []
+        total = torch.zeros((), device=targets_NI.device)
         for level in range(self.levels):
             rows_R = weight_NI[:, level].nonzero()[:, 0]
             output_VH = self.output(level).to(self.output_VH.dtype)
@@ -137,15 +154,6 @@ class Drafter(nn.Module):
         known_T = torch.zeros(len(self.teacher_output_TH), dtype=torch.bool)
         known_T[ids_V] = True
         return {"d2t": ids_V - torch.arange(len(ids_V)), "t2d": known_T}
-
-
-def teacher_sizes(teacher: LlamaForCausalLM) -> Sizes:
-    """The dimensions of the teacher's own blocks."""
-    config = teacher.config
-    return Sizes(
-        config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
-        config.head_dim, config.rms_norm_eps, config.rope_parameters["rope_theta"],
-    )  # fmt: skip
 
 
 def stored(tensors: dict[str, Any]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The parts of a Llama block as trained drafters use them; attribute names are those of the published layouts."""
+"""A Llama block in training; attribute names are those of the published layouts."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ class MLP(nn.Module):
 
 class Attention(nn.Module):
     """Projections, rotary positions and grouped-query attention in two forms."""
+
+    frequencies: Tensor
 
     def __init__(self, sizes: Sizes, width: int) -> None:
         super().__init__()
@@ -108,27 +110,3 @@ class Block(nn.Module):
     def forward(self, x_BSH: Tensor) -> Tensor:
         x_BSH = x_BSH + self.self_attn.causal(self.input_layernorm(x_BSH))
         return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
-
-
-def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, Tensor]:
-    """A block's tensors in fewer heads and MLP units: the first key/value heads with the first of their query heads,
-    and the units that write most, by the norms of their rows of ``up_proj`` and columns of ``down_proj``.
-
-    ``state`` is a Llama block's of sizes ``wide``; hidden and head sizes stay.
-    """
-    groups = [sizes.num_attention_heads // sizes.num_key_value_heads for sizes in (wide, narrow)]
-    key_heads = torch.arange(narrow.num_key_value_heads)
-    query_heads = (key_heads[:, None] * groups[0] + torch.arange(groups[1])).flatten()
-    reach = state["mlp.up_proj.weight"].float().norm(dim=1) * state["mlp.down_proj.weight"].float().norm(dim=0)
-    units = reach.topk(narrow.intermediate_size).indices.sort().values
-    queries, keys = (
-        (h[:, None] * wide.head_dim + torch.arange(wide.head_dim)).flatten() for h in (query_heads, key_heads)
-    )
-    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": units, "up_proj": units}
-    columns = {"o_proj": queries, "down_proj": units}
-    found = {}
-    for name, tensor in state.items():
-        part = name.split(".")[-2]
-        along, index = (0, rows[part]) if part in rows else (1, columns.get(part))
-        found[name] = tensor if index is None else tensor.index_select(along, index.to(tensor.device))
-    return found

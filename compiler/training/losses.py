@@ -7,7 +7,7 @@ that is several times as fast as ``cross_entropy(linear(...))``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, features_RH: Tensor, output_VH: Tensor, weight_R: Tensor, target: Target, order_R: Tensor
+        ctx: Any, features_RH: Tensor, output_VH: Tensor, weight_R: Tensor, target: Target, order_R: Tensor
     ) -> tuple[Tensor, Tensor]:
         loss_R = torch.zeros(len(weight_R), device=weight_R.device)
         gradient_RH = torch.empty_like(features_RH)
@@ -99,7 +99,7 @@ class HeadLoss(torch.autograd.Function):
         return (loss_R * weight_R).sum(), loss_R
 
     @staticmethod
-    def backward(ctx, outer: Tensor, _: Tensor) -> tuple:
+    def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradient_RH, gradient_VH = ctx.saved_tensors
         scaled_VH = None if gradient_VH is None else gradient_VH.to(gradient_RH.dtype) * outer
         return gradient_RH * outer, scaled_VH, None, None, None

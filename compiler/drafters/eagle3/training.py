@@ -9,17 +9,22 @@ them, and to its own levels of this context alone. So no level ever sees feature
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
 
-from draftwood.tools.training.block import Block, RMSNorm, Sizes
-from draftwood.tools.training.contexts import Batch
-from draftwood.tools.training.drafter import Drafter, stored
+from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
+from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # B texts, S slots, C contexts of a text, N contexts, I levels, H hidden size, Q heads, E head size, V draft ids
 
@@ -36,7 +41,7 @@ class Midlayer(Block):
         return torch.cat((self.input_layernorm(embedding), self.hidden_norm(hidden)), -1)
 
 
-class Eagle3(Drafter):
+class Eagle3Student(Student):
     """``fc``, one layer and a norm; the output matrix is the teacher's or, with ``own_output``, its own."""
 
     def __init__(
@@ -49,7 +54,8 @@ class Eagle3(Drafter):
         self.midlayer = Midlayer(sizes)
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         if own_output:
-            self.lm_head = nn.Linear(*self.output_VH.shape[::-1], bias=False)
+            vocabulary, hidden = self.output_VH.shape
+            self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
         """Begins as the teacher's last layer on the last features, its new inputs small and random."""
@@ -129,3 +135,16 @@ def attend(
     for level, (_, values_BQCE) in enumerate(own):
         found = found + shares[..., slots + level, None].to(found.dtype) * values_BQCE
     return found
+
+
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
+    """A student of the chosen levels, states and output matrix; its layer is as large as the teacher's."""
+    sizes, aux = teacher_sizes(teacher), aux_layers(options, teacher)
+    return Eagle3Student(teacher, sizes, options["levels"], aux, ids_V, options["own_output"])
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int) -> tuple[Eagle3Student, dict[str, Tensor]]:
+    """A trained drafter as a student that drafts ``levels`` ahead, and its values."""
+    config, sizes, tensors, ids_V = read_trained(folder, "LlamaForCausalLMEagle3")
+    aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+    return Eagle3Student(teacher, sizes, levels, aux, ids_V, "lm_head.weight" in tensors), tensors

@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from torch import Tensor, nn
 
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.tools.training.contexts import Batch
-from draftwood.tools.training.drafter import Drafter, stored
+from draftwood.compiler.drafters.medusa.network import Head, MedusaHeads
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # N contexts, I heads, H hidden size
 
 
-class Medusa(Drafter):
+class MedusaStudent(Student):
     """Residual blocks on the teacher's final state; heads share the teacher's output matrix or have their own."""
 
     def __init__(self, teacher: LlamaForCausalLM, heads: int, blocks: int, own_output: bool) -> None:
         super().__init__(teacher, heads, (), None)
-        self.blocks, self.teacher_name = blocks, Path(teacher.name_or_path).resolve().name
+        self.blocks, self.teacher_name = blocks, Path(str(teacher.name_or_path)).resolve().name
         self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=not own_output)
+
+    @property
+    def heads(self) -> Sequence[Head]:
+        return cast(Sequence[Head], self.model.heads)
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
         """Begins as the teacher's own head: blocks that change nothing, output matrices copied."""
-        for head in self.model.heads:
-            for block in head.blocks:
+        for head in self.heads:
+            for block in cast(Sequence[nn.Linear], head.blocks):
                 torch.nn.init.zeros_(block.weight)
                 torch.nn.init.zeros_(block.bias)
             if not self.model.tied:
                 head.out.weight.data.copy_(self.output_VH)
 
     def output(self, level: int) -> Tensor:
-        return self.output_VH if self.model.tied else self.model.heads[level].out.weight
+        return self.output_VH if self.model.tied else self.heads[level].out.weight
 
     def features(self, batch: Batch) -> Tensor:
         hidden_NH = batch.pick(batch.last_BSH).float()
-        return torch.stack([head.features(hidden_NH) for head in self.model.heads], 1)
+        return torch.stack([head.features(hidden_NH) for head in self.heads], 1)
 
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss, nats_I = self.token_loss(batch, features_NIH, weight_NI)
@@ -48,7 +56,7 @@ class Medusa(Drafter):
     def save(self, folder: Path) -> None:
         """medusa_lm_head.safetensors with config.json, as FasterDecoding/Medusa names them."""
         tensors = {}
-        for i, head in enumerate(self.model.heads):
+        for i, head in enumerate(self.heads):
             for j, block in enumerate(head.blocks):
                 tensors[f"{i}.{j}.linear.weight"], tensors[f"{i}.{j}.linear.bias"] = block.weight, block.bias
             if not self.model.tied:
