@@ -49,8 +49,9 @@ class Clone:
         self.module.PYTHON.parent.mkdir(parents=True)
         self.module.PYTHON.write_text(STAND_IN.format(calls=self.calls, pip=self.pip))
         self.module.PYTHON.chmod(0o755)
-        self.module.site_packages().mkdir(parents=True)
-        self.module.write_stamp(key="", extras=[])
+        self.site = self.module.VENV / "lib" / "python3.11" / "site-packages"
+        self.site.mkdir(parents=True)
+        self.module.write_stamp(root=str(folder), python=self.module.this_python(), key="", extras=[])
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         # A proxy that refuses at once: no test asks PyTorch's index.
@@ -168,6 +169,14 @@ def test_an_environment_of_another_place_is_made_anew(clone: Clone, monkeypatch:
     assert len(made) == 1 and module.ready(set())
 
 
+def test_an_environment_stays_until_another_python_is_asked_for(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone.run("doctor")
+    monkeypatch.setattr(clone.module, "this_python", lambda: "3.12 of /elsewhere")
+    assert clone.module.ready(set())
+    monkeypatch.setenv("DRAFT_PYTHON", "python3.12")
+    assert not clone.module.ready(set())
+
+
 def test_a_killed_installation_is_not_believed_and_its_pip_is_waited_for(clone: Clone) -> None:
     clone.pip.write_text(f"touch {clone.folder}/begun; while [ ! -e {clone.folder}/go ]; do sleep 0.05; done")
     first = clone.start("doctor")
@@ -197,12 +206,11 @@ def test_a_second_process_uses_what_the_first_made(clone: Clone) -> None:
 
 
 def test_half_installed_packages_go(clone: Clone) -> None:
-    site = clone.module.site_packages()
     for name in ("whole-1.dist-info", "half-1.dist-info", "~old"):
-        (site / name).mkdir()
-    (site / "whole-1.dist-info" / "RECORD").touch()
-    clone.module.drop_half_installed(site)
-    assert [path.name for path in site.iterdir()] == ["whole-1.dist-info"]
+        (clone.site / name).mkdir()
+    (clone.site / "whole-1.dist-info" / "RECORD").touch()
+    clone.module.drop_half_installed()
+    assert [path.name for path in clone.site.iterdir()] == ["whole-1.dist-info"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +306,7 @@ def test_torch_comes_from_its_index_for_cpus_where_that_answers(clone: Clone, mo
     clone.module.install_torch(None)
     monkeypatch.setattr(clone.module.sys, "platform", "darwin")
     clone.module.install_torch(None)
-    (clone.module.site_packages() / "torch-2.13.0+cpu.dist-info").mkdir()
+    (clone.site / "torch-2.13.0+cpu.dist-info").mkdir()
     clone.module.install_torch(None)
     plain = ("--no-deps", "torch==2.13.0")
     assert asked == [(*plain, "--index-url", "https://download.pytorch.org/whl/cpu"), plain]
