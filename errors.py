@@ -6,11 +6,14 @@ DraftwoodError
 │   ├── CheckpointError      a teacher or drafter checkpoint
 │   ├── BundleError          a bundle: damaged, of another version, or not a bundle
 │   ├── LoweringError        a step that the target cannot express
-│   └── RequestError         a prompt, flag or setting
+│   ├── RequestError         a prompt, flag or setting
+│   └── NumericError         a model whose output is no number
 └── InvariantError       our own promise is broken: keeps its traceback
 
 A message says what, where, expected, got, and the way out.
 """
+
+_LONGEST = 2000  # characters
 
 
 class DraftwoodError(Exception):
@@ -18,7 +21,17 @@ class DraftwoodError(Exception):
 
 
 class UserError(DraftwoodError):
-    """The input cannot be used as it is; the message is one line that says how to mend it."""
+    """The input cannot be used as it is; the message is one line that says how to mend it.
+
+    What it quotes of the input cannot break the line, steer a terminal or fill a screen: control characters are
+    shown as escapes, and the middle of a long message is left out.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST - 300]} ... {text[-300:]}"
+        return text if text.isprintable() else "".join(map(_printable, text))
 
 
 class TreeError(UserError):
@@ -41,5 +54,13 @@ class RequestError(UserError):
     """A prompt, flag or setting outside what the bundle can do."""
 
 
+class NumericError(UserError):
+    """A model whose logits are not finite: its weights are damaged, or overflow the precision they run in."""
+
+
 class InvariantError(DraftwoodError):
     """A promise of Draftwood's own code does not hold: a bug, not a user error."""
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from draftwood.errors import BundleError
+from draftwood.files import open_regular, read_regular
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST_FILE = "manifest.json"
+# A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
+MOST_BYTES = 64 << 20
+
+# No size is beyond 31 bits: products of two of them fit int64.
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# Inside the bundle: no root, no part that begins with a dot, no backslash, no control character.
+BundlePath = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
+]
 
 GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
 DrafterKind = Literal["medusa", "eagle3", "fasteagle"]
@@ -28,24 +42,24 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class TensorSignature(_Struct, frozen=True):
     """One input or output; a string in ``shape`` is a size chosen at run time."""
 
-    name: str
+    name: Name
     dtype: Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
-    shape: tuple[int | str, ...]
+    shape: tuple[Size | Name, ...]
 
 
 class GraphSignature(_Struct, frozen=True):
     """One frozen graph. ``aliases`` maps an output to the input whose buffer it is written into."""
 
-    name: str
+    name: Name
     kind: GraphKind
-    file: str
+    file: BundlePath
     # Rows of the step (tree rows, prefill chunk); 0 where the graph takes any number.
-    rows: int
+    rows: Count
     # Cache slots C, the spare one counted; 0 where the graph takes any number or has no cache.
-    slots: int
+    slots: Count
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
-    aliases: dict[str, str]
+    aliases: dict[Name, Name]
 
     @property
     def caches(self) -> list[str]:
@@ -66,11 +80,11 @@ class Tree(_Struct, frozen=True):
     ``depth``, grown by ``width`` candidates a node.
     """
 
-    name: str
-    file: str | None
-    rows: int
-    depth: int
-    width: int
+    name: Name
+    file: BundlePath | None
+    rows: Size
+    depth: Count
+    width: Count
 
 
 class Gear(_Struct, frozen=True):
@@ -80,36 +94,36 @@ class Gear(_Struct, frozen=True):
     length, ``-kv{slots}`` stands behind the name.
     """
 
-    name: str
-    tree: str
-    slots: int
-    graph: str
-    draft: str | None
+    name: Name
+    tree: Name
+    slots: Size
+    graph: Name
+    draft: Name | None
 
 
 class Dims(_Struct, frozen=True):
     """Sizes that every graph of the bundle shares."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
+    layers: Size
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    vocabulary: Size
     # Rows of the branch buffer: the largest tree of the bundle.
-    branch_rows: int
+    branch_rows: Size
     # Path slots of a commit: the deepest tree's depth + 1.
-    path_rows: int
+    path_rows: Size
     # Tokens of a text (prompt and answer) at most.
-    context: int
+    context: Size
 
 
 class Teacher(_Struct, frozen=True):
     """Whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
-    digest: str
-    bos: int | None
-    eos: tuple[int, ...]
+    digest: Digest
+    bos: Count | None
+    eos: tuple[Count, ...]
     # The compiler's TeacherConfig, field by field: what the eager reference is rebuilt from.
     config: dict[str, Any]
 
@@ -118,15 +132,15 @@ class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
     kind: DrafterKind
-    digest: str
-    levels: int
-    candidates: int
+    digest: Digest
+    levels: Size
+    candidates: Size
     # Width of the teacher's output per token that drafts are made from.
-    features: int
+    features: Size
     # Its caches of accepted text, key and value of each of ``layers``; none for Medusa.
-    layers: int
-    kv_heads: int
-    head_dim: int
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
     # The compiler's description of its network, field by field: what the eager reference is rebuilt from.
     config: dict[str, Any]
 
@@ -140,13 +154,20 @@ class NpuTarget(_Struct, frozen=True):
 
     dtype: Literal["float16", "bfloat16"]
     soc: str
-    index: str
-    weights: str
+    index: BundlePath
+    weights: BundlePath
     graphs: tuple[GraphSignature, ...]
 
 
+class File(_Struct, frozen=True):
+    """What the manifest vouches for."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    sha256: Digest
+
+
 class Manifest(_Struct, frozen=True):
-    """Everything a runtime needs to know; ``files`` gives the SHA-256 of every other file of the bundle.
+    """Everything a runtime needs to know; ``files`` gives size and SHA-256 of every other file of the bundle.
 
     ``graphs`` are those that onnxruntime runs, over ``weights``; both are empty where only an NPU is served.
     """
@@ -158,13 +179,13 @@ class Manifest(_Struct, frozen=True):
     trees: tuple[Tree, ...]
     gears: tuple[Gear, ...]
     graphs: tuple[GraphSignature, ...]
-    weights: str | None
+    weights: BundlePath | None
     npu: NpuTarget | None
     # True if tokenizer/ holds what turns text into ids.
     tokenizer: bool
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
-    files: dict[str, str]
+    files: dict[BundlePath, File]
 
 
 def cache_names(layers: int) -> list[str]:
@@ -178,9 +199,14 @@ def draft_cache_names(layers: int) -> list[str]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hex, as ``files`` lists it."""
-    with path.open("rb") as file:
+    """SHA-256 of a regular file, in hex, as ``files`` lists it."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_file(path: Path) -> File:
+    """What ``files`` says of a file."""
+    return File(bytes=path.stat().st_size, sha256=file_digest(path))
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -192,9 +218,11 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest alone; BundleError where it is missing, malformed or of another version."""
     path = folder / MANIFEST_FILE
     try:
-        data = path.read_bytes()
-    except OSError:
-        raise BundleError(f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build") from None
+        data = read_regular(path, MOST_BYTES)
+    except OSError as error:
+        raise BundleError(
+            f"{folder}: no readable {MANIFEST_FILE} ({error.strerror}); expected a folder made by draftwood build"
+        ) from None
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
         if version != SCHEMA_VERSION:
@@ -202,7 +230,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
             )
         return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
 
 

@@ -13,9 +13,12 @@ import msgspec
 import numpy as np
 
 from draftwood.errors import RequestError
+from draftwood.files import read_regular
 
 FORMAT = "draftwood.trace"
 VERSION = 1
+
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 StepKind = Literal["prefill", "decode", "verify"]
 
@@ -41,6 +44,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     path: tuple[int, ...]
     # Tokens gained, in order.
     tokens: tuple[int, ...]
+    # The drafter's probability of its best first candidate; None where nothing was drafted.
+    confidence: float | None = None
     # Since the origin of the run's clock.
     start_us: float
     draft_us: float
@@ -102,7 +107,7 @@ class Trace:
             RequestError: not a trace, one of another version, or a broken line; the message has its number.
         """
         try:
-            lines = path.read_bytes().splitlines()
+            lines = read_regular(path).splitlines()
         except OSError as error:
             raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
         trace = cls(_header(path, lines[0] if lines else b""))
@@ -110,7 +115,7 @@ class Trace:
         for number, line in enumerate(lines[1:], start=2):
             try:
                 trace.add(decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except _DAMAGED as error:
                 raise RequestError(f"{path}: line {number}: expected a step event, got: {error}") from error
         return trace
 
@@ -190,7 +195,7 @@ def save(trace: Trace, path: Path) -> None:
 def _header(path: Path, line: bytes) -> dict[str, Any]:
     try:
         header = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except _DAMAGED as error:
         raise RequestError(f"{path}: line 1: expected the header of a trace, got: {error}") from error
     found = (header.pop("format", None), header.pop("version", None))
     if found != (FORMAT, VERSION):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -16,9 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 from draftwood.environment import hide_torch_npu  # noqa: E402
-from draftwood.runtime.engine import share_threads  # noqa: E402
+from draftwood.runtime.engines.sessions import share_threads  # noqa: E402
 
 hide_torch_npu()
+
+# What is remembered of opened bundles is remembered beside the tests' own files, not in a home.
+_cache = tempfile.TemporaryDirectory(prefix="draftwood-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name
 
 # Threads only quarrel over work this small: on a busy machine the suite takes minutes more with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-import draftwood
 from draftwood import manifest as m
 from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
 from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
@@ -29,6 +28,7 @@ from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
 from draftwood.trees.spec import Budget
+from draftwood.version import __version__
 
 WEIGHTS_FILE = "onnx/weights.safetensors"
 PREFILL_ROWS = (32, 128)
@@ -116,7 +116,7 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
             npu = lower_for_npu(folder, request, sources, progress)
         _write_trees(folder, request.trees)
         tokenizer = _copy_tokenizer(request.model, folder)
-        manifest = _manifest(request, sources, graphs, npu, tokenizer, _digests(folder))
+        manifest = _manifest(request, sources, graphs, npu, tokenizer, _files(folder))
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
     return manifest
 
@@ -267,9 +267,9 @@ def _copy_tokenizer(model: Path, folder: Path) -> bool:
     return True
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _files(folder: Path) -> dict[str, m.File]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): m.file_digest(path) for path in files}
+    return {path.relative_to(folder).as_posix(): m.list_file(path) for path in files}
 
 
 def _manifest(
@@ -278,7 +278,7 @@ def _manifest(
     graphs: tuple[m.GraphSignature, ...],
     npu: m.NpuTarget | None,
     tokenizer: bool,
-    files: dict[str, str],
+    files: dict[str, m.File],
 ) -> m.Manifest:
     config, sizes, kind, opened = sources.teacher.config, request.sizes, sources.kind, sources.drafter
     return m.Manifest(
@@ -330,7 +330,7 @@ def _tree(name: str, tree: Topology | Budget) -> m.Tree:
 
 def _provenance() -> dict[str, str]:
     packages = ("torch", "onnx", "onnxscript", "onnx-ir")
-    return {"draftwood": draftwood.__version__, **{p: importlib.metadata.version(p) for p in packages}}
+    return {"draftwood": __version__, **{p: importlib.metadata.version(p) for p in packages}}
 
 
 __all__ = [

@@ -40,8 +40,8 @@ def open_tensors(file: Path) -> tuple[dict[str, Entry], Reader]:
             f"{file}: holds objects other than tensors, which could run code; expected a dict of tensors;"
             " do not load it, ask for a safetensors file"
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0][:160]
+    except Exception as error:  # what a damaged pickle says to its reader may fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise CheckpointError(f"{file}: not a whole torch zip file ({reason}); save it as safetensors") from None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise CheckpointError(f"{file}: holds no plain dict of tensors; expected the state dict of the drafter alone")

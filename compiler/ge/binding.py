@@ -48,7 +48,7 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         manifest,
         teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest()),
         drafter=msgspec.structs.replace(wanted, digest=opened.digest()) if wanted and opened else None,
-        files=dict(sorted((manifest.files | {npu.weights: m.file_digest(folder / npu.weights)}).items())),
+        files=dict(sorted((manifest.files | {npu.weights: m.list_file(folder / npu.weights)}).items())),
     )
     part = folder / f"{m.MANIFEST_FILE}.part"
     part.write_bytes(m.encode(bound))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BundleError
+from draftwood.files import open_regular, read_regular
 
 ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
 
@@ -85,8 +86,8 @@ def write_index(path: Path, index: WeightIndex) -> None:
 def read_index(path: Path) -> WeightIndex:
     """BundleError where the index is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=WeightIndex)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_regular(path), type=WeightIndex)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise BundleError(f"{path}: not a weight index ({error}); build the bundle again") from error
 
 
@@ -126,7 +127,8 @@ def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | Non
 def _map(path: Path, folder: Path) -> np.memmap:
     try:
         # Copy on write: torch wants writable memory, and nothing may ever change the file.
-        return np.memmap(path, np.uint8, mode="c")
+        with open_regular(path) as file:
+            return np.memmap(file, np.uint8, mode="c")
     except (OSError, ValueError):
         raise BundleError(
             f"{path}: no weights; the bundle was built without them; run draftwood bind {folder.parent} --model DIR"

@@ -19,6 +19,7 @@ from torch import Tensor
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.teachers.config import DType, TeacherConfig, read_config
 from draftwood.errors import CheckpointError
+from draftwood.files import open_regular
 
 # As safetensors spells them.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -145,6 +146,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def read_header(file: Path) -> dict[str, Entry]:
     """What a safetensors file holds, from its header alone; CheckpointError if missing or damaged."""
     try:
+        open_regular(file).close()  # the library would wait for a FIFO
         with safe_open(file, framework="pt") as opened:
             names = opened.keys()
             slices = {name: opened.get_slice(name) for name in names}

@@ -43,6 +43,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ()),
     **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar"), ()),
 }
+# Sizes are bounded before anything is listed or allocated by them; no published model comes near.
+_MOST = {"layers": 1000, "head_dim": 65536}
 _ROPE_FIELDS = {"rope_type", "type", "rope_theta", "factor", "partial_rotary_factor"}
 _LLAMA3_FIELDS = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 
@@ -118,7 +120,8 @@ class TeacherConfig:
         )
         ids = (*self.eos, *(() if self.bos is None else (self.bos,)))
         for name in sizes:
-            _expect(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            most = _MOST.get(name, 2**31 - 1)
+            _expect(1 <= getattr(self, name) <= most, name, getattr(self, name), f"1 to {most}")
         _expect(self.heads % self.kv_heads == 0, "heads", self.heads, f"a multiple of kv_heads, {self.kv_heads}")
         _expect(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number, for rotate-half rotary")
         _expect(self.rms_norm_eps > 0, "rms_norm_eps", self.rms_norm_eps, "more than 0")
@@ -197,7 +200,7 @@ def switches(fields: Fields, family: Family) -> dict[str, Any]:
 
 def _family(fields: Fields) -> Family:
     named = fields.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in _FAMILIES:
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in _FAMILIES:
         fields.fail("architectures", f"one of {', '.join(_FAMILIES)}; no other is supported")
     # A Llama's class is picked by model_type; openPangu's comes with the checkpoint's own code.
     if _FAMILIES[named[0]] == "llama" and fields.get("model_type", "llama") != "llama":
@@ -211,7 +214,8 @@ def refuse_unsupported(fields: Fields) -> None:
         if fields.get(name) is not None and fields.get(name) not in neutral:
             wanted = " or ".join(repr(value) for value in neutral) or "null"
             fields.fail(name, f"{wanted} or no such field; the compiler has no other form of it")
-    if any(kind != "full_attention" for kind in fields.get("layer_types", [])):
+    kinds = fields.get("layer_types", [])
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         fields.fail("layer_types", "'full_attention' in every layer")
 
 

@@ -16,7 +16,7 @@ from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError, TreeError, UserError
-from draftwood.manifest import SCHEMA_VERSION, Manifest, encode
+from draftwood.manifest import SCHEMA_VERSION, File, Manifest, encode
 from draftwood.trees import Topology
 from draftwood.trees.frozen import thaw
 
@@ -43,7 +43,9 @@ def test_manifest_digests_are_right(built: Any) -> None:
     manifest = files.pop("manifest.json")
     assert manifest == encode(built.manifest)
     assert encode(msgspec.json.decode(manifest, type=Manifest)) == manifest
-    assert built.manifest.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    assert built.manifest.files == {
+        name: File(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()
+    }
 
 
 def test_two_builds_are_equal_byte_for_byte(built: Any, tmp_path: Path) -> None:

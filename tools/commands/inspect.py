@@ -133,7 +133,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
     # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
     values = msgspec.to_builtins(manifest, builtin_types=())
     keep = ("schema_version", "dims", "drafter", "trees", "gears", "tokenizer", "provenance")
-    sizes = {name: (bundle.folder / name).stat().st_size for name in manifest.files}
+    sizes = {name: file.bytes for name, file in manifest.files.items()}
     return {
         "kind": "bundle",
         "folder": str(bundle.folder),

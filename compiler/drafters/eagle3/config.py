@@ -48,7 +48,7 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 def read_layout(fields: Fields) -> Layout:
     """Which layout config.json is written in; CheckpointError if in none."""
     named = fields.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in _LAYOUTS:
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in _LAYOUTS:
         fields.fail("architectures", f"one of {', '.join(_LAYOUTS)}, the published layouts of EAGLE-3")
     layout = _LAYOUTS[named[0]]
     kind = fields.get("speculators_model_type")

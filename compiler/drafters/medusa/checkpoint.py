@@ -23,8 +23,10 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_MOST = 1000  # heads, and blocks of one
 _PREFIX = "medusa_head."
-_KEY = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(linear\.weight|linear\.bias|weight)")
+_NUMBER = r"(0|[1-9][0-9]{0,3})"
+_KEY = re.compile(rf"{_NUMBER}\.{_NUMBER}\.(linear\.weight|linear\.bias|weight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class MedusaCheckpoint:
         """Heads as a folder's config.json counts them, their weights unread and maybe absent; untied, in bf16."""
         fields = Fields(path / "config.json", read_json(path / "config.json"))
         heads, blocks = fields.whole("medusa_num_heads"), fields.whole("medusa_num_layers")
-        if heads < 1 or blocks < 0:
-            raise CheckpointError(f"{fields.path}: {heads} heads of {blocks} blocks; expected at least one head")
+        if not 1 <= heads <= _MOST or not 0 <= blocks <= _MOST:
+            raise CheckpointError(f"{fields.path}: {heads} heads of {blocks} blocks; expected 1 to {_MOST} heads")
 
         def absent(key: str) -> Tensor:
             raise CheckpointError(f"{path}: {key} cannot be read; the heads were described and not opened")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as Vocabulary
 
 from draftwood.errors import BundleError, RequestError
-from draftwood.runtime.chat import check_messages, compile_template
+from draftwood.files import read_text
+from draftwood.runtime.chat import bounded, check_messages, compile_template
 
 _Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
 
@@ -53,34 +54,35 @@ class _TokenizerFile(msgspec.Struct):
         return [part.get("type", "") for part in decoder.get("decoders", [decoder])]
 
 
-class Text:
+class Tokenizer:
     """The tokenizer and chat template of a bundle.
 
     Example:
-        >>> text = Text.load(Path("bundle/tokenizer"))  # doctest: +SKIP
-        >>> text.decode(text.encode("Hello"))  # doctest: +SKIP
+        >>> tokenizer = Tokenizer.load(Path("bundle/tokenizer"))  # doctest: +SKIP
+        >>> tokenizer.decode(tokenizer.encode("Hello"))  # doctest: +SKIP
         'Hello'
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        path: Path,
+        vocabulary: Vocabulary,
         decoders: list[str],
         template: jinja2.Template | None,
         tokens: dict[str, str],
     ) -> None:
-        """Not for callers: ``Text.load`` makes one."""
+        """Not for callers: ``Tokenizer.load`` makes one."""
         # Settings left in tokenizer.json by training would cut or pad prompts in silence.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        vocabulary.no_truncation()
+        vocabulary.no_padding()
+        self._path, self._vocabulary = path, vocabulary
         self.decoders = decoders
         self._template = template
         self._template_tokens = tokens
-        self._skipped = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._skipped = {i for i, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
-    def load(cls, folder: Path) -> Text:
+    def load(cls, folder: Path) -> Tokenizer:
         """Reads ``tokenizer.json`` and, if there, ``tokenizer_config.json`` and ``chat_template.jinja``.
 
         Raises:
@@ -89,17 +91,14 @@ class Text:
         path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
         source = _read(path)
         file = _parse(source, _TokenizerFile, path)
-        try:
-            tokenizer = Tokenizer.from_str(source)
-        except Exception as error:  # the library raises nothing narrower
-            raise _broken(path, error) from error
-        config = _parse(_read(config_path), _Config, config_path) if config_path.exists() else _Config()
+        vocabulary = _called(path, Vocabulary.from_str, source)
+        config = _parse(_read(config_path), _Config, config_path) if config_path.is_file() else _Config()
         template, where = config.template(), config_path
-        if (folder / "chat_template.jinja").exists():  # the newer form, which wins as in transformers
+        if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
             template = _read(where)
         compiled = None if template is None else compile_template(template, where)
-        return cls(tokenizer, file.decoders(), compiled, config.tokens())
+        return cls(path, vocabulary, file.decoders(), compiled, config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` adds what the tokenizer adds around it (a begin token, say).
@@ -116,17 +115,17 @@ class Text:
                 f"prompt: expected Unicode text, got the lone surrogate {text[error.start]!r} at character "
                 f"{error.start}; read the prompt as UTF-8"
             ) from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        ids: list[int] = _called(self._path, self._vocabulary.encode, text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids without special tokens; ids that the tokenizer does not know are skipped."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text: str = _called(self._path, self._vocabulary.decode, ids, skip_special_tokens=True)
         return text
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its exact spelling in the vocabulary, or None."""
-        found: int | None = self._tokenizer.token_to_id(token)
+        found: int | None = self._vocabulary.token_to_id(token)
         return found
 
     @property
@@ -148,17 +147,19 @@ class Text:
         check_messages(messages)
         try:
             # tools and documents are None, not undefined: templates ask `tools is not none`.
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._template_tokens,
-            )
+            with bounded():
+                return self._template.render(
+                    messages=messages,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._template_tokens,
+                )
         except jinja2.TemplateError as error:
             raise RequestError(f"chat: the template refuses the messages: {error.message}") from error
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise RequestError(f"chat: the template fails on the messages: {error}") from error
+        except Exception as error:  # a template can fail in every way that Python can
+            reason = str(error) or type(error).__name__
+            raise RequestError(f"chat: the template fails on the messages: {reason}") from error
 
     def chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of ``render(messages)``; the template has put the special tokens where they belong.
@@ -172,23 +173,35 @@ class Text:
         """How the vocabulary spells a token; None if it adds nothing to a text (special or unknown)."""
         if token_id in self._skipped:
             return None
-        found: str | None = self._tokenizer.id_to_token(token_id)
+        found: str | None = self._vocabulary.id_to_token(token_id)
         return found
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path)
+    except OSError as error:
         raise _broken(path, error) from error
 
 
 def _parse(source: str, kind: type[_Parsed], path: Path) -> _Parsed:
     try:
         return msgspec.json.decode(source, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise _broken(path, error) from error
 
 
-def _broken(path: Path, error: Exception) -> BundleError:
+def _called(path: Path, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls the tokenizers library, which raises nothing narrower than Exception, or gives up in Rust."""
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        raise _broken(path, error) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # has no name that could be imported
+            raise
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: BaseException) -> BundleError:
     return BundleError(f"{path}: cannot be used: {error}; build the bundle again")
