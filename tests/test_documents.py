@@ -1,8 +1,8 @@
 """The command lines of the documents: each is understood by its own parser, and all that can be run here is run.
 
-A fence says what becomes of it. ``sh`` is run with tiny models in the place of MODEL, DRAFTER and BUNDLE, ``sh npu``
-too where torch_npu is installed, ``sh slow`` with the tests of that mark. ``sh long`` (minutes) and ``sh device`` are
-parsed alone, and ``sh setup`` is what a launcher or another program does. ``python`` is run.
+A fence says what becomes of it. ``sh`` is run with tiny models in the place of MODEL, DRAFTER and BUNDLE; ``sh slow``
+with the tests of that mark, and so ``sh npu`` where torch_npu is installed. ``sh long`` (minutes) and ``sh device`` are
+only parsed, and ``sh setup`` is what a launcher or another program does. ``python`` is run.
 """
 
 import argparse
@@ -170,7 +170,6 @@ def world(tiny_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Pa
         "paths.jsonl": '{"path": [0, 2], "context": 412, "confidence": 0.81}\n{"path": [], "context": 9}\n' * 20,
         "prompts.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
         "eval240.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
-        "plan.json": json.dumps([[0], [1]]),
         "DATA/text.jsonl": "".join(json.dumps({"id": text, "text": text}) + "\n" for text in texts),
     }
 
@@ -182,9 +181,19 @@ def world(tiny_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Pa
             if name.partition("/")[0] in words and not (tmp_path / name).exists():
                 (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text(text)
+        if "plan.json" in words and not (tmp_path / "plan.json").exists():
+            plan(tmp_path, files["paths.jsonl"])
         return tmp_path
 
     return make
+
+
+def plan(folder: Path, paths: str) -> None:
+    """Writes a plan of small trees."""
+    (folder / "counted.jsonl").write_text(paths)
+    with chdir(folder):
+        assert cli.main(["calibrate", "--from-paths", "counted.jsonl", "--out", "counted.bin"]) == 0
+        assert cli.main(["plan", "--stats", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0
 
 
 def small(words: list[str]) -> list[str]:
@@ -231,6 +240,7 @@ def test_the_python_of_a_document_runs(document: Path, world: Callable[[str], Pa
     run(document, world, {"python"})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
 @pytest.mark.parametrize("document", with_blocks("sh npu"))
 def test_the_commands_for_an_npu_run(document: Path, world: Callable[[str], Path]) -> None:

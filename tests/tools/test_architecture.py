@@ -15,6 +15,7 @@ PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "architect
 REDRAW = "./draft python -m draftwood.tools.show.architecture --out docs/pictures/architecture.svg"
 
 FILES = {
+    "__init__.py": "",
     "errors.py": "",
     "trees/topology.py": "from draftwood.errors import TreeError\n\ndef f():\n    import numpy\n    return numpy\n",
     "compiler/steps/draft.py": "from draftwood.trees import topology\nfrom draftwood import errors, __version__\n",
@@ -23,8 +24,9 @@ FILES = {
     "tools/commands/build.py": "from draftwood.compiler.steps.draft import g\n",
 }
 ROOM_IMPORTS = {
-    ("trees", "draftwood"): 1,
+    ("trees", "root"): 1,
     ("compiler/steps", "trees"): 1,
+    ("compiler/steps", "root"): 1,
     ("compiler/steps", "draftwood"): 1,
     ("runtime", "trees"): 1,
     ("tools/commands", "runtime"): 1,
@@ -46,7 +48,7 @@ def test_the_picture_shows_what_the_source_imports() -> None:
     assert described(PICTURE.read_text(encoding="utf-8")) == architecture(), f"draw it anew: {REDRAW}"
 
 
-@pytest.mark.xfail(strict=True, reason="two circles are left: bundle and GE target, check and replay")
+@pytest.mark.xfail(strict=True, reason="a circle is left: bundle and GE target")
 def test_no_circle_of_imports_between_files() -> None:
     assert circles(imports(modules())) == []
 
@@ -91,7 +93,7 @@ def test_the_text_lists_every_import() -> None:
 def test_lines_are_counted_without_blank_ones(checkout: Path) -> None:
     found = lines.figures(checkout)
     assert found["rooms"]["trees"] == {"files": 1, "lines": 4}
-    assert (found["files"], found["lines"], found["functions"]) == (6, 12, 2)
+    assert (found["files"], found["lines"], found["functions"]) == (7, 12, 2)
     assert found["longest_functions"] == [["trees.topology.f", 3], ["runtime.decode.f", 3]]
     assert found["longest_files"][0] == ["trees.topology", 4]
 

@@ -220,7 +220,7 @@ def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
             (left + right) / 2,
             top - 0.5,
             title,
-            fontsize=10.5,
+            fontsize=9.5,
             fontweight="bold",
             ha="center",
             va="top",
@@ -255,7 +255,7 @@ def _draw_stairs(axes: Axes, edges: Edges) -> None:
     for (importer, imported), count in edges.items():
         between[imported.split("/")[0], importer.split("/")[0]] += count
     for (lower, upper), count in sorted(between.items()):
-        if lower == upper or ROOT_ROOM in (lower, upper):
+        if lower == upper or not {lower, upper} <= set(PLACES):
             continue
         start, end = PLACES[lower], PLACES[upper]
         x = STAIRS.get((lower, upper))

@@ -1,7 +1,8 @@
 """The project's own files and which of them import which, read from the source without running any of it.
 
 A module is named without the distribution: ``trees.topology``. A *room* is a folder, two levels deep at most:
-``trees``, ``compiler/teachers``; the modules at the root are the room ``draftwood``.
+``trees``, ``compiler/teachers``. Of the files at the root, ``__init__.py`` is the room ``draftwood``, the public
+surface on top of all others, and the rest the room ``root``, which all others stand on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import draftwood
 
 HOUSES = ("trees", "kernels", "compiler", "runtime", "tools")
-ROOT_ROOM = "draftwood"
+SURFACE, ROOT_ROOM = "draftwood", "root"
 
 Modules = dict[str, Path]
 Edges = Counter[tuple[str, str]]
@@ -59,7 +60,7 @@ def _own(target: str) -> str | None:
 def room(name: str, path: Path) -> str:
     """The folder that a module lies in, two levels deep at most."""
     folders = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    return "/".join(folders[:2]) or ROOT_ROOM
+    return "/".join(folders[:2]) or (ROOT_ROOM if name else SURFACE)
 
 
 def room_imports(found: Modules) -> Edges:
