@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
@@ -32,6 +33,7 @@ OURS = re.compile(r"(draftwood|\./draft|python -m draftwood\.)")
 # What makes a command short; a flag that is given twice has its last value.
 SHORTER = {
     "bench": "--limit 1 --max-new-tokens 8",
+    "build": "--kv 128 --prefill 16",
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
     "check": "--limit 1",
     "demo": "--size native",
@@ -197,14 +199,9 @@ def plan(folder: Path, paths: str) -> None:
 
 
 def small(words: list[str]) -> list[str]:
-    """The command with fewer slots where it builds, and less to do."""
+    """The command with the fewest graphs where it builds, and less to do."""
     name = words[1] if words[0] == "draftwood" else words[0]
-    words = list(words)
-    if name == "build":
-        at = words.index("--kv") + 1
-        words[at] = ",".join(str(128 * (1 + number)) for number, _ in enumerate(words[at].split(",")))
-    modelled = "--device" in words
-    return words + ([] if modelled else shlex.split(SHORTER.get(name, "")))
+    return [*words, *shlex.split("" if "--device" in words else SHORTER.get(name, ""))]
 
 
 def run(document: Path, world: Callable[[str], Path], infos: set[str]) -> None:
@@ -279,6 +276,14 @@ def test_links_lead_somewhere(document: Path) -> None:
 def anchors(path: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_extras_and_the_line_of_the_tests_are_those_of_the_project() -> None:
+    install = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"[`.]\[(\w+)\][`']", install)) == set(extras)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- tests -->\n```sh setup\n./draft test\n```" in readme  # what .ci/run looks for
 
 
 def test_the_readme_is_short_and_begins_plainly() -> None:
