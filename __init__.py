@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from draftwood.compiler.bundle.build import BuildRequest
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.manifest import Manifest
     from draftwood.runtime.bundle import Verify
     from draftwood.runtime.opened import OpenedBundle
@@ -41,7 +41,7 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
     """Freezes a checkpoint and its draft trees into the bundle ``out``, whole or not at all.
 
     Args:
-        request: what to build (`draftwood.compiler.bundle.BuildRequest`).
+        request: what to build (`BuildRequest`).
         progress: is told each stage by name.
 
     Raises:
@@ -101,7 +101,7 @@ def open(
 def __getattr__(name: str) -> Any:
     """``BuildRequest`` without importing the compiler for those who only run bundles."""
     if name == "BuildRequest":
-        from draftwood.compiler.bundle.build import BuildRequest
+        from draftwood.compiler.bundle.request import BuildRequest
 
         return BuildRequest
     raise AttributeError(f"module 'draftwood' has no attribute {name!r}")

@@ -45,7 +45,7 @@ def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes")
     return data
 
 
@@ -54,7 +54,7 @@ def read_text(path: Path, limit: int = MOST_BYTES) -> str:
     try:
         text = read_regular(path, limit).decode()
     except UnicodeDecodeError as error:
-        raise OSError(errno.EILSEQ, f"not UTF-8 text at byte {error.start}", str(path)) from error
+        raise OSError(errno.EILSEQ, f"not UTF-8 text at byte {error.start}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -70,10 +70,10 @@ def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except ValueError as error:  # a NUL in the name, say
-        raise OSError(errno.EINVAL, f"no possible file name ({error})", str(path)) from error
+        raise OSError(errno.EINVAL, f"no possible file name ({error})") from error
 
 
 def _require_regular(found: os.stat_result, path: Path) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind != stat.S_IFREG:
-        raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a special file')}, expected a regular file", str(path))
+        raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a special file')}, expected a regular file")

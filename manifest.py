@@ -20,6 +20,9 @@ MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
 
+# What msgspec raises for bytes that are not what they should be.
+DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 # No size is beyond 31 bits: products of two of them fit int64.
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -32,7 +35,10 @@ BundlePath = Annotated[
 ]
 
 GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
-DrafterKind = Literal["medusa", "eagle3", "fasteagle"]
+
+
+# How a number is kept, as torch and numpy spell it.
+ElementType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,7 +49,7 @@ class TensorSignature(_Struct, frozen=True):
     """One input or output; a string in ``shape`` is a size chosen at run time."""
 
     name: Name
-    dtype: Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
+    dtype: ElementType
     shape: tuple[Size | Name, ...]
 
 
@@ -60,6 +66,8 @@ class GraphSignature(_Struct, frozen=True):
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
     aliases: dict[Name, Name]
+    # Texts that one launch serves.
+    batch: Size = 1
 
     @property
     def caches(self) -> list[str]:
@@ -131,13 +139,14 @@ class Teacher(_Struct, frozen=True):
 class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    kind: DrafterKind
+    # The compiler's name of it; what a runtime needs to know of a kind is said by the fields below and by the graphs.
+    kind: Name
     digest: Digest
     levels: Size
     candidates: Size
     # Width of the teacher's output per token that drafts are made from.
     features: Size
-    # Its caches of accepted text, key and value of each of ``layers``; none for Medusa.
+    # Its caches of accepted text, key and value of each of ``layers``, none where that is 0.
     layers: Count
     kv_heads: Count
     head_dim: Count
@@ -145,17 +154,33 @@ class Drafter(_Struct, frozen=True):
     config: dict[str, Any]
 
 
-class NpuTarget(_Struct, frozen=True):
-    """What was lowered for an NPU: one ``.air`` file a graph, beside its text, and ``atc.sh``.
+class Precision(_Struct, frozen=True):
+    """How the numbers of a graph set are kept; whole numbers keep their own types."""
 
-    Graphs have the names of their ONNX siblings; a decode graph may have more rows than one. ``index`` says where
-    each weight lies; ``weights`` is there only once it is among the manifest's ``files``.
+    name: str
+    weights: ElementType
+    activations: ElementType
+    caches: ElementType
+
+
+class GraphSet(_Struct, frozen=True):
+    """What was lowered for one target: the graphs of one rank of it, over one file of weights.
+
+    ``onnx`` is what onnxruntime runs. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, beside its text, and
+    ``atc.sh``. Graphs of one name are siblings in all sets; a decode graph of ``ge`` may have more rows than one.
     """
 
-    dtype: Literal["float16", "bfloat16"]
-    soc: str
-    index: BundlePath
+    target: Name
+    # Which of ``ranks`` devices it is for, from 0.
+    rank: Count
+    ranks: Size
+    precision: Precision
+    # There only once it is among the manifest's ``files``.
     weights: BundlePath
+    # Says where in ``weights`` each weight lies, where the file itself does not.
+    index: BundlePath | None
+    # The chip that it was lowered for, where that matters.
+    soc: str | None
     graphs: tuple[GraphSignature, ...]
 
 
@@ -167,10 +192,7 @@ class File(_Struct, frozen=True):
 
 
 class Manifest(_Struct, frozen=True):
-    """Everything a runtime needs to know; ``files`` gives size and SHA-256 of every other file of the bundle.
-
-    ``graphs`` are those that onnxruntime runs, over ``weights``; both are empty where only an NPU is served.
-    """
+    """Everything a runtime needs to know; ``files`` gives size and SHA-256 of every other file of the bundle."""
 
     schema_version: int
     dims: Dims
@@ -178,14 +200,22 @@ class Manifest(_Struct, frozen=True):
     drafter: Drafter | None
     trees: tuple[Tree, ...]
     gears: tuple[Gear, ...]
-    graphs: tuple[GraphSignature, ...]
-    weights: BundlePath | None
-    npu: NpuTarget | None
+    # One of each target and rank.
+    graph_sets: tuple[GraphSet, ...]
     # True if tokenizer/ holds what turns text into ids.
     tokenizer: bool
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
     files: dict[BundlePath, File]
+
+    def graph_set(self, target: str, rank: int = 0) -> GraphSet | None:
+        """What was lowered for a target and rank, if anything was."""
+        return next((one for one in self.graph_sets if (one.target, one.rank) == (target, rank)), None)
+
+    def graphs_of(self, target: str, rank: int = 0) -> tuple[GraphSignature, ...]:
+        """The graphs of a target and rank; none where nothing was lowered for it."""
+        found = self.graph_set(target, rank)
+        return found.graphs if found else ()
 
 
 def cache_names(layers: int) -> list[str]:
@@ -230,7 +260,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
             )
         return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
 
 

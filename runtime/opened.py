@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
 from draftwood.runtime.bundle import Bundle, Verify
-from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import Engine, open_engine
+from draftwood.runtime.decoding import Asked, Decoding, Options, Result
+from draftwood.runtime.engines import Engine, default_engine, open_engine
 from draftwood.runtime.policy import PLAIN, Policy, policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.proof import prove
 from draftwood.runtime.trace import Trace
 
 # Text to continue, chat messages, or token ids.
@@ -39,55 +39,47 @@ class OpenedBundle:
         """What the bundle says of itself."""
         return self.bundle.manifest
 
-    def generate(self, prompt: Prompt, **options: Any) -> Result:
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        policy: str | Policy | None = None,
+        trace: Trace | None = None,
+        **options: Unpack[Asked],
+    ) -> Result:
         """Answers a prompt.
 
         Args:
             prompt: text to continue, chat messages (each with ``role`` and ``content``), or token ids.
-            options: as ``stream`` takes them.
+            policy, trace, options: as ``stream`` takes them.
 
         Raises:
             RequestError: a prompt or an option that the bundle cannot serve.
             NumericError: the teacher's logits are not finite.
         """
-        return self.stream(prompt, **options).run()
+        return self.stream(prompt, policy=policy, trace=trace, **options).run()
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
         policy: str | Policy | None = None,
         trace: Trace | None = None,
+        **options: Unpack[Asked],
     ) -> Decoding:
         """Begins to answer a prompt: iterate over it for pieces of text; ``result`` is set at its end.
 
         Args:
             prompt: as ``generate`` takes it.
-            temperature: divides the logits; 0 decodes greedily.
-            top_p, top_k: keep the most probable tokens; 1 and 0 keep all.
-            seed: of all draws; a seed gives one text.
-            stop: texts before which the answer ends.
-            ignore_eos: go on past the teacher's end tokens.
             policy: ``plain``, a gear's name, or a policy of one's own; the bundle's own choice where None.
             trace: takes an event a step.
+            options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop`` and ``ignore_eos``,
+                described at `draftwood.runtime.decoding.Asked`.
         """
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
-        chosen = Options(
-            max_new_tokens=max_new_tokens,
-            sampling=Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-            ignore_eos=ignore_eos,
-            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-        )
         found = _policy(self.bundle, policy)
-        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, found, trace)
+        return Decoding(self.engine, prompt_ids(self.bundle, prompt), Options.of(**options), found, trace)
 
     def close(self) -> None:
         """Closes the engine; a step that runs ends first, a text that goes on is refused. May be called twice."""
@@ -109,7 +101,22 @@ def open_bundle(
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     bundle = Bundle.open(Path(folder), verify)
-    return OpenedBundle(bundle, open_engine(bundle, engine, threads))
+    return OpenedBundle(bundle, proved_engine(bundle, engine, threads))
+
+
+def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
+    """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
+
+    Raises:
+        BundleError: a gear does not give what plain decoding gives.
+        RequestError: no such engine or device.
+    """
+    name = name or default_engine(bundle)
+    engine = open_engine(bundle, name, threads)
+    if not bundle.files.proved(f"decoding {name}"):
+        prove(engine)
+        bundle.files.remember(f"decoding {name}")
+    return engine
 
 
 def _policy(bundle: Bundle, policy: str | Policy | None) -> Policy:

@@ -204,4 +204,5 @@ def _called(path: Path, function: Callable[..., Any], *args: Any, **options: Any
 
 
 def _broken(path: Path, error: BaseException) -> BundleError:
-    return BundleError(f"{path}: cannot be used: {error}; build the bundle again")
+    reason = error.strerror if isinstance(error, OSError) else error
+    return BundleError(f"{path}: cannot be used: {reason}; build the bundle again")

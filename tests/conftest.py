@@ -95,7 +95,7 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import save_file
 
     from draftwood.compiler.teachers.checkpoint import expected_tensors
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("teacher")
@@ -130,7 +130,8 @@ def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gears of three trees at two KV lengths. Read only: tests that alter a bundle copy it."""
-    from draftwood.compiler.bundle.build import BuildRequest, build
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.trees import Topology
 
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("ragged", Topology.from_paths(RAGGED)))
@@ -208,7 +209,8 @@ def tiny_draft_bundles(
 
     FastEagle's has two KV lengths, EAGLE-3's, whose every tree has a draft graph, one.
     """
-    from draftwood.compiler.bundle.build import BuildRequest, build
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.trees import RankPaths, Topology
     from draftwood.trees.spec import Budget
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwood.compiler.teachers.checkpoint import DTYPES, Entry, read_header, read_tensor
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, finite, read_header, read_tensor
 from draftwood.errors import CheckpointError
 
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | {torch.int64: "I64", torch.bool: "BOOL"}
@@ -47,4 +47,5 @@ def open_tensors(file: Path) -> tuple[dict[str, Entry], Reader]:
         raise CheckpointError(f"{file}: holds no plain dict of tensors; expected the state dict of the drafter alone")
     kinds = {key: _KINDS.get(tensor.dtype, str(tensor.dtype)) for key, tensor in state.items()}
     entries = {str(key): Entry(file, tuple(tensor.shape), kinds[key]) for key, tensor in state.items()}
-    return entries, {str(key): tensor for key, tensor in state.items()}.__getitem__
+    tensors = {str(key): tensor for key, tensor in state.items()}
+    return entries, lambda key: finite(file, key, tensors[key])

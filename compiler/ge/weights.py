@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
+from draftwood.manifest import DAMAGED, GraphSet
 
 ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
 
@@ -87,7 +88,7 @@ def read_index(path: Path) -> WeightIndex:
     """BundleError where the index is missing or damaged."""
     try:
         return msgspec.json.decode(read_regular(path), type=WeightIndex)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         raise BundleError(f"{path}: not a weight index ({error}); build the bundle again") from error
 
 
@@ -133,3 +134,10 @@ def _map(path: Path, folder: Path) -> np.memmap:
         raise BundleError(
             f"{path}: no weights; the bundle was built without them; run draftwood bind {folder.parent} --model DIR"
         ) from None
+
+
+def bundle_npu_weights(folder: Path, graphs: GraphSet) -> dict[str, Tensor]:
+    """Views of the weights of a bundle's NPU graphs; BundleError where they are not bound yet."""
+    assert graphs.index is not None, "an NPU's weights have an index"
+    index = folder / graphs.index
+    return map_npu_weights(index.parent, read_index(index))

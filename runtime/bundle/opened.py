@@ -10,7 +10,7 @@ from typing import Literal
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.files import read_text
 from draftwood.manifest import Gear, GraphSignature, Manifest, Tree, read_manifest
-from draftwood.runtime.bundle import files, references, weights
+from draftwood.runtime.bundle import files, graphs, references, weights
 from draftwood.runtime.bundle.remembered import Files
 from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.trees import Topology, TreeBuffers
@@ -39,8 +39,8 @@ class Bundle:
         """Reads the manifest and refuses whatever does not hold together.
 
         Args:
-            verify: full also hashes every file and looks for NaN and infinity in the weights; None does so once
-                on this machine for files that have not changed since.
+            verify: full also hashes every file, reads every graph's inputs and outputs, and looks for NaN and infinity
+                in the weights; None does so once on this machine for files that have not changed since.
 
         Raises:
             BundleError: not a bundle, of another schema version, files that are missing, altered, of a special kind
@@ -55,6 +55,10 @@ class Bundle:
             verify = "fast" if found.proved("files") else "full"
         if verify == "full":
             files.check_digests(folder, manifest.files)
+            for one in manifest.graph_sets:
+                if one.target == "onnx":
+                    for graph in one.graphs:
+                        graphs.check_graph(folder, graph, one.weights)
         _check_weights(folder, manifest, verify)
         trees = _trees(folder, manifest)
         if verify == "full":
@@ -68,7 +72,7 @@ class Bundle:
 
     def graph(self, name: str) -> GraphSignature:
         """A graph for onnxruntime by its name; BundleError where the bundle holds none."""
-        for graph in self.manifest.graphs:
+        for graph in self.manifest.graphs_of("onnx"):
             if graph.name == name:
                 return graph
         raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
@@ -92,21 +96,25 @@ def _files(folder: Path, manifest: Manifest) -> Files:
 def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
     """Headers and sizes of all weights; every number of them where everything is looked at."""
     held: dict[Path, dict[str, weights.Tensor]] = {}
-    if manifest.weights:
-        path = folder / manifest.weights
-        held[path] = weights.read_header(path)
-        longest, positions = max(gear.slots for gear in manifest.gears), held[path].get("rope_cos")
-        if positions is not None and positions.shape[:1] < (longest,):
-            raise BundleError(
-                f"{path}: rope_cos has shape {list(positions.shape)}; expected {longest} positions or more, the largest"
-                " KV length; build the bundle again"
-            )
-    npu = manifest.npu
-    if npu and npu.weights in manifest.files:
-        held |= weights.read_index(folder / npu.index, folder / npu.weights)
+    for one in manifest.graph_sets:
+        path = folder / one.weights
+        if one.index is None:
+            held[path] = weights.read_header(path)
+            _check_positions(path, held[path], max(gear.slots for gear in manifest.gears))
+        elif one.weights in manifest.files:
+            held |= weights.read_index(folder / one.index, path)
     if verify == "full":
         for path, tensors in held.items():
             weights.check_finite(path, tensors)
+
+
+def _check_positions(path: Path, tensors: dict[str, weights.Tensor], longest: int) -> None:
+    positions = tensors.get("rope_cos")
+    if positions is not None and positions.shape[:1] < (longest,):
+        raise BundleError(
+            f"{path}: rope_cos has shape {list(positions.shape)}; expected {longest} positions or more, the largest"
+            " KV length; build the bundle again"
+        )
 
 
 def _trees(folder: Path, manifest: Manifest) -> dict[str, tuple[Topology, TreeBuffers]]:

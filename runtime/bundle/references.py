@@ -50,6 +50,7 @@ def check_references(manifest: Manifest, where: str) -> None:
 def faults(manifest: Manifest) -> Iterator[str]:
     """Everything that does not hold together, each as one line."""
     yield from _names(manifest)
+    yield from _sets(manifest)
     yield from _listed(manifest)
     yield from _dims(manifest)
     for graph in (graph for graphs in graph_sets(manifest) for graph in graphs):
@@ -61,8 +62,8 @@ def faults(manifest: Manifest) -> Iterator[str]:
 
 
 def graph_sets(manifest: Manifest) -> list[tuple[GraphSignature, ...]]:
-    """The graphs of each target; each set serves every gear by itself."""
-    return [graphs for graphs in (manifest.graphs, manifest.npu.graphs if manifest.npu else ()) if graphs]
+    """The graphs of each target and rank; each set serves every gear by itself."""
+    return [one.graphs for one in manifest.graph_sets if one.graphs]
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
@@ -81,16 +82,29 @@ def _listed(manifest: Manifest) -> Iterator[str]:
     """Every file that is referred to is one that the manifest vouches for."""
     files = [graph.file for graphs in graph_sets(manifest) for graph in graphs]
     files += [tree.file for tree in manifest.trees if tree.file]
-    files += [manifest.weights] if manifest.weights else []
-    files += [manifest.npu.index] if manifest.npu else []
+    files += [one.index or one.weights for one in manifest.graph_sets]
     files += ["tokenizer/tokenizer.json"] if manifest.tokenizer else []
     yield from (
         f"refers to {name}, which it does not list among its files" for name in files if name not in manifest.files
     )
     if MANIFEST_FILE in manifest.files:
         yield f"lists {MANIFEST_FILE}, itself, among its files"
-    if (manifest.weights is None) != (not manifest.graphs):
-        yield f"weights are {manifest.weights!r} beside {len(manifest.graphs)} graphs; expected both or neither"
+
+
+def _sets(manifest: Manifest) -> Iterator[str]:
+    """Every target has its ranks once each, alike in number; every set has graphs."""
+    yield from (
+        f"two graph sets are {name}" for name in _twice(f"{s.target}, rank {s.rank}" for s in manifest.graph_sets)
+    )
+    for one in manifest.graph_sets:
+        if not one.graphs:
+            yield f"graph set {one.target}, rank {one.rank}, has no graphs"
+        if one.rank >= one.ranks:
+            yield f"graph set {one.target}: rank {one.rank} of {one.ranks}; expected 0 to {one.ranks - 1}"
+        if one.target == "ge" and one.index is None:
+            yield "graph set ge has no weight index; expected the file that says where each weight lies"
+    ranks = {(one.target, one.ranks) for one in manifest.graph_sets}
+    yield from (f"graph sets of {name} disagree about their number of ranks" for name in _twice(t for t, _ in ranks))
 
 
 def _dims(manifest: Manifest) -> Iterator[str]:

@@ -18,6 +18,8 @@ _TYPES = {
     "tensor(float16)": "float16",
     "tensor(bfloat16)": "bfloat16",
 }
+# Element type and shape by name.
+Ends = dict[str, tuple[str, list[int | str]]]
 
 
 def check_session(session: Any, signature: GraphSignature, path: Path) -> None:
@@ -27,9 +29,13 @@ def check_session(session: Any, signature: GraphSignature, path: Path) -> None:
         BundleError: the first that differs. Memory is bound by the signature, so a graph that writes more than it
             says would write past the end of it.
     """
-    ends = (("input", session.get_inputs(), signature.inputs), ("output", session.get_outputs(), signature.outputs))
-    for what, real, declared in ends:
-        got, expected = _real(real), _declared(declared)
+    check_ends(signature, path, _real(session.get_inputs()), _real(session.get_outputs()))
+
+
+def check_ends(signature: GraphSignature, path: Path, inputs: Ends, outputs: Ends) -> None:
+    """The same of inputs and outputs that were read from a graph in another way."""
+    for what, got, declared in (("input", inputs, signature.inputs), ("output", outputs, signature.outputs)):
+        expected = _declared(declared)
         for name in (*expected, *got):
             if got.get(name) != expected.get(name):
                 raise BundleError(
@@ -38,11 +44,11 @@ def check_session(session: Any, signature: GraphSignature, path: Path) -> None:
                 )
 
 
-def _real(ends: Iterable[Any]) -> dict[str, tuple[str, list[int | str]]]:
+def _real(ends: Iterable[Any]) -> Ends:
     return {end.name: (_TYPES.get(end.type, end.type), list(end.shape)) for end in ends}
 
 
-def _declared(specs: Iterable[TensorSignature]) -> dict[str, tuple[str, list[int | str]]]:
+def _declared(specs: Iterable[TensorSignature]) -> Ends:
     return {spec.name: (spec.dtype, list(spec.shape)) for spec in specs}
 
 

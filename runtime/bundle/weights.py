@@ -11,6 +11,7 @@ import numpy as np
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
+from draftwood.manifest import DAMAGED
 
 MOST_HEADER = 100 << 20  # bytes, the limit of the safetensors library itself
 _PIECE = 1 << 22  # bytes read at a time: a multiple of every element size
@@ -90,7 +91,7 @@ def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
     """
     try:
         index = msgspec.json.decode(read_regular(path), type=_Index)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         raise BundleError(f"{path}: no weight index ({error}); {_REBUILD}") from error
     found: dict[Path, dict[str, Tensor]] = {}
     for name, constant in index.constants.items():
@@ -128,7 +129,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, Tensor], int]:
         header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         return {name: msgspec.json.decode(raw, type=Tensor) for name, raw in header.items()}, 8 + length
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise BundleError(f"{path}: no safetensors header ({error}); {_REBUILD}") from error
 
 

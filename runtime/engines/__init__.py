@@ -32,15 +32,19 @@ def engine_names() -> list[str]:
     return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
 
 
+def default_engine(bundle: Bundle) -> str:
+    """The NPU's where machine and bundle have one, else the CPU's."""
+    return "npu" if bundle.manifest.graph_set("ge") and npu_count() else "cpu"
+
+
 def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
-    """The engine asked for; without a name the NPU's where machine and bundle have one, else the CPU's.
+    """The engine asked for, or the default one.
 
     Raises:
         RequestError: no such engine, or no such device.
         BundleError: the bundle holds no graphs for it.
     """
-    if name is None:
-        name = "npu" if bundle.manifest.npu is not None and npu_count() else "cpu"
+    name = name or default_engine(bundle)
     if name not in _registered:
         found = list(entry_points(group=GROUP, name=name))
         if not found:
@@ -49,4 +53,4 @@ def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = N
     return _registered[name](bundle, threads)
 
 
-__all__ = ["Engine", "Opener", "StagedEngine", "engine_names", "open_engine", "register"]
+__all__ = ["Engine", "Opener", "StagedEngine", "default_engine", "engine_names", "open_engine", "register"]

@@ -101,7 +101,7 @@ def test_check_names_the_node_at_which_a_wrong_graph_parts(
     lines = report["first_divergences"]
     assert lines and all(line.startswith("verify-t7-kv128: ") for line in lines)
     assert all("first at AddRmsNorm_1, npu.npu_add_rms_norm.default at " in line for line in lines), lines
-    assert all("decoder.py:" in line for line in lines)
+    assert all("block.py:" in line for line in lines)
 
 
 @needs_converters
@@ -133,9 +133,10 @@ def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> No
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
         assert [c for c in found if not c.ok] == []
-    assert bundle.manifest.npu is not None
-    folders = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in bundle.manifest.npu.graphs}
-    assert len(folders) == len(bundle.manifest.npu.graphs)
+    npu = bundle.manifest.graph_set("ge")
+    assert npu is not None
+    folders = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in npu.graphs}
+    assert len(folders) == len(npu.graphs)
 
 
 @needs_converters
@@ -145,15 +146,12 @@ def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
     from draftwood.compiler.ge.online import compile_cache
 
     bundle = Bundle.open(npu_bundle)
-    assert bundle.manifest.npu is not None
-    graph, files = bundle.manifest.npu.graphs[0], bundle.manifest.files
-    other = msgspec.structs.replace(
-        bundle.manifest, files=files | {bundle.manifest.npu.weights: File(bytes=0, sha256="0" * 64)}
-    )
+    npu = bundle.manifest.graph_set("ge")
+    assert npu is not None
+    graph, files = npu.graphs[0], bundle.manifest.files
+    other = msgspec.structs.replace(bundle.manifest, files=files | {npu.weights: File(bytes=0, sha256="0" * 64)})
     assert compile_cache(bundle.folder, bundle.manifest, graph) != compile_cache(bundle.folder, other, graph)
-    unbound = msgspec.structs.replace(
-        bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.npu.weights}
-    )
+    unbound = msgspec.structs.replace(bundle.manifest, files={n: d for n, d in files.items() if n != npu.weights})
     with pytest.raises(BundleError, match="no weights are bound; run draftwood bind"):
         compile_cache(bundle.folder, unbound, graph)
 

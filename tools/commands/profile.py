@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import add_verify_argument
 from draftwood.tools.commands.build import parse_sizes
 
 if TYPE_CHECKING:
-    from draftwood.compiler.device.model import Drafter
+    from draftwood.compiler.device.table import DraftCost
     from draftwood.manifest import Gear
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import StagedEngine
@@ -39,16 +41,13 @@ VISIT_SECONDS = 0.05  # a visit lasts at least so long, or short steps never see
 HOST_TOKENS = 48  # new tokens of a text that is decoded for the host's share
 MODELLED_ROWS = tuple(range(1, 65))
 MODELLED_SLOTS = (1024, 2048, 4096, 8192)
-DRAFTERS = (
-    "medusa:HEADS[:tied], eagle3[:VOCABULARY], fasteagle:LAYERS[:VOCABULARY[:HEADS:KV_HEADS:MLP]] or a drafter's folder"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="bundle to measure on this machine")
     parser.add_argument("--device", metavar="NAME", help="device to model instead, such as ascend-910b3")
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
-    parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {DRAFTERS}")
+    parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
@@ -59,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
@@ -77,9 +77,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _modelled(args: argparse.Namespace) -> LatencyTable:
-    from draftwood.compiler.bundle.build import PREFILL_ROWS
-    from draftwood.compiler.device.model import device, modelled_table
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.bundle.request import PREFILL_ROWS
+    from draftwood.compiler.device.devices import device
+    from draftwood.compiler.device.table import modelled_table
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.manifest import file_digest
     from draftwood.tools.demo import resolve
 
@@ -102,7 +103,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
-    from draftwood.compiler.bundle.build import SLOT_MULTIPLE
+    from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 
     for length in slots:
         if length <= 0 or length % SLOT_MULTIPLE or length > positions:
@@ -122,39 +123,26 @@ def parse_rows(text: str) -> tuple[int, ...]:
     return rows
 
 
-def parse_drafter(text: str, teacher: Path) -> Drafter:
-    """The drafter that a spec or a drafter's folder describes."""
-    from draftwood.compiler.device import model as device_model
-    from draftwood.compiler.drafters.kinds import MedusaDrafter, OpenedDrafter
+def _drafters() -> str:
+    """What ``--drafter`` takes."""
+    specs = (f"{kind.name}{kind.cost_sizes}" for kind in kinds() if kind.cost_sizes is not None)
+    return f"{', '.join(specs)} or a drafter's folder"
+
+
+def parse_drafter(text: str, teacher: Path) -> DraftCost:
+    """The cost of the drafter that a spec or a drafter's folder describes."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.demo import resolve
 
-    config = read_config(teacher)
+    kind, *sizes = text.split(":")
     if (path := resolve(text)).exists():
-        drafter = OpenedDrafter.open(path, Checkpoint.open(teacher)).drafter
-        if isinstance(drafter, MedusaDrafter):
-            sizes = drafter.config
-            return device_model.Medusa(levels=sizes.heads, blocks=sizes.blocks, tied=sizes.tied)
-        vocabulary = drafter.config.draft_vocabulary
-        if drafter.kind == "eagle3":
-            return device_model.Eagle3(vocabulary=vocabulary)
-        block = drafter.config.block
-        sizes = {name: getattr(block, name) for name in ("layers", "heads", "kv_heads", "intermediate")}
-        return device_model.FastEagle(vocabulary=vocabulary, **sizes)
-    kind, *options = text.split(":")
-    numbers = [int(option) for option in options if option.isdecimal()]
-    match kind, numbers, [option for option in options if not option.isdecimal()]:
-        case "medusa", [levels], [] | ["tied"] as tied if levels:
-            return device_model.Medusa(levels=levels, tied=bool(tied))
-        case "eagle3", [] | [_] as sizes, [] if all(sizes):
-            return device_model.Eagle3(vocabulary=(*sizes, config.vocabulary)[0])
-        case "fasteagle", [layers] | [layers, _], [] if all(numbers):
-            return device_model.FastEagle(layers=layers, vocabulary=(*numbers[1:], config.vocabulary)[0])
-        case "fasteagle", [layers, vocabulary, heads, kv_heads, intermediate], [] if all(numbers):
-            sizes = {"heads": heads, "kv_heads": kv_heads, "intermediate": intermediate}
-            return device_model.FastEagle(layers=layers, vocabulary=vocabulary, **sizes)
-    raise RequestError(f"--drafter {text}: expected {DRAFTERS}")
+        cost = open_drafter(path, Checkpoint.open(teacher)).model.cost()
+    else:
+        cost = kind_named(kind).cost(sizes, read_config(teacher)) if kind in names() else None
+    if cost is None:
+        raise RequestError(f"--drafter {text}: expected {_drafters()}")
+    return cost
 
 
 def _measured(args: argparse.Namespace) -> LatencyTable:
@@ -165,7 +153,7 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     if args.model or args.drafter:
         raise RequestError("--model and --drafter: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
-    bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
+    bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
     share_threads(args.threads)
     engine = CpuEngine(bundle)
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
@@ -267,10 +255,15 @@ def _subjects(engine: StagedEngine, rows: set[int], slots: int) -> list[Subject]
     ]
 
 
+def _ranks_levels(bundle: Bundle) -> bool:
+    """Whether one draft graph ranks levels for all trees; otherwise each drafts one tree alone."""
+    drafts = (graph for graph in bundle.manifest.graphs if graph.kind == "draft")
+    return any(spec.name == "candidates" for graph in drafts for spec in graph.outputs)
+
+
 def _drafting(bundle: Bundle, topology: Topology) -> Gear | None:
-    """A gear that drafts a tree, or one as costly: a graph that serves all trees drafts any, EAGLE-3 its own."""
-    drafter = bundle.manifest.drafter
-    shared = drafter is not None and drafter.kind != "eagle3"
+    """A gear that drafts a tree, or one as costly."""
+    shared = _ranks_levels(bundle)
     gears = (gear for gear in bundle.manifest.gears if gear.draft and gear.tree in bundle.trees)
     fits = (gear for gear in gears if shared or bundle.trees[gear.tree][0] == topology)
     return next(fits, None) if topology.depth else None
@@ -326,6 +319,7 @@ def _visit(engine: StagedEngine, subject: Subject, times: Times) -> None:
     state, tree, drafter = subject.state, subject.tree, engine.bundle.manifest.drafter
     tokens = np.random.default_rng(tree.rows)
     state.rollback(subject.filled)
+    ranked = _ranks_levels(engine.bundle)
     entered, step = time.perf_counter(), 0
     while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and state.kv.room(tree.rows)):
         tokens_T = tokens.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
@@ -340,7 +334,7 @@ def _visit(engine: StagedEngine, subject: Subject, times: Times) -> None:
             times.steps[tree.rows, state.slots, subject.filled].append(verified - drafted)
             if subject.gear and drafter:
                 shape = subject.topology.depth, subject.topology.width
-                offered = shape if drafter.kind == "eagle3" else (drafter.levels, drafter.candidates)
+                offered = (drafter.levels, drafter.candidates) if ranked else shape
                 times.drafts[offered].append(drafted - began)
         step += 1
 

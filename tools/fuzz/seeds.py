@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.teachers.checkpoint import expected_tensors
-from draftwood.compiler.teachers.config import read_config
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
 from draftwood.trees import RankPaths, Topology, write_tree
@@ -53,8 +55,9 @@ TEACHER = {
 RAGGED = Topology.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
 
 
-def make_seeds(folder: Path) -> None:
-    """Writes all seeds below ``folder``: teacher, drafters, bundles, and files of statistics and trees."""
+def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
+    """Writes all seeds below ``folder``: teacher, drafters, files of statistics and trees, and bundles by the kind of
+    their drafter, which are copied where they are given."""
     torch.set_num_threads(1)
     make_teacher(folder / "teacher")
     rest = shutil.ignore_patterns("config.json", "*.safetensors")
@@ -65,6 +68,9 @@ def make_seeds(folder: Path) -> None:
     make_torch_files(folder)
     make_files(folder / "files")
     for kind in ("medusa", "eagle3", "fasteagle"):
+        if bundles is not None:
+            shutil.copytree(bundles[kind], folder / "bundles" / kind)
+            continue
         trees: list[tuple[str, Topology | Budget]] = [("plain", Topology.plain()), ("ragged", RAGGED)]
         if kind == "eagle3":
             trees.append(("budget", Budget(6, 2, 3)))

@@ -11,20 +11,20 @@ import random
 from pathlib import Path
 
 import draftwood
-from draftwood.compiler.drafters.kinds import OpenedDrafter
+from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.static import OnnxEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.calibrate import figures, import_paths
 from draftwood.tools.commands.plan import read_latency, realised_figures
-from draftwood.tools.commands.run import prompt_ids
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
 from draftwood.trees.calibration import Calibration
@@ -71,7 +71,7 @@ def bundle(folder: Path, rng: random.Random) -> str:
     opened = open_bundle(folder)
     if opened.tokenizer is not None:
         opened.tokenizer.decode(opened.tokenizer.encode("the cat"))
-    engine: Engine = (OnnxEngine if rng.random() < 0.3 else CpuEngine)(opened, threads=1)
+    engine: Engine = (OnnxStaticEngine if rng.random() < 0.3 else CpuEngine)(opened, threads=1)
     plain = _text(engine, opened, None)
     for gear in opened.manifest.gears:
         if gear.draft is not None and (found := _text(engine, opened, gear.name)) != plain:
@@ -104,7 +104,7 @@ def _text(engine: Engine, opened: Bundle, gear: str | None) -> list[int] | str:
 def trees(folder: Path, rng: random.Random) -> str:
     """Reads every tree file, in every way that the command line knows."""
     found = []
-    for path in sorted(folder.glob("*")):
+    for path in sorted(folder.glob("*")) or [folder / "missing.json"]:
         for spec in (f"tree:{path}", f"medusa:{path}", f"medusa:{path}#two"):
             found.append(_verdict(lambda spec=spec: [_sound(tree) for _, tree in parse_specs(spec)]))
         found.append(_verdict(lambda path=path: _sound(parse_tree(read_text(path), str(path)))))
@@ -222,11 +222,11 @@ def teacher(folder: Path, rng: random.Random) -> str:
 
 def drafter(folder: Path, rng: random.Random) -> str:
     """Opens a drafter beside a right teacher and reads every weight."""
-    opened = OpenedDrafter.open(folder, Checkpoint.open(folder.parent / "teacher"))
+    opened = open_drafter(folder, Checkpoint.open(folder.parent / "teacher"))
     for name in opened.checkpoint.names():
         opened.checkpoint.weight(name)
     opened.digest()
-    return opened.drafter.kind
+    return opened.model.kind
 
 
 def tokenizer(folder: Path, rng: random.Random) -> str:

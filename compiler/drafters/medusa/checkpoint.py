@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader, open_tensors
-from draftwood.compiler.teachers.checkpoint import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
@@ -41,7 +41,8 @@ class MedusaCheckpoint:
     # Whether the teacher's output matrix serves every head.
     tied: bool
     dtype: torch.dtype
-    keys: Mapping[str, str]
+    # Our weight name -> the file's key.
+    parts: Mapping[str, str]
     read: Reader
 
     @classmethod
@@ -81,11 +82,27 @@ class MedusaCheckpoint:
 
     def names(self) -> list[str]:
         """Our weight names: ``heads.{i}.blocks.{j}.weight``, ``.bias`` and ``heads.{i}.out.weight``."""
-        return list(self.keys)
+        return list(self.parts)
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """The file's key of a weight."""
+        return (self.parts[name],)
+
+    def stored(self, key: str) -> Tensor:
+        """A tensor under its key in the file."""
+        return self.read(key)
 
     def weight(self, name: str) -> Tensor:
         """A weight under our name, as stored: blocks [H, H] and [H], output matrices [V, H]."""
-        return self.read(self.keys[name])
+        return self.read(self.parts[name])
+
+    def buffers(self, positions: int) -> dict[str, Tensor]:
+        """Heads have none."""
+        return {}
+
+    def maps(self) -> dict[str, Tensor]:
+        """Heads rank the teacher's own vocabulary."""
+        return {}
 
     def digest(self) -> str:
         """SHA-256, in hex, over the file."""
