@@ -67,11 +67,10 @@ def graph_sets(manifest: Manifest) -> list[tuple[GraphSignature, ...]]:
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
-    named = {"tree": [tree.name for tree in manifest.trees], "gear": [gear.name for gear in manifest.gears]}
-    for what, parts in named.items():
-        yield from (f"two {what}s are named {name!r}" for name in _twice(parts))
-    for graphs in graph_sets(manifest):
-        yield from (f"two graphs are named {name!r}" for name in _twice(graph.name for graph in graphs))
+    named = [("tree", [tree.name for tree in manifest.trees]), ("gear", [gear.name for gear in manifest.gears])]
+    named += [("graph", [graph.name for graph in graphs]) for graphs in graph_sets(manifest)]
+    for what, names in named:
+        yield from (f"two {what}s are named {name!r}" for name in _twice(names))
     if not manifest.gears or not graph_sets(manifest):
         yield "has no gear or no graph; expected at least one of each"
     if not any(tree.name == "plain" and (tree.rows, tree.depth) == (1, 0) for tree in manifest.trees):
