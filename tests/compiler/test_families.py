@@ -25,7 +25,7 @@ from draftwood.compiler.teachers.registry import described_config, read_config
 from draftwood.errors import BundleError, CheckpointError
 from draftwood.manifest import Manifest, read_manifest
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.trees import Topology

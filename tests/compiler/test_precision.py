@@ -16,7 +16,7 @@ from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.targets.precision import BF16, FP16, FP32, Precision
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.trees import Topology

@@ -10,7 +10,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
-from draftwood.runtime.engine import session
+from draftwood.runtime.engines.sessions import session
 
 
 def opened(bundle: Bundle, graph: GraphSignature) -> ort.InferenceSession:

@@ -12,19 +12,22 @@ from pathlib import Path
 
 import draftwood
 from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.ge import weights as compiled
+from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.static import OnnxEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.calibrate import figures, import_paths
 from draftwood.tools.commands.plan import read_latency, realised_figures
-from draftwood.tools.commands.run import prompt_ids
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
 from draftwood.trees.calibration import Calibration
@@ -71,7 +74,7 @@ def bundle(folder: Path, rng: random.Random) -> str:
     opened = open_bundle(folder)
     if opened.tokenizer is not None:
         opened.tokenizer.decode(opened.tokenizer.encode("the cat"))
-    engine: Engine = (OnnxEngine if rng.random() < 0.3 else CpuEngine)(opened, threads=1)
+    engine: Engine = (OnnxStaticEngine if rng.random() < 0.3 else CpuEngine)(opened, threads=1)
     plain = _text(engine, opened, None)
     for gear in opened.manifest.gears:
         if gear.draft is not None and (found := _text(engine, opened, gear.name)) != plain:
@@ -227,6 +230,14 @@ def drafter(folder: Path, rng: random.Random) -> str:
         opened.checkpoint.weight(name)
     opened.digest()
     return opened.model.kind
+
+
+def npu_weights(folder: Path, rng: random.Random) -> str:
+    """Reads the weights of an NPU's graphs, as opening a bundle does and as an engine does."""
+    index, stored = folder / "weights.json", folder / "weights.bin"
+    for path, tensors in read_index(index, stored).items():
+        check_values(path, tensors, 100)
+    return f"{len(map_npu_weights(folder, compiled.read_index(index)))} tensors"
 
 
 def tokenizer(folder: Path, rng: random.Random) -> str:

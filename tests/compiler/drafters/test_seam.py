@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.safetensors_file import sha256_of
 from draftwood.compiler.checkpoints.tensors import open_tensors
 from draftwood.compiler.device.operators import Op, matmul, ranking
