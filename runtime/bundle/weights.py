@@ -1,4 +1,4 @@
-"""Whether a bundle's weights are what they say: a safetensors file in order, long enough, every number one that may be there."""
+"""Whether a bundle's weights are what they say: a safetensors file in order, every number one that may be there."""
 
 from __future__ import annotations
 
