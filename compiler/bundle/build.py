@@ -45,7 +45,7 @@ def _lower(name: str, folder: Path, request: BuildRequest, sources: Sources, pro
         folder=folder,
         shapes=request.shapes,
         config=config,
-        drafter=sources.kind,
+        drafter=sources.draft_model,
         weights=tuple(map(precision.stored, sources.weights(max(request.slots)))),
         precision=precision,
         mode=request.weights,
@@ -86,7 +86,7 @@ def _manifest(
     tokenizer: bool,
     files: dict[str, m.File],
 ) -> m.Manifest:
-    config, kind, opened = sources.teacher.config, sources.kind, sources.drafter
+    config, kind, opened = sources.teacher.config, sources.draft_model, sources.drafter
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=_dims(config, request.shapes),

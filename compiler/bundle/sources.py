@@ -34,13 +34,13 @@ class Sources:
         return cls(teacher, open_drafter(request.drafter, teacher) if request.drafter else None)
 
     @property
-    def kind(self) -> DraftModel | None:
+    def draft_model(self) -> DraftModel | None:
         """The drafter without its weights."""
         return self.drafter.model if self.drafter else None
 
     def modules(self, positions: int) -> Modules:
         """The modules without values, on the device of the context."""
-        return make_modules(self.teacher.config, self.kind, positions)
+        return make_modules(self.teacher.config, self.draft_model, positions)
 
     def weights(self, positions: int) -> list[WeightEntry]:
         """Every weight of the bundle, rotary tables for ``positions`` positions among them."""
@@ -59,7 +59,7 @@ class Sources:
 
 def check_fit(request: BuildRequest, sources: Sources) -> None:
     """Raises RequestError or TreeError where these checkpoints cannot serve the request."""
-    config, drafter = sources.teacher.config, sources.kind
+    config, drafter = sources.teacher.config, sources.draft_model
     longest = max(request.slots)
     if longest > config.max_positions:
         raise RequestError(
