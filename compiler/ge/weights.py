@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +25,10 @@ from draftwood.manifest import DAMAGED, GraphSet
 ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
 
 
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Dtype = Literal["float16", "bfloat16", "float32", "int64", "int32", "bool"]
+
+
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One weight: its place in ``location`` and, in ``parts``, the checkpoint tensors concatenated along dimension 0.
 
@@ -31,20 +36,20 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     the weight is used in place. ``parts`` is empty for what is computed and not read, such as rotary tables.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Offset, ...]
     location: str
-    offset: int
-    length: int
+    offset: Offset
+    length: Offset
     parts: tuple[str, ...]
     # The element type where it is not the index's: whole numbers.
-    dtype: str | None = None
+    dtype: Dtype | None = None
 
 
 class WeightIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole index, ``npu/weights.json``; ``bytes`` is the size of the weights file."""
 
-    dtype: str
-    bytes: int
+    dtype: Dtype
+    bytes: Offset
     constants: dict[str, Constant]
 
 
@@ -75,8 +80,8 @@ def plan_weights(
     return WeightIndex(dtype=_name(dtype), bytes=at, constants=constants)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> Dtype:
+    return cast(Dtype, str(dtype).removeprefix("torch."))
 
 
 def write_index(path: Path, index: WeightIndex) -> None:
@@ -121,7 +126,12 @@ def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | Non
         if len(raw) != constant.length:
             raise BundleError(f"{folder / constant.location}: ends before {name}; bind the weights again")
         dtype = getattr(torch, constant.dtype or index.dtype)
-        found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
+        try:
+            found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
+        except (RuntimeError, ValueError) as error:
+            raise BundleError(
+                f"{folder / constant.location}: {name} does not fit its bytes ({error}); build it again"
+            ) from error
     return found
 
 

@@ -45,7 +45,7 @@ class Bundle:
         Raises:
             BundleError: not a bundle, of another schema version, files that are missing, altered, of a special kind
                 or outside the bundle, references or sizes that contradict each other, a tree that breaks an
-                invariant, weights that are not finite.
+                invariant, weights that are not finite, or token ids that are none.
         """
         manifest = read_manifest(folder)
         references.check_references(manifest, str(folder))
@@ -105,7 +105,7 @@ def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
             held |= weights.read_index(folder / one.index, path)
     if verify == "full":
         for path, tensors in held.items():
-            weights.check_finite(path, tensors)
+            weights.check_values(path, tensors, manifest.dims.vocabulary)
 
 
 def _check_positions(path: Path, tensors: dict[str, weights.Tensor], longest: int) -> None:

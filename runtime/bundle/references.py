@@ -67,11 +67,10 @@ def graph_sets(manifest: Manifest) -> list[tuple[GraphSignature, ...]]:
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
-    named = {"tree": manifest.trees, "gear": manifest.gears}
-    for what, parts in named.items():
-        yield from (f"two {what}s are named {name!r}" for name in _twice(part.name for part in parts))
-    for graphs in graph_sets(manifest):
-        yield from (f"two graphs are named {name!r}" for name in _twice(graph.name for graph in graphs))
+    named = [("tree", [tree.name for tree in manifest.trees]), ("gear", [gear.name for gear in manifest.gears])]
+    named += [("graph", [graph.name for graph in graphs]) for graphs in graph_sets(manifest)]
+    for what, names in named:
+        yield from (f"two {what}s are named {name!r}" for name in _twice(names))
     if not manifest.gears or not graph_sets(manifest):
         yield "has no gear or no graph; expected at least one of each"
     if not any(tree.name == "plain" and (tree.rows, tree.depth) == (1, 0) for tree in manifest.trees):
@@ -94,7 +93,7 @@ def _listed(manifest: Manifest) -> Iterator[str]:
 def _sets(manifest: Manifest) -> Iterator[str]:
     """Every target has its ranks once each, alike in number; every set has graphs."""
     yield from (
-        f"two graph sets are {name}" for name in _twice(f"{s.target}, rank {s.rank}" for s in manifest.graph_sets)
+        f"two graph sets are of {name}" for name in _twice(f"{s.target}, rank {s.rank}" for s in manifest.graph_sets)
     )
     for one in manifest.graph_sets:
         if not one.graphs:

@@ -1,4 +1,4 @@
-"""Whether a bundle's weights are what they say: a safetensors file in order, long enough, every number finite."""
+"""Whether a bundle's weights are what they say: files in order and long enough, every number one that may be there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
@@ -23,6 +24,7 @@ _EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
     "F16": (np.uint16, 0x7C00),
     "BF16": (np.uint16, 0x7F80),
 }
+_IDS: dict[str, type[np.signedinteger]] = {"I32": np.int32, "I64": np.int64}
 _WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8}
 _WIDTHS |= {"U64": 8} | {kind: np.dtype(word).itemsize for kind, (word, _) in _EXPONENTS.items()}
 
@@ -105,16 +107,20 @@ def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
     return found
 
 
-def check_finite(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Refuses NaN and infinity in any floating-point tensor of a file, by the tensor's name."""
+def check_values(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
+    """Refuses NaN, infinity and whole numbers that are no token id, by the tensor's name.
+
+    Whole numbers among a bundle's weights are ids of the teacher's tokens: a smaller draft vocabulary is mapped so.
+    """
     try:
         with open_regular(path) as file:
             for name, tensor in tensors.items():
-                if tensor.dtype in _EXPONENTS and (at := _first_not_finite(file, tensor, path, name)) is not None:
+                if (at := _first_bad(file, tensor, vocabulary, f"{path}: ends inside {name}")) is not None:
                     place = [int(i) for i in np.unravel_index(at, tensor.shape)]
+                    wanted = "finite number" if tensor.dtype in _EXPONENTS else f"token id below {vocabulary}"
                     raise BundleError(
-                        f"{path}: {name}{place} is no finite number; expected finite weights; take a checkpoint"
-                        " without NaN and infinity and build the bundle again"
+                        f"{path}: {name}{place} is no {wanted}; expected one in every place; take a checkpoint in order"
+                        " and build the bundle again"
                     )
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror}; copy the bundle again") from error
@@ -133,19 +139,26 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, Tensor], int]:
         raise BundleError(f"{path}: no safetensors header ({error}); {_REBUILD}") from error
 
 
-def _first_not_finite(file: BinaryIO, tensor: Tensor, path: Path, name: str) -> int | None:
-    """The index of the first element that is NaN or infinite, counted in the flat tensor."""
-    word, exponent = _EXPONENTS[tensor.dtype]
-    mask, done = word(exponent), 0
-    begin, end = tensor.data_offsets
+def _first_bad(file: BinaryIO, tensor: Tensor, vocabulary: int, short: str) -> int | None:
+    """The index of the first element that must not be, counted in the flat tensor; None too where any may."""
+    if tensor.dtype not in (*_EXPONENTS, *_IDS):
+        return None
+    done, (begin, end) = 0, tensor.data_offsets
     file.seek(begin)
     for at in range(begin, end, _PIECE):
         piece = file.read(min(_PIECE, end - at))
         if len(piece) < min(_PIECE, end - at):
-            raise BundleError(f"{path}: ends inside {name}; copy the bundle again")
-        bits = np.frombuffer(piece, word)
-        bad = (bits & mask) == mask
+            raise BundleError(f"{short}; copy the bundle again")
+        bad = _bad(piece, tensor.dtype, vocabulary)
         if bad.any():
             return done + int(bad.argmax())
-        done += len(bits)
+        done += len(bad)
     return None
+
+
+def _bad(piece: bytes, dtype: str, vocabulary: int) -> NDArray[np.bool_]:
+    if dtype in _IDS:
+        ids = np.frombuffer(piece, _IDS[dtype])
+        return (ids < 0) | (ids >= vocabulary)
+    word, exponent = _EXPONENTS[dtype]
+    return (np.frombuffer(piece, word) & word(exponent)) == word(exponent)

@@ -83,12 +83,68 @@ def test_every_floating_point_type_is_looked_at(tmp_path: Path, dtype: object) -
     import torch
     from safetensors.torch import save_file
 
-    from draftwood.runtime.bundle.weights import check_finite, read_header
+    from draftwood.runtime.bundle.weights import check_values, read_header
 
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.from_numpy(np.zeros(1, dtype)).dtype
-    good = {"a": torch.full((3,), torch.finfo(kind).max, dtype=kind), "ids": torch.full((2,), -1)}
+    good = {"a": torch.full((3,), torch.finfo(kind).max, dtype=kind), "ids": torch.full((2,), 8)}
     save_file(good, tmp_path / "good.safetensors")
-    check_finite(tmp_path / "good.safetensors", read_header(tmp_path / "good.safetensors"))
+    check_values(tmp_path / "good.safetensors", read_header(tmp_path / "good.safetensors"), 9)
     save_file(good | {"b": torch.tensor([0.0, torch.inf]).to(kind)}, tmp_path / "bad.safetensors")
     with pytest.raises(BundleError, match=r"b\[1\] is no finite number"):
-        check_finite(tmp_path / "bad.safetensors", read_header(tmp_path / "bad.safetensors"))
+        check_values(tmp_path / "bad.safetensors", read_header(tmp_path / "bad.safetensors"), 9)
+
+
+def npu_weights(tmp_path: Path, change: dict[str, object], value: float = 1.0) -> dict:
+    """What reading an NPU's index gives, one field of a constant changed."""
+    import json
+
+    import torch
+
+    from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
+    from draftwood.runtime.bundle.weights import read_index
+
+    index = plan_weights({"a": (2, 3)}, torch.bfloat16, "weights.bin", {}, {})
+    write_index(tmp_path / "weights.json", index)
+    write_npu_weights(tmp_path / "weights.bin", index, lambda _: torch.full((2, 3), value))
+    fields = json.loads((tmp_path / "weights.json").read_text())
+    fields["constants"]["a"] |= change
+    (tmp_path / "weights.json").write_text(json.dumps(fields))
+    return read_index(tmp_path / "weights.json", tmp_path / "weights.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"location": "../weights.bin"}, r"a lies in '\.\./weights\.bin'; expected 'weights.bin'"),
+        ({"length": 14}, r"a: 14 bytes do not fit \[2, 3\]"),
+        ({"offset": -1}, "no weight index .*>= 0"),
+        ({"dtype": "float33"}, "do not fit"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=message):
+        npu_weights(tmp_path, change)
+
+
+def test_the_weights_of_an_npu_are_finite_and_there(tmp_path: Path) -> None:
+    from draftwood.runtime.bundle.weights import check_values
+
+    (held,) = npu_weights(tmp_path, {}).items()
+    check_values(*held, 9)
+    (held,) = npu_weights(tmp_path, {}, float("inf")).items()
+    with pytest.raises(BundleError, match=r"weights.bin: a\[0, 0\] is no finite number"):
+        check_values(*held, 9)
+    (held,) = npu_weights(tmp_path, {"offset": 2**40}).items()
+    with pytest.raises(BundleError, match="ends inside a"):
+        check_values(*held, 9)
+
+
+@pytest.mark.parametrize("token", [-1, 300, -(2**62)])
+def test_a_map_into_no_vocabulary_is_refused(token: int, tiny_draft_bundles: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_draft_bundles["eagle3"], tmp_path / "copy"))
+    path = folder / "onnx" / "weights.safetensors"
+    tensors = load_file(path)
+    tensors["teacher_ids"][7] = token
+    save_file(tensors, path)
+    with pytest.raises(BundleError, match=r"teacher_ids\[7\] is no token id below 300"):
+        Bundle.open(vouch_for(folder, "onnx/weights.safetensors"))

@@ -257,7 +257,7 @@ def _subjects(engine: StagedEngine, rows: set[int], slots: int) -> list[Subject]
 
 def _ranks_levels(bundle: Bundle) -> bool:
     """Whether one draft graph ranks levels for all trees; otherwise each drafts one tree alone."""
-    drafts = (graph for graph in bundle.manifest.graphs if graph.kind == "draft")
+    drafts = (graph for graph in bundle.manifest.graphs_of("onnx") if graph.kind == "draft")
     return any(spec.name == "candidates" for graph in drafts for spec in graph.outputs)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.trace import StepEvent, Trace
@@ -67,6 +68,7 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
     make_fasteagle(folder / "fasteagle")
     make_torch_files(folder)
     make_files(folder / "files")
+    make_npu_weights(folder / "npu")
     for kind in ("medusa", "eagle3", "fasteagle"):
         if bundles is not None:
             shutil.copytree(bundles[kind], folder / "bundles" / kind)
@@ -157,6 +159,17 @@ def make_torch_files(folder: Path) -> None:
         torch.save(load_file(source), target / name)
         if (folder / kind / "config.json").exists():
             (target / "config.json").write_bytes((folder / kind / "config.json").read_bytes())
+
+
+def make_npu_weights(folder: Path) -> None:
+    """The weights of an NPU's graphs with their index, as a bundle's ``npu`` folder has them."""
+    folder.mkdir(parents=True)
+    values = {"embed.weight": torch.randn(16, 8, generator=_noise(4)), "norm.weight": torch.ones(8)}
+    values["ids"] = torch.arange(6)
+    shapes = {name: tuple(value.shape) for name, value in values.items()}
+    index = plan_weights(shapes, torch.bfloat16, "weights.bin", {}, {}, {"ids": torch.int64})
+    write_index(folder / "weights.json", index)
+    write_npu_weights(folder / "weights.bin", index, values.__getitem__)
 
 
 def make_files(folder: Path) -> None:

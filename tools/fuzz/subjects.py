@@ -233,6 +233,8 @@ SUBJECTS = (
     Subject("fasteagle-config", ("fasteagle",), _one_of(json_damaged, "config.json"), targets.drafter, 2),
     Subject("fasteagle-tensors", ("fasteagle",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 1),
     Subject("torch-files", ("medusa-torch", "eagle3-torch"), _torch_files, targets.drafter, 3),
+    Subject("npu-weights", ("npu",), _one_of(json_damaged, "weights.json"), targets.npu_weights, 1),
+    Subject("npu-numbers", ("npu",), _one_of(damaged, "weights.bin"), targets.npu_weights, 1),
     Subject("tokenizers", ("tokenizer",), _one_of(json_damaged, "*.json"), targets.tokenizer, 3),
     Subject("templates", ("tokenizer",), _template, targets.tokenizer, 2),
 )

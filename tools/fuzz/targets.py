@@ -12,9 +12,12 @@ from pathlib import Path
 
 import draftwood
 from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.ge import weights as compiled
+from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -227,6 +230,14 @@ def drafter(folder: Path, rng: random.Random) -> str:
         opened.checkpoint.weight(name)
     opened.digest()
     return opened.model.kind
+
+
+def npu_weights(folder: Path, rng: random.Random) -> str:
+    """Reads the weights of an NPU's graphs, as opening a bundle does and as an engine does."""
+    index, stored = folder / "weights.json", folder / "weights.bin"
+    for path, tensors in read_index(index, stored).items():
+        check_values(path, tensors, 100)
+    return f"{len(map_npu_weights(folder, compiled.read_index(index)))} tensors"
 
 
 def tokenizer(folder: Path, rng: random.Random) -> str:
