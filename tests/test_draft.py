@@ -26,6 +26,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+# What CI, itself a caller of ./draft, may have set.
+OURS = ("DRAFT_EXTRAS", "DRAFT_PYTHON", "PYTHON")
 STAND_IN = """#!/bin/sh
 echo "$@" >> "{calls}"
 case "$*" in
@@ -54,8 +56,9 @@ class Clone:
         self.module.write_stamp(root=str(folder), python=self.module.this_python(), key="", extras=[])
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        inherited = {name: value for name, value in os.environ.items() if name not in OURS}
         # A proxy that refuses at once: no test asks PyTorch's index.
-        environment = {**os.environ, "https_proxy": "http://127.0.0.1:9", **variables}
+        environment = {**inherited, "https_proxy": "http://127.0.0.1:9", **variables}
         return subprocess.Popen(
             [sys.executable, self.folder / "draft", *arguments],
             cwd=self.folder.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -90,7 +93,9 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Clone:
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone:
+    for name in OURS:
+        monkeypatch.delenv(name, raising=False)
     return Clone(tmp_path / "clone")
 
 

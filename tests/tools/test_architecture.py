@@ -48,7 +48,6 @@ def test_the_picture_shows_what_the_source_imports() -> None:
     assert described(PICTURE.read_text(encoding="utf-8")) == architecture(), f"draw it anew: {REDRAW}"
 
 
-@pytest.mark.xfail(strict=True, reason="a circle is left: bundle and GE target")
 def test_no_circle_of_imports_between_files() -> None:
     assert circles(imports(modules())) == []
 

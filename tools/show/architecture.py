@@ -121,8 +121,9 @@ def draw(found: dict[str, Any], paths: Iterable[Path]) -> None:
     _draw_stairs(axes, edges)
     shared = sum(count for (_, imported), count in edges.items() if imported == ROOT_ROOM)
     note = (
-        f"An arrow leads from what is imported to what imports it. Not drawn: {shared} imports of the root's modules."
+        f"An arrow leads from what is imported to what imports it. Not drawn: {shared} imports of the root's modules,"
     )
+    note += " such as errors.py, and the public surface above all, __init__.py."
     axes.text(0, 1.2, note, fontsize=9, color=INK)
     with matplotlib.rc_context({"svg.hashsalt": "draftwood", "svg.fonttype": "none"}):
         for path in paths:
@@ -213,7 +214,7 @@ def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
     left, right, bottom, top = place
     title = name.partition("/")[2] or (f"{name}/*.py" if name else "")
     lines = int((top - bottom) / 1.25) - bool(title)
-    text = textwrap.fill(purpose, max(int((right - left) * 2.2), 12), max_lines=max(lines, 1), placeholder=" ...")
+    text = textwrap.fill(purpose, max(int((right - left) * 2.0), 12), max_lines=max(lines, 1), placeholder=" ...")
     y = (bottom + top) / 2
     if title:
         axes.text(
