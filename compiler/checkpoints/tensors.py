@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle  # for the name of torch's refusal only
+import pickletools
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +13,12 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, finite, read_header, read_tensor
 from draftwood.errors import CheckpointError
+from draftwood.files import open_regular
 
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | {torch.int64: "I64", torch.bool: "BOOL"}
 _FILES = ("model.safetensors", "pytorch_model.bin")
+
+_LONGEST_NAME, _MOST_PICKLE = 1000, 64 << 20
 
 # Read by key as the file spells it.
 Reader = Callable[[str], Tensor]
@@ -29,11 +34,29 @@ def find_file(path: Path, drafter: str) -> tuple[Path, Path]:
     raise CheckpointError(f"{path}: no {drafter} drafter; expected a folder with {' or '.join(_FILES)}")
 
 
+def _check_names(file: Path) -> None:
+    """Refuses a torch file whose pickle holds very long texts; nothing of it is executed or built.
+
+    torch looks through its own refusal, which quotes them, in a time that grows with the square of their length.
+    """
+    open_regular(file).close()
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if not member.filename.endswith("data.pkl"):
+                continue
+            if member.file_size > _MOST_PICKLE:
+                raise ValueError(f"{member.filename} has {member.file_size} bytes")
+            for _, argument, _ in pickletools.genops(archive.read(member)):
+                if isinstance(argument, (str, bytes)) and len(argument) > _LONGEST_NAME:
+                    raise ValueError(f"{member.filename} holds a text of {len(argument)} characters")
+
+
 def open_tensors(file: Path) -> tuple[dict[str, Entry], Reader]:
     """What the file holds, and a reader of it. Pickles go through torch's restricted reader: nothing can run."""
     if file.suffix == ".safetensors":
         return read_header(file), lambda key: read_tensor(file, key)
     try:
+        _check_names(file)
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         raise CheckpointError(

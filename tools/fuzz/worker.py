@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -138,6 +139,7 @@ def _link_seeds(seeds: Path, subject: Subject, rng: random.Random, place: Path) 
 
 
 def _limit(place: Path) -> None:
+    faulthandler.disable()  # a test's own, which would report an abort that is wanted
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 2))
