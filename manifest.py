@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from draftwood.errors import BundleError
+from draftwood.planning import Planning
 
 SCHEMA_VERSION = 4
 MANIFEST_FILE = "manifest.json"
@@ -77,7 +78,8 @@ class Gear(_Struct, frozen=True):
     """One static shape to decode with: a tree at a KV length.
 
     ``draft`` names the graph that drafts for it, None for plain decoding. Where that graph has a cache and a KV
-    length, ``-kv{slots}`` stands behind the name.
+    length, ``-kv{slots}`` stands behind the name. Where confidence classes were planned, ``tree`` is that of the
+    lowest, and ``class_trees`` those of the others, ascending, all of equally many rows.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Gear(_Struct, frozen=True):
     slots: int
     graph: str
     draft: str | None
+    class_trees: tuple[str, ...] = ()
 
 
 class Dims(_Struct, frozen=True):
@@ -165,6 +168,8 @@ class Manifest(_Struct, frozen=True):
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
     files: dict[str, str]
+    # Of a bundle that was built from a plan: what the runtime's policy knows beforehand.
+    planning: Planning | None = None
 
 
 def cache_names(layers: int) -> list[str]:

@@ -19,7 +19,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.clock import StepClock
 from draftwood.runtime.engine import Engine, StepResult
-from draftwood.runtime.policy import Policy
+from draftwood.runtime.policy import Outcome, Policy
 from draftwood.runtime.sampling import Sampling, draw
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.trace import StepEvent, StepKind, Trace
@@ -123,10 +123,11 @@ class Decoding:
         if cache.slots < gear.slots:
             cache.grow(gear.slots)
         clock.mark("host")
-        if gear.draft is None:
+        drafted = None if gear.draft is None else self.engine.draft(cache, gear, root)
+        if drafted is None:
             tokens_T, tree = np.array([root], np.int64), self.engine.bundle.trees[gear.tree][1]
         else:
-            tokens_T, _, tree = self.engine.draft(cache, gear, root)
+            tokens_T, tree = drafted.tokens_T, drafted.tree
         clock.mark("draft")
         result = self.engine.verify(cache, tokens_T, tree)
         clock.mark("verify")
@@ -135,8 +136,21 @@ class Decoding:
         cache.commit(accepted.rows)
         clock.mark("accept")
         self._steps += 1
-        kind: StepKind = "verify" if gear.draft else "decode"
-        self._record(kind, gear.name, position, tree.rows, len(gained), accepted.path, gained)
+        kind: StepKind = "verify" if drafted else "decode"
+        clock.mark("host")
+        outcome = Outcome(
+            gear=gear,
+            length=position,
+            path=accepted.path,
+            gained=len(gained),
+            rank=drafted.rank(len(accepted.path), accepted.bonus) if drafted else None,
+            draft_us=clock.us["draft"],
+            verify_us=clock.us["verify"],
+            host_us=clock.us["accept"] + clock.us["host"],
+            confidence=drafted.confidence if drafted else None,
+        )
+        self._record(kind, gear.name, position, tree.rows, len(gained), accepted.path, gained, outcome)
+        self.policy.observe(outcome)
         return gained
 
     def _draw(self, result: StepResult, row: int, position: int) -> int:
@@ -192,11 +206,13 @@ class Decoding:
         accepted: int,
         path: tuple[int, ...],
         tokens: list[int],
+        outcome: Outcome | None = None,
     ) -> None:
         clock = self._clock
         clock.mark("host")
         if self.trace is None:
             return
+        expected = self.policy.expected(outcome.gear, position) if outcome else None
         self.trace.add(
             StepEvent(
                 kind=kind,
@@ -212,6 +228,10 @@ class Decoding:
                 verify_us=clock.us["verify"],
                 accept_us=clock.us["accept"],
                 host_us=clock.us["host"],
+                rank=outcome.rank if outcome else None,
+                confidence=outcome.confidence if outcome else None,
+                expected_tokens=expected.tokens if expected else None,
+                expected_us=expected.us if expected else None,
             )
         )
 

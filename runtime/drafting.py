@@ -6,6 +6,7 @@ tree to verify.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -37,12 +38,29 @@ class Draft(NamedTuple):
     """A tree to verify: the token of every row, the root's first, and the tree's buffers.
 
     ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
-    its path's where nodes are (EAGLE-3).
+    its path's where nodes are (EAGLE-3). ``candidates_IK`` are a ranked drafter's of every level, None for another;
+    valid until the next draft.
     """
 
     tokens_T: NDArray[np.int64]
     scores_M: NDArray[np.float32]
     tree: TreeBuffers
+    candidates_IK: NDArray[np.int64] | None = None
+
+    @property
+    def confidence(self) -> float:
+        """Probability of the best first candidate."""
+        return min(1.0, math.exp(float(self.scores_M[0])))
+
+    def rank(self, depth: int, token: int) -> int | None:
+        """A token's rank among the candidates behind a path of ``depth`` nodes, K if it is none of them.
+
+        None where the candidates are not known: of a drafter that ranks none, or past its levels.
+        """
+        if self.candidates_IK is None or depth >= len(self.candidates_IK):
+            return None
+        ranked = self.candidates_IK[depth].tolist()
+        return ranked.index(token) if token in ranked else len(ranked)
 
 
 class Drafting:
@@ -122,11 +140,20 @@ class Drafting:
     def _tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
         scores = outputs["scores"]
         if "candidates" in outputs:
-            tree = self.bundle.trees[gear.tree][1]
-            tokens_T = tree_tokens(tree, root, outputs["candidates"])
-            return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree)
+            candidates_IK = outputs["candidates"]
+            tree = self.bundle.trees[self._class_tree(gear, float(scores[0, 0]))][1]
+            tokens_T = tree_tokens(tree, root, candidates_IK)
+            return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
         tree = _chosen(outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
         return Draft(np.concatenate(([root], outputs["drafted"])), scores.copy(), tree)
+
+    def _class_tree(self, gear: Gear, score: float) -> str:
+        """The tree of the confidence class that the best first candidate's log-probability falls into."""
+        planning = self.bundle.manifest.planning
+        if not gear.class_trees or planning is None:
+            return gear.tree
+        confidence = min(1.0, math.exp(score))
+        return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
 
 
 def _chosen(outputs: dict[str, NDArray]) -> TreeBuffers:

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # What each folder may import of the project; "" is the root package itself.
 MAY_IMPORT = {
-    "": {"errors", "environment"},
+    "": {"errors", "environment", "planning"},
     "trees": {"errors", "trees"},
     "kernels": {"errors", "trees", "kernels"},
-    "compiler": {"", "errors", "environment", "manifest", "trees", "kernels", "compiler"},
-    "runtime": {"errors", "manifest", "trees", "runtime"},
+    "compiler": {"", "errors", "environment", "manifest", "planning", "trees", "kernels", "compiler"},
+    "runtime": {"errors", "manifest", "planning", "trees", "runtime"},
 }
 FORBIDDEN_WORDS = ("/wo" + "rk/", "../sha" + "red", "sha" + "red/research", "sha" + "red/data")
 TEXT = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ".jinja", ".sh", ".yml", ".yaml", ""}

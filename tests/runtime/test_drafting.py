@@ -70,7 +70,7 @@ def committed(engine: Engine, gear: str, prompt: list[int], steps: int) -> tuple
     cache = engine.new_cache(chosen.slots)
     text = [*prompt, int(engine.prefill(cache, np.array(prompt)).choice_R[0])]
     for step in range(steps):
-        tokens_T, _, tree = engine.draft(cache, chosen, text[-1])
+        tokens_T, _, tree, _ = engine.draft(cache, chosen, text[-1])
         result = engine.verify(cache, tokens_T, tree)
         row = (5 * step + tree.rows - 1) % tree.rows
         rows = tree.paths[row, : tree.depths[row] + 1].tolist()

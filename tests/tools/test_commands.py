@@ -9,7 +9,7 @@ import pytest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decode import Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.commands import bench as bench_command
@@ -144,7 +144,7 @@ def test_bench_reports_a_difference_that_is_no_tie(
         return result
 
     monkeypatch.setattr(engine, "verify", faulty)
-    plain, tree = (policy_for(engine.bundle, gear) for gear in ("plain-kv128", "ragged-kv128"))
+    plain, tree = (Policies(engine.bundle, "fixed", gear) for gear in ("plain-kv128", "ragged-kv128"))
     options = Options(max_new_tokens=24, ignore_eos=True)
     report = bench(engine, read_prompts(prompts), options, plain, tree)
     assert not report["ok"] and report["identical"] < 3 and report["ties"] == 0
@@ -156,7 +156,7 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     done: dict = {}
     contexts = bench_command.turn_prompts(engine, read_prompts(prompts), done)
     _, first = next(contexts)
-    result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), policy_for(engine.bundle, plain=True))
+    result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), Policies(engine.bundle, "plain"))
     done["a"] = result
     _, second = next(contexts)
     text = engine.bundle.text

@@ -20,11 +20,12 @@ import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.tools.engines import add_engine_argument, open_engine
+from draftwood.tools.policies import add_policy_arguments
 
 if TYPE_CHECKING:
     from draftwood.runtime.decode import Options, Result
     from draftwood.runtime.engine import Engine
-    from draftwood.runtime.policy import Policy
+    from draftwood.runtime.policy import Policies
     from draftwood.tools.prompts import Prompt
 
 # Two logits decide, each off by the noise; and the noise is the worst of a sample, so twice that again.
@@ -70,18 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
-    parser.add_argument("--gear", metavar="NAME", help="gear to compare with plain decoding (default: largest tree)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the speed-ups of the turns")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_decoding_arguments(parser)
+    add_policy_arguments(parser)
     add_engine_argument(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engine import share_threads
-    from draftwood.runtime.policy import policy_for
+    from draftwood.runtime.policy import Policies
     from draftwood.tools.commands.run import options
+    from draftwood.tools.policies import policies_of
     from draftwood.tools.prompts import read_prompts
 
     bundle = Bundle.open(args.bundle)
@@ -90,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads(args.threads)
     engine = open_engine(bundle, args.engine)
-    report = bench(engine, prompts, chosen, policy_for(bundle, plain=True), policy_for(bundle, args.gear))
+    report = bench(engine, prompts, chosen, Policies(bundle, "plain"), policies_of(bundle, args))
     if args.png:
         from draftwood.tools.show.pictures import draw_speedups
 
@@ -103,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def bench(
-    engine: Engine, prompts: list[Prompt], options: Options, plain: Policy, speculative: Policy
+    engine: Engine, prompts: list[Prompt], options: Options, plain: Policies, speculative: Policies
 ) -> dict[str, Any]:
     """Runs every turn both ways; see the report's keys in ``_report``."""
     turns: list[Turn] = []
@@ -140,16 +142,16 @@ def turn_prompts(engine: Engine, prompts: list[Prompt], done: dict[str, Result])
         yield prompt, text.chat(messages) if text.has_chat else text.encode(joined)
 
 
-def _decode(engine: Engine, ids: list[int], options: Options, policy: Policy) -> tuple[Result, tuple[int, ...]]:
+def _decode(engine: Engine, ids: list[int], options: Options, policies: Policies) -> tuple[Result, tuple[int, ...]]:
     from draftwood.runtime.decode import Decoding
     from draftwood.runtime.trace import Trace
 
     trace = Trace()
-    result = Decoding(engine, ids, options, policy, trace).run()
+    result = Decoding(engine, ids, options, policies.new(options.sampling.greedy), trace).run()
     return result, tuple(event.accepted for event in trace.events if event.kind != "prefill")
 
 
-def _warm_up(engine: Engine, prompt: Prompt, options: Options, policies: tuple[Policy, ...]) -> None:
+def _warm_up(engine: Engine, prompt: Prompt, options: Options, policies: tuple[Policies, ...]) -> None:
     for _, ids in turn_prompts(engine, [prompt], {}):
         for policy in policies:
             _decode(engine, ids, options, policy)

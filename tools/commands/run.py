@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.tools.engines import add_engine_argument, open_engine
+from draftwood.tools.policies import add_policy_arguments, policies_of
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids to continue")
     prompt.add_argument("--chat", type=Path, metavar="FILE.json", help='[{"role": "user", "content": "..."}, ...]')
     add_decoding_arguments(parser)
-    parser.add_argument("--gear", metavar="NAME", help="a gear of the bundle; grows to larger KV lengths as needed")
+    add_policy_arguments(parser)
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
@@ -78,16 +79,16 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decode import Decoding
     from draftwood.runtime.engine import share_threads
-    from draftwood.runtime.policy import policy_for
     from draftwood.runtime.trace import Trace, form_of, save
 
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     bundle = Bundle.open(args.bundle)
     trace = Trace() if args.trace else None
-    policy = policy_for(bundle, args.gear, args.plain)
+    policies = policies_of(bundle, args, args.plain)
     prompt, chosen = prompt_ids(bundle, args), options(args)
     share_threads(args.threads)
+    policy = policies.new(chosen.sampling.greedy)
     decoding = Decoding(open_engine(bundle, args.engine), prompt, chosen, policy, trace)
     for piece in decoding:
         if not args.json:

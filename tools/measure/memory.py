@@ -32,7 +32,7 @@ def measure(folder: Path) -> dict[str, float | int | bool]:
         cache = engine.new_cache(gear.slots)
         engine.prefill(cache, np.zeros(8, np.int64))
         if gear.draft:
-            tokens_T, _, tree = engine.draft(cache, gear, 0)
+            tokens_T, _, tree, _ = engine.draft(cache, gear, 0)
         else:
             tokens_T, tree = np.zeros(1, np.int64), bundle.trees[gear.tree][1]
         engine.verify(cache, tokens_T, tree)

@@ -8,7 +8,6 @@ the teacher's text with ``--model``.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterator
 
@@ -47,8 +46,14 @@ class Observed:
 
     def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
         drafted = self.engine.draft(cache, gear, root)
-        self.confidence.append(min(1.0, math.exp(float(drafted.scores_M[0]))))
+        self.confidence.append(drafted.confidence)
         return drafted
+
+
+def widest_gear(bundle: Bundle) -> str:
+    """The gear of the most rows, at the least KV length that has it."""
+    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
+    return max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], -gear.slots)).name
 
 
 def count_traffic(
@@ -59,7 +64,7 @@ def count_traffic(
     A turn that is counted already is answered again, for later turns build on it, but not counted twice.
     """
     observed, done = Observed(engine), {}
-    policy = policy_for(engine.bundle)
+    policy = policy_for(engine.bundle, widest_gear(engine.bundle))
     for prompt, ids in turn_prompts(engine, prompts, done):
         observed.confidence.clear()
         trace = Trace()

@@ -73,7 +73,7 @@ def _filled(engine: Engine, slots: int, gears: Sequence[Gear]) -> Cache:
 def _step_seconds(engine: Engine, cache: Cache, gear: Gear) -> tuple[float, float]:
     began = time.perf_counter()
     if gear.draft:
-        tokens_T, _, tree = engine.draft(cache, gear, 0)
+        tokens_T, _, tree, _ = engine.draft(cache, gear, 0)
     else:
         tokens_T, tree = np.zeros(1, np.int64), engine.bundle.trees[gear.tree][1]
     drafted = time.perf_counter()
