@@ -30,6 +30,11 @@ def npu_available() -> bool:
     return bool(ascend(countable=True)["npus"])
 
 
+def default_engine(bundle: Bundle) -> str:
+    """The best engine that machine and bundle allow."""
+    return "npu" if bundle.manifest.npu is not None and npu_available() else "cpu"
+
+
 def open_engine(bundle: Bundle, name: str | None = None) -> Engine:
     """The engine asked for, else the best that machine and bundle allow.
 
@@ -37,8 +42,7 @@ def open_engine(bundle: Bundle, name: str | None = None) -> Engine:
         RequestError: there is no such device.
         BundleError: the bundle holds no graphs for it.
     """
-    if name is None:
-        name = "npu" if bundle.manifest.npu is not None and npu_available() else "cpu"
+    name = name or default_engine(bundle)
     if name == "npu":
         if not npu_available():
             raise RequestError("--engine npu: no NPU is found here; run draftwood doctor, or take --engine ge")

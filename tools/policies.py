@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.tools.engines import default_engine
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
@@ -30,9 +31,7 @@ def policies_of(bundle: Bundle, args: argparse.Namespace, plain: bool = False) -
     from draftwood.runtime.policy.tuned import tuned_times
 
     if plain and (args.gear or args.policy not in (None, "plain")):
-        raise RequestError(
-            "--gear and --plain exclude each other; give one" if args.gear else "--plain: --policy plain"
-        )
+        raise RequestError(f"--plain and {'--gear' if args.gear else '--policy'} exclude each other; give one")
     name = args.policy or ("plain" if plain else "fixed" if args.gear else "adaptive")
-    times = tuned_times(bundle, args.engine, args.threads or default_threads())
+    times = tuned_times(bundle, args.engine or default_engine(bundle), args.threads or default_threads())
     return Policies(bundle, name, args.gear, times)

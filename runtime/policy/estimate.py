@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from draftwood.runtime.policy.prior import Tables
 
 # Counts of a step fade to 1/e in so many steps.
-MEMORY = 100
+MEMORY = 50
 FADING = 1 - 1 / MEMORY
-# The mixture's expectation counts as so many questions asked at a root, and more below, where it is seldom seen.
-STRENGTH = 12.0
-DEEPER_STRENGTH = 6.0
+# Nodes one level deeper are seen less often; the mixture's expectation counts there for so much more.
+DEEPER_STRENGTH = 0.5
 # Share of the weight that is given back to the classes as they were at first, every step.
 SHARE = 0.03
 # The same of a step that shows nothing: a text that was left as a bad one is mostly believed to be one still.
@@ -45,7 +44,8 @@ class Estimate:
         # Hits, and questions asked, of every node; as worth of evidence for a yes, and in all, the mixture's beside it.
         self._counts_2N, self._evidence_2N = np.zeros((2, nodes)), np.empty((2, nodes))
         self._hits_N, self._asked_N = self._counts_2N
-        self._strength_N = STRENGTH + DEEPER_STRENGTH * (np.array(forest.depth[roots:], np.float64) - 1)
+        deeper_N = np.array(forest.depth[roots:], np.float64) - 1
+        self._strength_N = tables.strength * (1 + DEEPER_STRENGTH * deeper_N)
         self._prior_2N = np.stack((self._strength_N, self._strength_N))
         # Mixture of (reach, asked), of which a node's ratio is the expected answer to its question.
         self._mixed_CM = np.concatenate((tables.reach_CM[:, roots:], tables.asked_CN), 1)

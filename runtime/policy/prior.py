@@ -21,6 +21,8 @@ from draftwood.runtime.policy.forest import Forest, Levels
 # Accuracy of the weak prior's classes. Sampled text is less predictable; the weights are of no measurement.
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 WEAK_WEIGHTS = {True: (0.1, 0.2, 0.3, 0.25, 0.15), False: (0.25, 0.35, 0.2, 0.12, 0.08)}
+# As how many questions the mixture's expectation counts at a root, of a plan's counts and of the weak prior.
+STRENGTH, WEAK_STRENGTH = 8.0, 3.0
 # Share of what is left that a later candidate takes, relative to the first; and of a level's accuracy to the last's.
 LATER = 0.35
 DEEPER = 0.95
@@ -34,6 +36,7 @@ class Tables:
 
     Args:
         weights_C: of the text classes.
+        strength: how many observed answers outweigh the mixture's expectation at a root.
         confidence: share of steps in each root; budget trees' roots have 1.
         reach_CM: probability that a step's walk comes to a node, its root given.
         asked_CN: that it comes to the node's parent and is none of the elder siblings.
@@ -45,6 +48,7 @@ class Tables:
 
     forest: Forest
     weights_C: tuple[float, ...]
+    strength: float
     confidence: tuple[float, ...]
     reach_CM: NDArray[np.float64]
     asked_CN: NDArray[np.float64]
@@ -68,6 +72,7 @@ def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
     return Tables(
         forest=forest,
         weights_C=tuple(weight / total for weight in weights),
+        strength=STRENGTH if prior is not None else WEAK_STRENGTH,
         confidence=(*confidence, *own),
         reach_CM=reach_CM,
         asked_CN=_asked(forest, reach_CM),

@@ -120,7 +120,7 @@ def test_bench_finds_all_turns_identical(
 ) -> None:
     picture = tmp_path / "bench.png"
     options = ["--prompts", prompts, "--max-new-tokens", "24", "--temperature", temperature, "--ignore-eos"]
-    report = output(capsys, "bench", tiny_bundle, *options, "--png", picture)
+    report = output(capsys, "bench", tiny_bundle, *options, "--gear", "ragged-kv128", "--png", picture)
     assert (report["turns"], report["identical"], report["ties"], report["differences"]) == (3, 3, 0, [])
     assert {"mean", "p1", "p50", "p99"} == set(report["speedup"])
     assert report["accept_length"]["mean"] > 1 and 0 < report["host_share"] < 1

@@ -1,0 +1,79 @@
+"""What a step of every gear takes on this machine, behind texts of two lengths, in seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from draftwood.planning import StepTime
+
+if TYPE_CHECKING:
+    from draftwood.manifest import Gear
+    from draftwood.runtime.cache import Cache
+    from draftwood.runtime.engine import Engine
+
+# Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
+PLACES = (0.2, 0.8)
+# Rows that a draft finds to be written, as many as a step accepts or so.
+ACCEPTED = 3
+LEAST_ROUNDS = 5
+
+
+def tune(engine: Engine, seconds: float) -> list[StepTime]:
+    """Times every gear for about ``seconds`` in all, in turns, so that a drift hits all of them; medians.
+
+    What a step does on the host beside its graphs (the draw, the walk, the commit) is counted, too.
+    """
+    texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
+    caches = {key: _filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    began = time.perf_counter()
+    rounds = -1  # the first one opens graphs
+    while rounds < LEAST_ROUNDS or time.perf_counter() - began < seconds:
+        for gear, length in texts:
+            us = _step_us(engine, caches[gear.slots, length], gear)
+            if rounds >= 0:
+                found[gear.name, length].append(us)
+        rounds += 1
+    return [
+        StepTime(gear=gear.name, length=length, us=round(float(np.median(found[gear.name, length])), 2))
+        for gear, length in texts
+    ]
+
+
+def _lengths(engine: Engine, gear: Gear) -> Sequence[int]:
+    rows = next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
+    return sorted({max(1, int((gear.slots - 2 - rows) * place)) for place in PLACES})
+
+
+def _filled(engine: Engine, slots: int, length: int) -> Cache:
+    """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
+    cache = engine.new_cache(slots)
+    drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.draft), None)
+    if drafting is None or length <= ACCEPTED:
+        engine.prefill(cache, np.zeros(length, np.int64))
+        return cache
+    engine.prefill(cache, np.zeros(length - ACCEPTED, np.int64))
+    engine.draft(cache, drafting, 0)
+    engine.prefill(cache, np.zeros(ACCEPTED, np.int64))
+    return cache
+
+
+def _step_us(engine: Engine, cache: Cache, gear: Gear) -> float:
+    from draftwood.runtime.decode import walk
+
+    began = time.perf_counter_ns()
+    if gear.draft is None:
+        tokens_T, tree = np.zeros(1, np.int64), engine.bundle.trees[gear.tree][1]
+    else:
+        drafted = engine.draft(cache, gear, 0)
+        tokens_T, tree = drafted.tokens_T, drafted.tree
+    result = engine.verify(cache, tokens_T, tree)
+    walk(tree, tokens_T, lambda row, _: int(result.choice_R[row]))
+    took = (time.perf_counter_ns() - began) / 1000
+    cache.rollback(cache.length)
+    return took
