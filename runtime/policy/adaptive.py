@@ -43,6 +43,8 @@ class Adaptive:
         self._last, self._dwell, self._idle = _NONE, 0, 0
         # Plain steps until a gear is tried; whether the last step was worth more, in plain steps, than it took.
         self._wait, self._paid = 0, False
+        # What the present spell of drafting has won, and how many spells in a row have lost.
+        self._won_us, self._lost = 0.0, 0
 
     def choose(self, length: int) -> Gear | None:
         fit = self._gears.fitting.at(length, self._slots)
@@ -104,22 +106,29 @@ class Adaptive:
 
     def _decoded(self, gear: int, outcome: Outcome) -> None:
         if self._last != _NONE and self._gears.shape[self._last] != _NONE:
+            self._lost = self._lost + 1 if self._won_us < 0 else 0
             self._wait = self._price(gear, outcome.length)
+            self._won_us = 0.0
         self.times.observe(gear, outcome.length, outcome.total_us)
         self.bank.decoded(self.times.us(gear, outcome.length))
         self.estimate.idle()
         self._idle += outcome.gained
 
     def _price(self, plain: int, length: int) -> int:
-        """Steps until a try: what the best gear is expected to lose is then `TRY` of what was decoded meanwhile."""
+        """Steps until a try: what it is expected to lose is then `TRY` of what was decoded meanwhile.
+
+        An expectation that has been wrong counts for less each time, down to a try that gains nothing.
+        """
         _, drafting = self._gears.fitting.at(length, self._slots)
         if not drafting:
             return 0
         tokens, shape = self.estimate.tokens(), self._gears.shape
         gear = max(drafting, key=lambda g: tokens[shape[g]] / self.times.us(g, length))
         plain_us = self.times.us(plain, length)
-        lost_us = self.times.us(gear, length) - tokens[shape[gear]] * plain_us
-        steps = lost_us / max(TRY * plain_us - self.times.catch_up_us(1), TRY / 2 * plain_us)
+        step_us = self.times.us(gear, length)
+        paid_us = max(TRY * plain_us - self.times.catch_up_us(1), TRY / 2 * plain_us)
+        expected, most = ((step_us - gained * plain_us) / paid_us for gained in (tokens[shape[gear]], 1.0))
+        steps = min(max(expected, DWELL) * 2**self._lost, most)
         return min(max(int(steps), DWELL), LONGEST_WAIT)
 
     def _drafted(self, gear: int, outcome: Outcome) -> None:
@@ -135,6 +144,7 @@ class Adaptive:
             allowed_us = HICCUP * expected_us + times.catch_up_us(self._idle)
             self.bank.drafted(outcome.gained, min(us, allowed_us), plain_us)
             self._paid = outcome.gained * plain_us > us
+            self._won_us += outcome.gained * plain_us - us
         self._idle = 0
         if not outcome.cut:
             shape = gears.shape[gear]

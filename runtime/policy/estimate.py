@@ -3,6 +3,7 @@
 Two things are learned of a text. Its *class* is filtered: each walk multiplies the classes' weights by how likely
 they made it, and a fixed share is given back, so that no class is ever ruled out. And its own *counts* at every node
 that a walk came to: hits and times asked, fading with age, beside the mixture's expectation as so many counts more.
+Counts are right in the end and slow, classes quick and coarse: whichever foretold the last walks better is believed.
 A question that a walk did not ask, since it ended before or the drafter had no candidate there, counts for nothing:
 not for a hit and not for a miss. `docs/policy.md` derives it and states its bias.
 
@@ -19,8 +20,11 @@ from numpy.typing import NDArray
 from draftwood.runtime.policy.prior import Tables
 
 # Counts of a step fade to 1/e in so many steps.
-MEMORY = 50
+MEMORY = 100
 FADING = 1 - 1 / MEMORY
+# How likely a text is thought to change at a step, and from which probability on its counts are given up.
+CHANGE = 0.02
+STALE = 0.8
 # Nodes one level deeper are seen less often; the mixture's expectation counts there for so much more.
 DEEPER_STRENGTH = 0.5
 # Share of the weight that is given back to the classes as they were at first, every step.
@@ -39,6 +43,8 @@ class Estimate:
         self.tables, forest = tables, tables.forest
         self.weights = list(tables.weights_C)
         self._confidence = list(tables.confidence)
+        # Probability that the text has changed since its counts were made.
+        self._stale = 0.0
         nodes, roots = forest.nodes, forest.roots
         self._roots = roots
         # Hits, and questions asked, of every node; as worth of evidence for a yes, and in all, the mixture's beside it.
@@ -76,10 +82,11 @@ class Estimate:
         ``rank`` is that of the next token where the drafter's list is known; None where it is only known to be no
         child that the shape has.
         """
-        self._fade()
         forest, tables = self.tables.forest, self.tables
         nodes = forest.walk(shape, root, path)
         end = nodes[-1]
+        foretold = self._foretold(shape, root, end, rank) if self._known is not None else 0.0
+        self._fade()
         if rank is None:
             likely = tables.outside_SM[shape][end] or tables.reached_M[end]
             self._count(nodes)
@@ -91,17 +98,33 @@ class Estimate:
             likely = tables.beyond_M[end]
             self._count(nodes)
             self._ask(forest.child[end].values())
-        self._filter(likely)
+        self._filter(likely, foretold)
         self._see(root)
         self._known = None
 
     def _fade(self) -> None:
         self._counts_2N *= FADING
 
-    def _filter(self, likely: list[float]) -> None:
-        """Bayes' rule for the class, and a fixed share back (Herbster and Warmuth, 1998)."""
+    def _foretold(self, shape: int, root: int, end: int, rank: int | None) -> float:
+        """Probability of a walk's end, the root given, as it was before the walk."""
+        reach_N, roots, forest = self._reach_N, self._roots, self.tables.forest
+        if rank is not None and rank in forest.child[end]:
+            return float(reach_N[forest.child[end][rank] - roots]) / self._confidence[root]
+        missed = forest.own_children[shape][end][0] if rank is None else forest.child[end].values()
+        reached = self._confidence[root] if end < roots else float(reach_N[end - roots])
+        return (reached - sum([float(reach_N[node - roots]) for node in missed])) / self._confidence[root]
+
+    def _filter(self, likely: list[float], foretold: float) -> None:
+        """Bayes' rule for the class, and a fixed share back (Herbster and Warmuth, 1998); for the counts alike."""
         seen = [w * p for w, p in zip(self.weights, likely, strict=True)]
-        scale = (1 - SHARE) / sum(seen)
+        total = sum(seen)
+        if foretold > 0:
+            stale = self._stale + CHANGE * (1 - self._stale)
+            self._stale = stale * total / (stale * total + (1 - stale) * foretold)
+            if self._stale > STALE:
+                self._counts_2N *= 1 - self._stale
+                self._stale = 0.0
+        scale = (1 - SHARE) / total
         self.weights = [scale * w + SHARE * p for w, p in zip(seen, self.tables.weights_C, strict=True)]
 
     def _see(self, root: int) -> None:
@@ -158,7 +181,8 @@ class Estimate:
         np.dot(self.weights, self._mixed_CM, out=mixed_M)
         np.divide(mixed_M[:nodes], mixed_M[nodes:], out=yes_N)
         np.multiply(yes_N, self._strength_N, out=self._prior_2N[0])
-        np.add(self._prior_2N, self._counts_2N, out=evidence_2N)
+        np.multiply(self._counts_2N, 1 - self._stale, out=evidence_2N)
+        np.add(evidence_2N, self._prior_2N, out=evidence_2N)
         np.divide(evidence_2N[0], evidence_2N[1], out=yes_N)
         np.subtract(1.0, yes_N, out=factor[nodes : 2 * nodes])
         if len(self._confidence) > 1:

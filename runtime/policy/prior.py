@@ -1,9 +1,9 @@
 """What is believed of a text before its first step: kinds of text, each with tables over the nodes of a forest.
 
 Where a plan was built, its counts say it. Trees that were given by hand come without any: then a text has an
-accuracy, the probability that the drafter's best candidate is the teacher's token; the next candidates take their
-share of what is left, and levels differ only in growing a little worse. It is wrong for every drafter and near to
-none, which is why it is given little weight and learns.
+accuracy, the probability that the drafter's best candidate is the teacher's token, and the next candidates take their
+share of what is left, alike at every level. Drafters grow worse with depth, so this is too hopeful of deep trees;
+hope is put right by the first walks, where a doubt would keep them from ever being tried.
 
 Shape suffixes: C text classes, N nodes of the forest (roots not counted), M all nodes, S shapes.
 """
@@ -19,13 +19,12 @@ from draftwood.planning import Prior, TextClass
 from draftwood.runtime.policy.forest import Forest, Levels
 
 # Accuracy of the weak prior's classes. Sampled text is less predictable; the weights are of no measurement.
-ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.9)
-WEAK_WEIGHTS = {True: (0.1, 0.2, 0.3, 0.25, 0.15), False: (0.25, 0.35, 0.2, 0.12, 0.08)}
+ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.96)
+WEAK_WEIGHTS = {True: (0.1, 0.2, 0.25, 0.2, 0.15, 0.1), False: (0.25, 0.35, 0.2, 0.1, 0.06, 0.04)}
 # As how many questions the mixture's expectation counts at a root, of a plan's counts and of the weak prior.
 STRENGTH, WEAK_STRENGTH = 8.0, 3.0
-# Share of what is left that a later candidate takes, relative to the first; and of a level's accuracy to the last's.
+# A later candidate's share of what is left, relative to the first's of all.
 LATER = 0.35
-DEEPER = 0.95
 # No table says never or always, so that any walk is possible for every class.
 LEAST = 2e-3
 
@@ -91,12 +90,11 @@ def _product(forest: Forest, node: int, accuracy: float) -> float:
     """The weak prior's hazard of a node."""
     if node < forest.roots:
         return 1.0
-    first = accuracy * DEEPER ** (forest.depth[node] - 1)
-    left = 1 - first
+    left = 1 - accuracy
     if forest.root[node] >= forest.classes:  # of a budget tree, in which a level is passed by any of its candidates
-        return 1 - left * (1 - LATER * first) ** (_width(forest, node) - 1)
+        return 1 - left * (1 - LATER * accuracy) ** (_width(forest, node) - 1)
     rank = forest.rank[node]
-    return first if rank == 0 else left * (1 - LATER * first) ** (rank - 1) * LATER * first
+    return accuracy if rank == 0 else left * (1 - LATER * accuracy) ** (rank - 1) * LATER * accuracy
 
 
 def _width(forest: Forest, node: int) -> int:

@@ -72,7 +72,7 @@ def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("levels", TRUTHS.values(), ids=TRUTHS)
 def test_every_tree_is_estimated_from_every_walk(levels: list[list[float]], ranked: bool, choice: Choice) -> None:
     # 2700 autocorrelated steps leave a standard error of 1 to 1.5 % of the deepest tree's length.
-    assert error(levels, ranked=ranked, choice=choice) < 0.04
+    assert error(levels, ranked=ranked, choice=choice) < 0.05
 
 
 @pytest.mark.parametrize("levels", TRUTHS.values(), ids=TRUTHS)
@@ -110,23 +110,26 @@ def test_credit_to_another_gear_shows() -> None:
     assert min(error(levels, told=next_gear) for levels in (TRUTHS["good"], TRUTHS["first-level-bad"])) > 0.1
 
 
-def switching(memory: int, monkeypatch: pytest.MonkeyPatch) -> float:
+def switching() -> float:
     """Largest error at the end of 60 steps of bad text behind 400 of good."""
-    monkeypatch.setattr(module, "FADING", 1 - 1 / memory)
     forest = Forest([(tree,) for tree in TREES])
     errors = []
     for seed in range(20):
         estimate, random = Estimate(tables(forest, None, True)), np.random.default_rng(seed)
         for levels in [TRUTHS["good"]] * 400 + [TRUTHS["bad"]] * 60:
             estimate.walked(2, 0, inside(TREES[2], draw(random, levels)))
+            estimate.tokens()
         errors.append(estimate.tokens())
     true = np.array([truth(tree, TRUTHS["bad"]) for tree in TREES])
     return float(np.abs(np.mean(errors, 0) / true - 1).max())
 
 
-def test_what_is_old_fades(monkeypatch: pytest.MonkeyPatch) -> None:
-    faded, kept = switching(module.MEMORY, monkeypatch), switching(10**9, monkeypatch)
-    assert faded < 0.45 and kept > 2 * faded
+def test_a_change_is_noticed_and_what_is_old_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = switching()
+    monkeypatch.setattr(module, "CHANGE", 0.0)
+    faded = switching()
+    monkeypatch.setattr(module, "FADING", 1.0)
+    assert known < 0.15 < 0.6 < faded < 1.0 < switching()
 
 
 @pytest.mark.usefixtures("own_counts")
