@@ -1,12 +1,106 @@
 """Draftwood: draft trees planned offline, frozen into static graphs, chosen per step by a thin runtime.
 
+    import draftwood
+
+    with draftwood.open("bundle") as model:
+        print(model.generate("Once upon a time", max_new_tokens=64).text)
+
 The folders of the repository are the packages of this namespace, and imports run one way:
 ``trees`` < ``kernels`` < ``compiler``; ``runtime`` needs neither ``compiler`` nor torch; ``tools`` uses all.
 """
 
-from draftwood.environment import shield_torch
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+from draftwood.environment import shield_torch
+from draftwood.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from draftwood.compiler.bundle.build import BuildRequest
+    from draftwood.manifest import Manifest
+    from draftwood.runtime.opened import OpenedBundle
+    from draftwood.trees.calibration import Calibration
+    from draftwood.trees.gears import Limits
+    from draftwood.trees.latency import LatencyTable
+    from draftwood.trees.plan import Plan
+
+__all__ = ["BuildRequest", "__version__", "build", "open", "plan"]
 
 # Here, since everything of Draftwood that imports torch imports this package first.
 shield_torch()
+
+# What each function needs is imported when it is called: whoever runs a bundle needs neither compiler nor torch.
+
+
+def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None] | None = None) -> Manifest:
+    """Freezes a checkpoint and its draft trees into the bundle ``out``, whole or not at all.
+
+    Args:
+        request: what to build (`draftwood.compiler.bundle.BuildRequest`).
+        progress: is told each stage by name.
+
+    Raises:
+        UserError: the inputs do not fit; nothing is left behind.
+    """
+    from pathlib import Path
+
+    from draftwood.compiler.bundle.build import build as write
+
+    return write(request, Path(out), progress or (lambda _: None))
+
+
+def plan(
+    calibration: Calibration, limits: Limits | None = None, latency: LatencyTable | None = None, classes: int = 1
+) -> Plan:
+    """Chooses draft trees, and with a latency table gears, by an exact search over counted rank paths.
+
+    Args:
+        calibration: what the teacher's text took through the drafter's candidates.
+        limits: sizes that may not be passed.
+        latency: what every step costs; without one, trees by size.
+        classes: confidence classes with trees of their own.
+
+    Raises:
+        TreeError: the statistics hold nothing to plan from.
+    """
+    from draftwood.trees.gears import Limits as Sizes
+    from draftwood.trees.plan import make_plan
+
+    return make_plan(calibration, limits or Sizes(nodes=63), latency, classes)
+
+
+def open(
+    folder: str | Path, *, engine: str | None = None, verify: str | None = None, threads: int | None = None
+) -> OpenedBundle:
+    """Opens a bundle and proves that it holds together.
+
+    Args:
+        folder: a folder made by ``build``.
+        engine: ``cpu``, ``npu`` or another registered engine; the best that machine and bundle allow where None.
+        verify: ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this
+            machine; None is full once and fast after that.
+        threads: processors to use; all where None.
+
+    Returns:
+        An opened bundle with ``generate`` and ``stream``, a context manager, safe to use from several threads.
+
+    Raises:
+        BundleError: not a bundle, damaged, or of another version.
+        RequestError: no such engine or device.
+    """
+    from draftwood.runtime.opened import open_bundle
+
+    return open_bundle(folder, engine=engine, verify=verify, threads=threads)
+
+
+def __getattr__(name: str) -> Any:
+    """``BuildRequest`` without importing the compiler for those who only run bundles."""
+    if name == "BuildRequest":
+        from draftwood.compiler.bundle.build import BuildRequest
+
+        return BuildRequest
+    raise AttributeError(f"module 'draftwood' has no attribute {name!r}")

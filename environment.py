@@ -6,11 +6,13 @@ finds. ``shield_torch`` and ``hide_torch_npu`` keep both working.
 """
 
 import os
+import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+COUNT_NPUS = "import torch, torch_npu; print(torch.npu.device_count())"
 # What libtorch_npu.so is linked with.
 CANN_LIBRARIES = ("libhccl.so", "libascendcl.so", "libge_runner.so", "libgraph.so", "libacl_op_compiler.so")
 
@@ -44,6 +46,19 @@ def cann_available() -> bool:
         return True
     folder = cann_folder()
     return folder is not None and all(_loads(str(folder / name)) for name in CANN_LIBRARIES)
+
+
+def npu_count() -> int:
+    """The NPUs that torch_npu counts, in a process of its own; 0 where it or CANN is missing."""
+    if not (torch_npu_installed() and cann_available()):
+        return 0
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", COUNT_NPUS], capture_output=True, text=True, timeout=120, check=True
+        )
+        return int(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0
 
 
 def shield_torch() -> None:

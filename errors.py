@@ -6,7 +6,8 @@ DraftwoodError
 │   ├── CheckpointError      a teacher or drafter checkpoint
 │   ├── BundleError          a bundle: damaged, of another version, or not a bundle
 │   ├── LoweringError        a step that the target cannot express
-│   └── RequestError         a prompt, flag or setting
+│   ├── RequestError         a prompt, flag or setting
+│   └── NumericError         a model whose output is no number
 └── InvariantError       our own promise is broken: keeps its traceback
 
 A message says what, where, expected, got, and the way out.
@@ -39,6 +40,10 @@ class LoweringError(UserError):
 
 class RequestError(UserError):
     """A prompt, flag or setting outside what the bundle can do."""
+
+
+class NumericError(UserError):
+    """A model whose logits are not finite: its weights are damaged, or overflow the precision they run in."""
 
 
 class InvariantError(DraftwoodError):

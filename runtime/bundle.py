@@ -8,7 +8,7 @@ from pathlib import Path
 
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.manifest import Gear, GraphSignature, Manifest, file_digest, read_manifest
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.trees import Topology, TreeBuffers
 from draftwood.trees.frozen import thaw
 
@@ -43,9 +43,9 @@ class Bundle:
         return cls(folder, manifest, trees)
 
     @cached_property
-    def text(self) -> Text | None:
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
-        return Text.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
+        return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
 
     def graph(self, name: str) -> GraphSignature:
         """A graph for onnxruntime by its name; BundleError where the bundle holds none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,10 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cache import Cache
 from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.kv_cache import Buffer
+from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.step import Draft
 from draftwood.trees import TreeBuffers, tree_tokens
 
 # T tree rows, M = T - 1 draft nodes, I levels, K candidates, P rows of a draft graph, F features
@@ -29,38 +30,9 @@ MOST_WAITING = 256
 # power of two, at least this. Whoever allocates anew copies what is written, once for every doubling of the text.
 LEAST_SLOTS = 256
 
-# Runs a graph on small inputs by name and the drafter's caches, which it writes: the other outputs by name, in the
-# host's memory, valid until the graph runs again.
-RunGraph = Callable[[GraphSignature, dict[str, NDArray], DraftCache], dict[str, NDArray]]
-
-
-class Draft(NamedTuple):
-    """A tree to verify: the token of every row, the root's first, and the tree's buffers.
-
-    ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
-    its path's where nodes are (EAGLE-3). ``candidates_IK`` are a ranked drafter's of every level, None for another;
-    valid until the next draft.
-    """
-
-    tokens_T: NDArray[np.int64]
-    scores_M: NDArray[np.float32]
-    tree: TreeBuffers
-    candidates_IK: NDArray[np.int64] | None = None
-
-    @property
-    def confidence(self) -> float:
-        """Probability of the best first candidate."""
-        return min(1.0, math.exp(float(self.scores_M[0])))
-
-    def rank(self, depth: int, token: int) -> int | None:
-        """A token's rank among the candidates behind a path of ``depth`` nodes, K if it is none of them.
-
-        None where the candidates are not known: of a drafter that ranks none, or past its levels.
-        """
-        if self.candidates_IK is None or depth >= len(self.candidates_IK):
-            return None
-        ranked = self.candidates_IK[depth].tolist()
-        return ranked.index(token) if token in ranked else len(ranked)
+# Runs a graph on small inputs by name, and on buffers by name, the drafter's caches, which it writes: the other outputs
+# by name, in the host's memory, valid until the graph runs again.
+RunGraph = Callable[[GraphSignature, dict[str, NDArray], dict[str, Buffer]], dict[str, NDArray]]
 
 
 class Drafting:
@@ -72,23 +44,25 @@ class Drafting:
         self._extends = [graph for graph in graphs if graph.kind == "extend"]
         self._inputs: dict[str, dict[str, NDArray]] = {}
 
-    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
-        """A tree of the gear behind the committed text and its pending token ``root``; may be asked for again."""
-        assert gear.draft is not None and cache.draft is not None, "plain decoding drafts nothing"
-        graph, text = self.graph(gear.draft, cache.slots), cache.draft
-        while text.sides and text.waiting > (graph.rows or MOST_WAITING):
-            self._extend(cache, text.waiting - 1)
-        count = text.waiting
-        inputs = self._filled(graph, *text.rows(count, root), text.length)
-        outputs = self._ran(graph, inputs, text, count)
-        text.drafted(root)
-        return self._tree(gear, root, outputs)
+    def draft(self, state: SequenceState, gear: Gear) -> Draft:
+        """A tree of the gear behind the committed text and its root; may be asked for again."""
+        if gear.draft is None:
+            tree = self.bundle.trees[gear.tree][1]
+            return Draft(np.array([state.root], np.int64), np.zeros(0, np.float32), tree)
+        assert state.draft is not None, "a gear that drafts belongs to a bundle with a drafter"
+        graph, cache = self.graph(gear.draft, state.slots), state.draft
+        while cache.buffers and cache.waiting > (graph.rows or MOST_WAITING):
+            self._extend(state, cache.waiting - 1)
+        count = cache.waiting
+        inputs = self._filled(graph, *cache.rows(count, state.root), cache.length)
+        outputs = self._ran(graph, inputs, cache, count)
+        cache.drafted(state.root)
+        return self._tree(gear, state.root, outputs)
 
-    def keep_up(self, cache: Cache) -> None:
-        """Writes waiting rows where they have become many."""
-        text = cache.draft
-        while text is not None and text.waiting > MOST_WAITING:
-            self._extend(cache, text.waiting - 1)
+    def catch_up(self, state: SequenceState) -> None:
+        """Writes waiting rows where they have become many, as in a prompt or in a text that is decoded plainly."""
+        while state.draft is not None and state.draft.waiting > MOST_WAITING:
+            self._extend(state, state.draft.waiting - 1)
 
     def graph(self, name: str, slots: int) -> GraphSignature:
         """A draft graph by the name that a gear gives it."""
@@ -97,28 +71,28 @@ class Drafting:
                 return self._drafts[found]
         raise BundleError(f"{self.bundle.folder}: no graph {name} at KV length {slots}; build it with --kv")
 
-    def _extend(self, cache: Cache, count: int) -> None:
+    def _extend(self, state: SequenceState, count: int) -> None:
         """Writes ``count`` waiting rows, or as many as the largest graph takes; the token after them is known."""
-        text = cache.draft
-        assert text is not None
-        fits = [graph for graph in self._extends if graph.slots in (0, cache.slots)]
+        cache = state.draft
+        assert cache is not None
+        fits = [graph for graph in self._extends if graph.slots in (0, state.slots)]
         if not fits:
-            raise BundleError(f"{self.bundle.folder}: no extend graph at KV length {cache.slots}; build it with --kv")
+            raise BundleError(f"{self.bundle.folder}: no extend graph at KV length {state.slots}; build it with --kv")
         graph = min(fits, key=lambda graph: (0 < graph.rows < count, abs(graph.rows - count)))
         count = min(count, graph.rows or MOST_WAITING)
-        self._ran(graph, self._filled(graph, *text.rows(count, 0), text.length), text, count)
-        text.extended(count)
+        self._ran(graph, self._filled(graph, *cache.rows(count, 0), cache.length), cache, count)
+        cache.extended(count)
 
     def _ran(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache, count: int
+        self, graph: GraphSignature, inputs: dict[str, NDArray], cache: DraftCache, count: int
     ) -> dict[str, NDArray]:
         """Runs a graph that writes ``count`` rows, behind caches as long as it wants them.
 
         It may write all its rows behind the text, or those that do not count into a spare slot, the last one.
         """
-        needed = text.length + max(count, graph.rows) + 1
-        text.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
-        return self._run(graph, inputs, text)
+        needed = cache.length + max(count, graph.rows) + 1
+        cache.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
+        return self._run(graph, inputs, dict(zip(graph.caches, cache.buffers, strict=True)))
 
     def _filled(
         self, graph: GraphSignature, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32], length: int
@@ -140,7 +114,7 @@ class Drafting:
     def _tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
         scores = outputs["scores"]
         if "candidates" in outputs:
-            candidates_IK = outputs["candidates"]
+            candidates_IK = outputs["candidates"].copy()
             tree = self.bundle.trees[self._class_tree(gear, float(scores[0, 0]))][1]
             tokens_T = tree_tokens(tree, root, candidates_IK)
             return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
@@ -152,7 +126,7 @@ class Drafting:
         planning = self.bundle.manifest.planning
         if not gear.class_trees or planning is None:
             return gear.tree
-        confidence = min(1.0, math.exp(score))
+        confidence = math.exp(min(score, 0.0))
         return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.errors import InvariantError, RequestError
+from draftwood.errors import NumericError, RequestError
 
 Logits = NDArray[np.float32]
 Probabilities = NDArray[np.float64]
@@ -103,7 +103,7 @@ def distribution(logits_V: Logits, sampling: Sampling) -> Probabilities:
         float64 [V] that sums to 1; removed tokens are exactly 0.
 
     Raises:
-        InvariantError: a NaN or +inf among the logits, or nothing but -inf.
+        NumericError: a NaN or +inf among the logits, or nothing but -inf.
     """
     probs_V = np.zeros(logits_V.shape[0])
     if sampling.greedy:
@@ -126,7 +126,7 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
         The token in whose step of the CDF ``uniform(seed, position)`` lies, tokens in the order of ``_locate``.
 
     Raises:
-        InvariantError: a NaN or +inf among the logits, or nothing but -inf.
+        NumericError: a NaN or +inf among the logits, or nothing but -inf.
 
     Example:
         >>> draw(np.array([0.0, 2.0, 2.0], dtype=np.float32), Sampling(), position=5)
@@ -187,7 +187,10 @@ def _argmax(logits_V: Logits) -> int:
     best = int(logits_V.argmax())
     # argmax stops at a NaN, so one look at the winner covers the row.
     if not math.isfinite(logits_V[best]):
-        raise InvariantError(f"logits: expected finite values at the top, got {logits_V[best]} at token {best}")
+        raise NumericError(
+            f"logits: expected finite values, got {logits_V[best]} at token {best}; the weights are damaged or overflow"
+            " their precision; run draftwood check BUNDLE"
+        )
     return best
 
 

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Sequence
 
 from draftwood.errors import RequestError
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 
 # Longest run of byte tokens that is waited for before its whole characters are released; see _Window.
 _RUN_LIMIT = 32
@@ -21,15 +21,15 @@ class Stream:
     """Text of a growing token sequence, released as soon as it is final, up to the first stop string.
 
     Example:
-        >>> stream = Stream(text, stop_strings=("END",))  # doctest: +SKIP
+        >>> stream = Stream(tokenizer, stop_strings=("END",))  # doctest: +SKIP
         >>> stream.push(ids), stream.stopped, stream.finish()  # doctest: +SKIP
     """
 
-    def __init__(self, text: Text, stop_strings: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...] = ()) -> None:
         """Raises RequestError if ``stop_strings`` is a bare string or holds an empty one."""
         if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
             raise RequestError(f"stop strings: expected a tuple of non-empty strings, got {stop_strings!r}")
-        self._pieces: _Pieces = _Bytes(text) if text.decoders == ["ByteLevel"] else _Window(text)
+        self._pieces: _Pieces = _Bytes(tokenizer) if tokenizer.decoders == ["ByteLevel"] else _Window(tokenizer)
         self._stops = tuple(stop_strings)
         self._held = ""  # final text that may be the beginning of a stop string
         self._tokens_used = 0
@@ -95,12 +95,12 @@ class _Bytes(_Pieces):
     maximal valid beginning), and knows at once whether a byte can still become part of a character.
     """
 
-    def __init__(self, text: Text) -> None:
-        self._text = text
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        spelling = self._text.spelling(token_id)
+        spelling = self._tokenizer.spelling(token_id)
         return "" if spelling is None else self._utf8.decode(_bytes_of(spelling))
 
     def finish(self) -> str:
@@ -115,16 +115,16 @@ class _Window(_Pieces):
     valid or not at all, so it is final when it ends; past a limit its whole characters are released.
     """
 
-    def __init__(self, text: Text) -> None:
-        self._text = text
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._fallback = "ByteFallback" in text.decoders
-        self._lossy = "ByteLevel" in text.decoders  # among others, so _Bytes does not apply
+        self._fallback = "ByteFallback" in tokenizer.decoders
+        self._lossy = "ByteLevel" in tokenizer.decoders  # among others, so _Bytes does not apply
         self._run = 0  # byte tokens at the end of pending
 
     def push(self, token_id: int) -> str:
-        spelling = self._text.spelling(token_id)
+        spelling = self._tokenizer.spelling(token_id)
         if spelling is None:
             return ""
         self._pending.append(token_id)
@@ -140,7 +140,7 @@ class _Window(_Pieces):
             return self._run
         for back in range(min(_CHARACTER_BYTES, len(self._pending) + 1)):
             tokens = self._context + self._pending[: len(self._pending) - back]
-            if not self._text.decode(tokens).endswith("\ufffd"):
+            if not self._tokenizer.decode(tokens).endswith("\ufffd"):
                 return back
         return 0  # four bytes in a row that end no character: no later one can mend them
 
@@ -149,12 +149,12 @@ class _Window(_Pieces):
         self._run = min(self._run, len(self._pending))
         if not taken:
             return ""
-        before = self._text.decode(self._context)
+        before = self._tokenizer.decode(self._context)
         tokens = self._context + taken
         # Tokens without text would not do as context: the next one would again count as the first.
         sizes = (len(taken), len(taken) + 1)
-        self._context = next((tokens[-n:] for n in sizes if self._text.decode(tokens[-n:])), tokens)
-        return self._text.decode(tokens)[len(before) :]
+        self._context = next((tokens[-n:] for n in sizes if self._tokenizer.decode(tokens[-n:])), tokens)
+        return self._tokenizer.decode(tokens)[len(before) :]
 
 
 def _is_byte_token(spelling: str) -> bool:

@@ -41,6 +41,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     path: tuple[int, ...]
     # Tokens gained, in order.
     tokens: tuple[int, ...]
+    # The drafter's probability of its best first candidate; None where nothing was drafted.
+    confidence: float | None = None
     # Since the origin of the run's clock.
     start_us: float
     draft_us: float
@@ -51,8 +53,6 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # Of the last token gained among the candidates at the path's end, where the drafter's list is known; past its
     # end, if the token is none of them.
     rank: int | None = None
-    # Probability of the drafter's best first candidate, where one was drafted.
-    confidence: float | None = None
     # What the policy that chose the gear expected of the step, where it had an opinion.
     expected_tokens: float | None = None
     expected_us: float | None = None

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-import draftwood
 from draftwood.errors import UserError
+from draftwood.version import __version__
 
 COMMANDS = {
     "demo": ("demo", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
@@ -67,9 +67,9 @@ def _run(command: str, arguments: list[str]) -> int:
 
 def _parse(command: str, module: ModuleType | None, arguments: list[str]) -> argparse.Namespace:
     # No abbreviations: a later flag must not change what a script means today.
-    summary = (draftwood.__doc__ or "").split("\n")[0]
+    summary = "Draft trees planned offline, frozen into static graphs, chosen per step by a thin runtime."
     parser = argparse.ArgumentParser(prog="draftwood", description=summary, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"draftwood {draftwood.__version__}")
+    parser.add_argument("--version", action="version", version=f"draftwood {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, line) in COMMANDS.items():
         description = f"{line[0].upper()}{line[1:]}."

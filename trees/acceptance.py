@@ -6,7 +6,7 @@ token up front are the same law. Greedy decoding is the case in which the draw i
 Shape suffixes: T rows of the tree, L = D + 1 places on a path from the root.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.trees.tensorize import TreeBuffers
-from draftwood.trees.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +32,34 @@ class Accepted:
     path: tuple[int, ...]
 
 
-def walk(topology: Topology, tokens: Sequence[int], draw: Callable[[int], int]) -> Accepted:
+def walk(tree: TreeBuffers, tokens_T: NDArray[np.int64], draw: Callable[[int, int], int]) -> Accepted:
     """Follow the teacher's tokens down the tree; the reference that `accept` is tested against.
 
     Args:
-        tokens: T token ids, one per row; the root's is not looked at. Of siblings with equal tokens the
-            first in row order is taken.
-        draw: gives the teacher's one token at a row; called once for each accepted row and for no other.
+        tree: a tree by its buffers, as planned or as a drafter chose it.
+        tokens_T: int64[T], a token a row; the root's is not looked at. Of siblings with equal tokens the first in
+            row order is taken.
+        draw: gives the teacher's one token at a row of some depth; called once for each accepted row and no other.
 
     Raises:
-        TreeError: `tokens` has not one entry per row.
+        TreeError: `tokens_T` has not one entry per row.
 
     Example:
-        >>> walk(Topology.chain(2), [7, 8, 9], {0: 8, 1: 5}.__getitem__)
+        >>> from draftwood.trees import Topology, tensorize
+        >>> walk(tensorize(Topology.chain(2)), np.array([7, 8, 9]), lambda row, depth: [8, 5][row])
         Accepted(rows=(0, 1), bonus=5, path=(0,))
     """
-    if len(tokens) != topology.rows:
-        raise TreeError(f"walk: expected {topology.rows} tokens, one per row of the tree, got {len(tokens)}")
+    if len(tokens_T) != tree.rows:
+        raise TreeError(f"walk: expected {tree.rows} tokens, one per row of the tree, got {len(tokens_T)}")
+    parents, tokens, valid = tree.parents.tolist(), tokens_T.tolist(), tree.valid.tolist()
     rows = [0]
     while True:
-        token = draw(rows[-1])
-        child = next((row for row in topology.children(rows[-1]) if tokens[row] == token), None)
+        at = rows[-1]
+        token = draw(at, len(rows) - 1)
+        below = (row for row in range(at + 1, len(parents)) if parents[row] == at and valid[row])
+        child = next((row for row in below if tokens[row] == token), None)
         if child is None:
-            return Accepted(tuple(rows), int(token), tuple(topology.ranks[row] for row in rows[1:]))
+            return Accepted(tuple(rows), int(token), tuple(int(tree.ranks[row]) for row in rows[1:]))
         rows.append(child)
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-import draftwood
 from draftwood import manifest as m
 from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
 from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
@@ -29,6 +28,7 @@ from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
 from draftwood.trees.spec import Budget
+from draftwood.version import __version__
 
 WEIGHTS_FILE = "onnx/weights.safetensors"
 PREFILL_ROWS = (32, 128)
@@ -330,7 +330,7 @@ def _tree(name: str, tree: Topology | Budget) -> m.Tree:
 
 def _provenance() -> dict[str, str]:
     packages = ("torch", "onnx", "onnxscript", "onnx-ir")
-    return {"draftwood": draftwood.__version__, **{p: importlib.metadata.version(p) for p in packages}}
+    return {"draftwood": __version__, **{p: importlib.metadata.version(p) for p in packages}}
 
 
 __all__ = [

@@ -1,1 +1,56 @@
-"""What decodes from a bundle alone, one file an engine."""
+"""What decodes from a bundle, one file an engine, and the one place where an engine is chosen.
+
+Engines are known by name. Those of the installed packages are entry points of the group ``draftwood.engines``, so one
+that needs the compiler lives above the runtime and registers like any other; ``register`` adds one to this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from draftwood.environment import npu_count
+from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.engine import Engine, StagedEngine
+
+GROUP = "draftwood.engines"
+
+# Opens an engine: a bundle, and the processors to use (None means all).
+Opener = Callable[[Bundle, int | None], Engine]
+
+_registered: dict[str, Opener] = {}
+
+
+def register(name: str, opener: Opener) -> None:
+    """Makes an engine known to this process under a name; the last to register a name has it."""
+    _registered[name] = opener
+
+
+def engine_names() -> list[str]:
+    """The names of all engines, in alphabetical order."""
+    return sorted({*_registered, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def default_engine(bundle: Bundle) -> str:
+    """The NPU's where machine and bundle have one, else the CPU's."""
+    return "npu" if bundle.manifest.npu is not None and npu_count() else "cpu"
+
+
+def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
+    """The engine asked for; without a name the NPU's where machine and bundle have one, else the CPU's.
+
+    Raises:
+        RequestError: no such engine, or no such device.
+        BundleError: the bundle holds no graphs for it.
+    """
+    name = name or default_engine(bundle)
+    if name not in _registered:
+        found = list(entry_points(group=GROUP, name=name))
+        if not found:
+            raise RequestError(f"--engine {name}: not known; expected one of {', '.join(engine_names())}")
+        return found[0].load()(bundle, threads)
+    return _registered[name](bundle, threads)
+
+
+__all__ = ["Engine", "Opener", "StagedEngine", "default_engine", "engine_names", "open_engine", "register"]

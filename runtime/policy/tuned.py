@@ -48,14 +48,15 @@ def bundle_digest(bundle: Bundle) -> str:
     return hashlib.sha256(encode(bundle.manifest)).hexdigest()
 
 
-def tuned_file(bundle: Bundle, engine: str, threads: int) -> Path:
-    """Where the times of an engine with so many threads are kept."""
+def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
+    """Where the times of an engine with so many threads are kept; None means all processors."""
+    threads = threads or len(os.sched_getaffinity(0))
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = f"{machine_name()} {bundle_digest(bundle)} {engine} {threads}"
     return root / "draftwood" / "tuned" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
-def tuned_times(bundle: Bundle, engine: str, threads: int) -> tuple[StepTime, ...]:
+def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
     """What was measured here; nothing if nothing was, or if the file is not what it should be: it is a cache."""
     try:
         content = tuned_file(bundle, engine, threads).read_bytes()
@@ -67,7 +68,7 @@ def tuned_times(bundle: Bundle, engine: str, threads: int) -> tuple[StepTime, ..
     return tuned.times if fits and names == {time.gear for time in tuned.times} else ()
 
 
-def keep_times(bundle: Bundle, engine: str, threads: int, times: Sequence[StepTime]) -> Path:
+def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence[StepTime]) -> Path:
     """Writes the file, whole or not at all; RequestError where it cannot be written."""
     path = tuned_file(bundle, engine, threads)
     tuned = Tuned(
@@ -75,7 +76,7 @@ def keep_times(bundle: Bundle, engine: str, threads: int, times: Sequence[StepTi
         machine=machine_name(),
         bundle=bundle_digest(bundle),
         engine=engine,
-        threads=threads,
+        threads=threads or len(os.sched_getaffinity(0)),
         times=tuple(times),
     )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,25 +1,26 @@
 """Drafters with caches of their own: any tree and engine gives the text of plain decoding, and the caches are right."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Drafter
+from draftwood.manifest import Dims, Drafter
 from draftwood.runtime import drafting
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options, Result, walk
+from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.engine import Engine
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.static import OnnxEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.kv_cache import KvCache
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.sequence import SequenceState
 from draftwood.runtime.trace import Trace
-from draftwood.trees import Topology, tensorize, violations
-from draftwood.trees import walk as walk_topology
+from draftwood.tools.comparison import single
+from draftwood.trees import violations
 
 TREES = ["backbone", "planned"]
 CASES = [("fasteagle", tree) for tree in TREES] + [("eagle3", tree) for tree in [*TREES, "budget"]]
@@ -28,12 +29,14 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_k=3,
 CLOSE = 1e-5
 
 
-@pytest.fixture(scope="module", params=[CpuEngine, OnnxEngine], ids=["cpu", "static"])
-def engines(request: pytest.FixtureRequest, tiny_draft_bundles: dict[str, Path]) -> dict[str, Engine]:
+@pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
+def engines(request: pytest.FixtureRequest, tiny_draft_bundles: dict[str, Path]) -> dict[str, StagedEngine]:
     return {kind: request.param(Bundle.open(folder)) for kind, folder in tiny_draft_bundles.items()}
 
 
-def decoded(engine: Engine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object) -> Result:
+def decoded(
+    engine: StagedEngine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object
+) -> Result:
     settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
     return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
 
@@ -41,7 +44,7 @@ def decoded(engine: Engine, prompt: list[int], gear: str, trace: Trace | None = 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("kind", "tree"), CASES)
 def test_the_text_is_that_of_plain_decoding(
-    engines: dict[str, Engine], prompt: list[int], kind: str, tree: str, sampling: Sampling
+    engines: dict[str, StagedEngine], prompt: list[int], kind: str, tree: str, sampling: Sampling
 ) -> None:
     trace = Trace()
     plain = decoded(engines[kind], prompt, "plain-kv128", sampling=sampling)
@@ -54,7 +57,9 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("fasteagle", "planned"), ("eagle3", "planned"), ("eagle3", "budget")])
-def test_growing_and_the_context_limit(engines: dict[str, Engine], prompt: list[int], kind: str, tree: str) -> None:
+def test_growing_and_the_context_limit(
+    engines: dict[str, StagedEngine], prompt: list[int], kind: str, tree: str
+) -> None:
     """From one KV length to the next, then plainly where the tree no longer fits, to the very end."""
     trace = Trace()
     result = decoded(engines[kind], prompt, f"{tree}-kv128", trace, max_new_tokens=1000)
@@ -64,42 +69,42 @@ def test_growing_and_the_context_limit(engines: dict[str, Engine], prompt: list[
     assert gears == [f"{tree}-kv128", *grown]
 
 
-def committed(engine: Engine, gear: str, prompt: list[int], steps: int) -> tuple[Any, list[int]]:
+def committed(engine: StagedEngine, gear: str, prompt: list[int], steps: int) -> tuple[SequenceState, list[int]]:
     """A text after some tree steps whose commits take every kind of path; its last token is the root."""
     chosen = engine.bundle.gear(gear)
-    cache = engine.new_cache(chosen.slots)
-    text = [*prompt, int(engine.prefill(cache, np.array(prompt)).choice_R[0])]
+    state = engine.begin(chosen.slots)
+    text = [*prompt, int(single.prefill(engine, state, np.array(prompt)).choice_R[0])]
     for step in range(steps):
-        tokens_T, _, tree, _ = engine.draft(cache, chosen, text[-1])
-        result = engine.verify(cache, tokens_T, tree)
+        tokens_T, _, tree, _ = single.draft(engine, state, chosen, text[-1])
+        result = single.verify(engine, state, tokens_T, tree)
         row = (5 * step + tree.rows - 1) % tree.rows
         rows = tree.paths[row, : tree.depths[row] + 1].tolist()
-        cache.commit(rows)
-        cache.check()
+        state.commit(rows)
+        state.check()
         text += [*tokens_T[rows[1:]].tolist(), int(result.choice_R[row])]
-    return cache, text
+    return state, text
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("fasteagle", "planned"), ("eagle3", "planned"), ("eagle3", "budget")])
 def test_the_cache_is_that_of_the_accepted_text(
-    engines: dict[str, Engine], prompt: list[int], kind: str, tree: str
+    engines: dict[str, StagedEngine], prompt: list[int], kind: str, tree: str
 ) -> None:
     engine, gear = engines[kind], f"{tree}-kv128"
-    cache, text = committed(engine, gear, prompt, 8)
-    fresh = engine.new_cache(128)
+    state, text = committed(engine, gear, prompt, 8)
+    fresh = engine.begin(128)
     engine.prefill(fresh, np.array(text[:-1]))
-    drafts = [engine.draft(one, engine.bundle.gear(gear), text[-1]) for one in (cache, fresh)]
+    drafts = [single.draft(engine, one, engine.bundle.gear(gear), text[-1]) for one in (state, fresh)]
     assert np.array_equal(drafts[0].tokens_T, drafts[1].tokens_T)
     length = len(text) - 1
-    assert len(cache.draft.sides) == {"fasteagle": 6, "eagle3": 2}[kind]
-    for ours, theirs in zip(cache.draft.sides, fresh.draft.sides, strict=True):
+    assert len(state.draft.buffers) == {"fasteagle": 6, "eagle3": 2}[kind]
+    for ours, theirs in zip(state.draft.buffers, fresh.draft.buffers, strict=True):
         np.testing.assert_allclose(ours[:, :length], theirs[:, :length], rtol=0, atol=CLOSE)
         assert not ours[:, length:-1].any()  # nothing of a draft tree was ever kept
 
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
-    engines: dict[str, Engine], prompt: list[int], kind: str
+    engines: dict[str, StagedEngine], prompt: list[int], kind: str
 ) -> None:
     """The networks themselves, over the whole text at once: none of the runtime's bookkeeping is shared."""
     import msgspec
@@ -111,13 +116,13 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     from draftwood.compiler.teachers.config import TeacherConfig
 
     engine, manifest = engines[kind], engines[kind].bundle.manifest
-    cache, text = committed(engine, "planned-kv128", prompt, 6)
-    engine.draft(cache, engine.bundle.gear("planned-kv128"), text[-1])
+    state, text = committed(engine, "planned-kv128", prompt, 6)
+    single.draft(engine, state, engine.bundle.gear("planned-kv128"), text[-1])
     length, order = len(text) - 1, torch.arange(len(text) - 1)
     config = msgspec.convert(manifest.teacher.config, TeacherConfig)
     decoder, drafter = load_modules(engine.bundle.folder / manifest.weights, config, drafter_of(manifest.drafter))
     nothing = torch.zeros(1, dtype=torch.int64)
-    ours = [torch.from_numpy(side).flatten(0, 1) for side in cache.draft.sides]
+    ours = [torch.from_numpy(buffer).flatten(0, 1) for buffer in state.draft.buffers]
     out = decoder.step(
         torch.tensor(text[:-1]), order, order[None] <= order[:, None], nothing, nothing, nothing[:0],
         torch.zeros(2, 2, 1, 2, 16), [torch.zeros(256, 16) for _ in range(4)], form="eager",
@@ -127,14 +132,14 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     waiting = Waiting(torch.tensor(text[1:]), out.features_RF, whole, whole)
     wanted = drafter.extend(waiting, [torch.zeros_like(c) for c in ours], teacher, "eager")
     for mine, theirs in zip(ours, wanted.caches, strict=True):
-        slots = cache.draft.sides[0].shape[1]
+        slots = state.draft.buffers[0].shape[1]
         difference = mine.view(2, slots, 16)[:, :length] - theirs.view(2, slots, 16)[:, :length]
         assert difference.abs().max() < CLOSE and theirs.abs().max() > 100 * CLOSE
 
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_rows_that_wait_are_written_in_pieces(
-    engines: dict[str, Engine], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, StagedEngine], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many rows wait, and whoever writes them, the next draft is the same."""
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
@@ -142,15 +147,15 @@ def test_rows_that_wait_are_written_in_pieces(
     found = []
     for most in (256, 16, 3, 0):
         monkeypatch.setattr(drafting, "MOST_WAITING", most or 256)
-        cache = engine.new_cache(128)
-        engine.prefill(cache, np.array(text if most else text[:50]))
+        state = engine.begin(128)
+        engine.prefill(state, np.array(text if most else text[:50]))
         for token in [] if most else text[50:]:  # plain steps: nobody drafts for a while
-            engine.verify(cache, np.array([token]), engine.bundle.trees["plain"][1])
-            cache.commit([0])
-        assert cache.draft.waiting <= (most or 256)
-        found.append(engine.draft(cache, gear, 7))
+            single.verify(engine, state, np.array([token]), engine.bundle.trees["plain"][1])
+            state.commit([0])
+        assert state.draft.waiting <= (most or 256)
+        found.append(single.draft(engine, state, gear, 7))
         rows = next(graph.rows for graph in engine.bundle.manifest.graphs if graph.name == gear.draft)
-        assert cache.draft.waiting <= (rows or most or 256)
+        assert state.draft.waiting <= (rows or most or 256)
     for other in found[1:]:
         assert np.array_equal(other.tokens_T, found[0].tokens_T)
         np.testing.assert_allclose(other.scores_M, found[0].scores_M, rtol=0, atol=10 * CLOSE)
@@ -165,10 +170,10 @@ def test_a_cpus_draft_caches_grow_with_the_text(
     found = {}
     for least in (8, 128):
         monkeypatch.setattr(drafting, "LEAST_SLOTS", least)
-        cache, text = committed(engine, "planned-kv128", prompt, 8)
-        draft = engine.draft(cache, engine.bundle.gear("planned-kv128"), 5)
-        found[least] = [text, *(side[:, : cache.length].copy() for side in cache.draft.sides)], draft
-        assert cache.draft.sides[0].shape[1] == (64 if least == 8 else 128)
+        state, text = committed(engine, "planned-kv128", prompt, 8)
+        draft = single.draft(engine, state, engine.bundle.gear("planned-kv128"), 5)
+        found[least] = [text, *(buffer[:, : state.length].copy() for buffer in state.draft.buffers)], draft
+        assert state.draft.buffers[0].shape[1] == (64 if least == 8 else 128)
     (short, long), (ours, theirs) = zip(*found.values(), strict=True)
     assert short[0] == long[0] and np.array_equal(ours.tokens_T, theirs.tokens_T)
     for mine, other in zip(short[1:], long[1:], strict=True):
@@ -177,68 +182,59 @@ def test_a_cpus_draft_caches_grow_with_the_text(
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_a_draft_depends_on_its_root_and_on_nothing_drafted_before(
-    engines: dict[str, Engine], prompt: list[int], kind: str
+    engines: dict[str, StagedEngine], prompt: list[int], kind: str
 ) -> None:
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
-    cache = engine.new_cache(128)
-    engine.prefill(cache, np.array(prompt))
-    first = engine.draft(cache, gear, 9).tokens_T
-    other = engine.draft(cache, gear, 33).tokens_T
-    assert not np.array_equal(first, other) and np.array_equal(engine.draft(cache, gear, 9).tokens_T, first)
+    state = engine.begin(128)
+    engine.prefill(state, np.array(prompt))
+    first, other, again = (single.draft(engine, state, gear, root).tokens_T for root in (9, 33, 9))
+    assert not np.array_equal(first, other) and np.array_equal(again, first)
     # The text goes on with another root than was drafted last: the row beside it is written again.
-    engine.verify(cache, np.array([33]), engine.bundle.trees["plain"][1])
-    cache.commit([0])
-    cache.check()
-    again = engine.new_cache(128)
-    engine.prefill(again, np.array([*prompt, 33]))
-    drafts = [engine.draft(one, gear, 5) for one in (cache, again)]
+    single.draft(engine, state, gear, 9)
+    single.verify(engine, state, np.array([33]), engine.bundle.trees["plain"][1])
+    state.commit([0])
+    state.check()
+    fresh = engine.begin(128)
+    engine.prefill(fresh, np.array([*prompt, 33]))
+    drafts = [single.draft(engine, one, gear, 5) for one in (state, fresh)]
     assert np.array_equal(drafts[0].tokens_T, drafts[1].tokens_T)
     np.testing.assert_allclose(drafts[0].scores_M, drafts[1].scores_M, rtol=0, atol=10 * CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
-def test_after_a_rollback_the_text_goes_on(engines: dict[str, Engine], prompt: list[int], kind: str) -> None:
+def test_after_a_rollback_the_text_goes_on(engines: dict[str, StagedEngine], prompt: list[int], kind: str) -> None:
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
-    cache, text = committed(engine, "planned-kv128", prompt, 5)
+    state, text = committed(engine, "planned-kv128", prompt, 5)
     for length in (len(text) - 2, len(prompt) - 3):
-        cache.rollback(length)
-        cache.check()
-        draft = engine.draft(cache, gear, text[length])
-        engine.verify(cache, draft.tokens_T, draft.tree)
-        cache.commit([0])
-        cache.check()
-    cache.rollback(0)
-    cache.check()
-    engine.prefill(cache, np.array(prompt))
-    fresh = engine.new_cache(128)
+        state.rollback(length)
+        state.check()
+        draft = single.draft(engine, state, gear, text[length])
+        single.verify(engine, state, draft.tokens_T, draft.tree)
+        state.commit([0])
+        state.check()
+    state.rollback(0)
+    state.check()
+    engine.prefill(state, np.array(prompt))
+    fresh = engine.begin(128)
     engine.prefill(fresh, np.array(prompt))
-    drafts = [engine.draft(one, gear, 5) for one in (cache, fresh)]
+    drafts = [single.draft(engine, one, gear, 5) for one in (state, fresh)]
     assert np.array_equal(drafts[0].tokens_T, drafts[1].tokens_T)
 
 
-def test_a_budget_tree_is_sound_and_follows_the_context(engines: dict[str, Engine], prompt: list[int]) -> None:
+def test_a_budget_tree_is_sound_and_follows_the_context(engines: dict[str, StagedEngine], prompt: list[int]) -> None:
     engine = engines["eagle3"]
     gear, shapes = engine.bundle.gear("budget-kv128"), set()
-    cache = engine.new_cache(128)
+    state = engine.begin(128)
     for at in range(0, 40, 4):
-        engine.prefill(cache, np.array(prompt[at : at + 4]))
-        draft = engine.draft(cache, gear, at)
+        engine.prefill(state, np.array(prompt[at : at + 4]))
+        draft = single.draft(engine, state, gear, at)
         assert violations(draft.tree) == [] and draft.tree.rows == 7 and draft.tree.depth == 3
         assert (draft.scores_M <= 0).all() and draft.tokens_T[0] == at
         shapes.add(tuple(draft.tree.parents.tolist()))
     assert len(shapes) > 1
 
 
-@pytest.mark.parametrize("tree", [Topology.chain(3), Topology.backbone(3, 3), Topology.full((2, 2))], ids=str)
-def test_walking_the_buffers_is_walking_the_tree(tree: Topology) -> None:
-    random = np.random.default_rng(0)
-    for _ in range(200):
-        tokens_T, drawn_T = random.integers(0, 3, (2, tree.rows))
-        buffers = tensorize(tree)
-        got = walk(buffers, tokens_T, lambda row, depth, drawn=drawn_T: int(drawn[row]))
-        assert got == walk_topology(tree, tokens_T.tolist(), lambda row, drawn=drawn_T: int(drawn[row]))
-
-
+DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
 MEDUSA = Drafter(
     kind="medusa", digest="", levels=2, candidates=3, features=2, layers=0, kv_heads=0, head_dim=0, config={}
 )
@@ -247,8 +243,7 @@ MEDUSA = Drafter(
 def test_medusa_keeps_the_last_row_alone() -> None:
     cache = DraftCache(MEDUSA, np.zeros)
     cache.append(np.arange(5), np.full((1, 2), 4.0, np.float32))
-    cache.open(np.arange(3), np.arange(6, dtype=np.float32).reshape(3, 2))
-    cache.commit([0, 2])
+    cache.append(np.array([0, 2]), np.array([[0, 1], [4, 5]], np.float32))
     assert cache.waiting == 1 and cache.rows(1, 8)[1].tolist() == [[4.0, 5.0]]
     cache.rollback(3)
     assert cache.waiting == 1
@@ -256,4 +251,4 @@ def test_medusa_keeps_the_last_row_alone() -> None:
 
 def test_a_commit_needs_a_verify_step() -> None:
     with pytest.raises(InvariantError, match="commit without a verify step"):
-        DraftCache(MEDUSA, np.zeros).commit([0])
+        SequenceState(KvCache(DIMS, 128)).commit([0])

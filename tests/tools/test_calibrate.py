@@ -50,12 +50,12 @@ def work(prompts: Path, tiny_teacher: Path, tiny_heads: Path) -> list[Job]:
 def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Job], tiny_bundle: Path) -> None:
     """The rank paths of greedy answers, by the runtime's own engine and drafts, one position after the other."""
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decode import Decoding, Options
+    from draftwood.runtime.decoding import Decoding, Options
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.policy import policy_for
 
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    text = engine.bundle.text
+    text = engine.bundle.tokenizer
     assert text is not None
     options = Options(max_new_tokens=TOKENS)
     counted = Calibration.from_bytes(count(next(job for job in work if len(job.conversations) == 2)), "job")

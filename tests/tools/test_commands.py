@@ -1,21 +1,23 @@
 """build, check, run and bench from the command line, on a tiny teacher."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from draftwood.runtime import step
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Options
+from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
-from draftwood.tools.commands import bench as bench_command
-from draftwood.tools.commands import check as check_command
-from draftwood.tools.commands.bench import bench, logit_noise, tolerance
-from draftwood.tools.commands.check import check, sample_prompts
+from draftwood.tools.comparison import check as check_command
+from draftwood.tools.comparison.check import check, sample_prompts
+from draftwood.tools.measure import bench as bench_command
+from draftwood.tools.measure.bench import bench, logit_noise, tolerance
 from draftwood.tools.prompts import read_prompts
 
 CHAT = [{"role": "user", "content": "the cat"}]
@@ -133,17 +135,16 @@ def test_bench_finds_all_turns_identical(
 def test_bench_reports_a_difference_that_is_no_tie(
     tiny_bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A faulty engine: with more than one row, every fifth choice is another token."""
+    """A faulty acceptance: with more than one row, every fifth bonus is another token."""
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    honest = engine.verify
+    honest = step.accept
 
-    def faulty(cache, tokens, tree):  # type: ignore[no-untyped-def]
-        result = honest(cache, tokens, tree)
-        if tree.rows > 1 and cache.length % 5 == 0:
-            result.choice_R[:] = (result.choice_R + 7) % 300
-        return result
+    def faulty(state, draft, logits_TV):  # type: ignore[no-untyped-def]
+        accepted = honest(state, draft, logits_TV)
+        wrong = draft.tree.rows > 1 and state.length % 5 == 0
+        return replace(accepted, bonus=(accepted.bonus + 7) % 300) if wrong else accepted
 
-    monkeypatch.setattr(engine, "verify", faulty)
+    monkeypatch.setattr(step, "accept", faulty)
     plain, tree = (Policies(engine.bundle, "fixed", gear) for gear in ("plain-kv128", "ragged-kv128"))
     options = Options(max_new_tokens=24, ignore_eos=True)
     report = bench(engine, read_prompts(prompts), options, plain, tree)
@@ -159,7 +160,7 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), Policies(engine.bundle, "plain"))
     done["a"] = result
     _, second = next(contexts)
-    text = engine.bundle.text
+    text = engine.bundle.tokenizer
     assert text is not None and text.decode(result.token_ids) in text.decode(second)
     assert second[: len(first)] == first
 
@@ -174,7 +175,7 @@ def test_noise_and_tolerance(tiny_bundle: Path) -> None:
 def test_check_passes_and_is_stored(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = output(capsys, "check", tiny_bundle, "--limit", "1")
     assert report["ok"] and all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
-    assert {c["graphs"] for c in report["comparisons"]} == {"onnx", "onnx-cpu"}
+    assert {c["graphs"] for c in report["comparisons"]} == {"static", "cpu"}
     assert json.loads((tiny_bundle / "check.json").read_text()) == report
     Bundle.open(tiny_bundle)  # the report is not part of what the manifest vouches for
 
@@ -183,13 +184,13 @@ def test_check_fails_where_a_graph_computes_something_else(tiny_bundle: Path, mo
     bundle = Bundle.open(tiny_bundle)
     from draftwood.tools.reference import eager as eager_engine
 
-    def wrong(folder, config, heads):  # type: ignore[no-untyped-def]
-        decoder, drafter = load_modules(folder, config, heads)
+    def wrong(manifest, weights):  # type: ignore[no-untyped-def]
+        decoder, drafter = bundle_modules(manifest, weights)
         decoder.layers[1].down.weight = type(decoder.layers[1].down.weight)(decoder.layers[1].down.weight * 1.01, False)
         return decoder, drafter
 
-    load_modules = eager_engine.load_modules
-    monkeypatch.setattr(eager_engine, "load_modules", wrong)
+    bundle_modules = eager_engine.bundle_modules
+    monkeypatch.setattr(eager_engine, "bundle_modules", wrong)
     report = check(bundle, list(sample_prompts(bundle, None, 1)))
     assert not report["ok"] and any(not c["ok"] and c["quantity"] == "logits" for c in report["comparisons"])
 

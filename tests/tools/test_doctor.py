@@ -25,7 +25,7 @@ def npu_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "dynamo" / "torchair").mkdir(parents=True)
     monkeypatch.setattr(environment, "torch_npu_folder", lambda: tmp_path)
     monkeypatch.setattr(environment, "cann_available", lambda: True)
-    monkeypatch.setattr(machine, "_count_npus", lambda: 1)
+    monkeypatch.setattr(environment, "npu_count", lambda: int(environment.cann_available()))
     verdicts = [{"ability": "one row with a mask", "works": False, "seen": "differs by 2.0e-01"}]
     monkeypatch.setattr(machine, "probe_attention", lambda: verdicts)
     versions = {"torch_npu": "2.13.0", "torch": "2.13.0+cpu"}

@@ -7,8 +7,7 @@ import pytest
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.tools.commands.check import TOLERANCE
-from draftwood.tools.comparison.compare import Pair, compare_drafts
+from draftwood.tools.comparison.compare import TOLERANCE, Pair, compare_drafts
 from draftwood.tools.comparison.faults import _drafted, draft_controls
 from draftwood.tools.reference.eager import EagerEngine
 
@@ -19,7 +18,7 @@ CACHED = {"token before the root in its place", "drafter's caches forgotten"}
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
 def test_faults_of_a_draft_are_caught(kind: str, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> None:
     bundle = Bundle.open({"medusa": tiny_bundle, **tiny_draft_bundles}[kind])
-    pair = Pair("onnx-cpu", EagerEngine(bundle), CpuEngine(bundle), TOLERANCE)
+    pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle), TOLERANCE)
     for gear in bundle.manifest.gears:
         found = {control.fault: control for control in draft_controls(pair, gear, PROMPT)}
         wanted = {"teacher's states misplaced"} | (CACHED if kind != "medusa" else set())

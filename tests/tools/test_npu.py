@@ -13,7 +13,7 @@ from draftwood.environment import torch_npu_installed
 from draftwood.errors import BundleError
 from draftwood.kernels import eager_attention
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.tools.cli import main
@@ -65,8 +65,8 @@ def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureF
     report = output(capsys, "check", npu_bundle, "--limit", 1)
     assert report["ok"] and report["mutations"] == report["mutations_caught"] > 0
     graphs = report["graphs"]
-    assert set(graphs["verify-t7-kv128"]) == {"onnx-cpu", "onnx", "ge", "eager"}
-    assert set(graphs["prefill-t16-kv128"]) == {"onnx", "ge"}
+    assert set(graphs["verify-t7-kv128"]) == {"cpu", "static", "ge", "eager"}
+    assert set(graphs["prefill-t16-kv128"]) == {"static", "ge"}
     assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
     faults = {(c["graphs"], c["fault"]) for c in report["controls"]}
     for fault in (
@@ -108,7 +108,7 @@ def test_check_names_the_node_at_which_a_wrong_graph_parts(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, temperature: float) -> None:
     """Whole decodings on the interpreted graphs; bf16 rows of one token do not depend on the tree around it."""
-    from draftwood.tools.reference.interpreted import GeEngine
+    from draftwood.tools.reference.ge import GeEngine
 
     engine = GeEngine(Bundle.open(npu_bundle))
     options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
@@ -122,39 +122,38 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
 @needs_converters
 def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> None:
     """Traced and compiled as for the device, then run on the CPU: equal to eager PyTorch, caches included."""
+    from draftwood.compiler.ge.online import TorchairExecutor, compile_cache
+    from draftwood.runtime.engines.npu import NpuEngine
     from draftwood.tools.comparison.compare import Pair, compare_gear
     from draftwood.tools.reference.eager import EagerEngine
-    from draftwood.tools.reference.npu import NpuEngine, cache_folder
 
     bundle = Bundle.open(npu_bundle)
-    engine = NpuEngine(bundle, device="cpu", eagerly=True)
+    engine = NpuEngine(bundle, executor=TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True))
     pair = Pair("npu", EagerEngine(bundle, npu=True), engine, 3e-2)  # bf16, as `check` allows
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
         assert [c for c in found if not c.ok] == []
     assert bundle.manifest.npu is not None
-    folders = {cache_folder(bundle, graph) for graph in bundle.manifest.npu.graphs}
+    folders = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in bundle.manifest.npu.graphs}
     assert len(folders) == len(bundle.manifest.npu.graphs)
 
 
 @needs_converters
 def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
-    from dataclasses import replace
-
     import msgspec
 
-    from draftwood.tools.reference.npu import cache_folder
+    from draftwood.compiler.ge.online import compile_cache
 
     bundle = Bundle.open(npu_bundle)
     assert bundle.manifest.npu is not None
     graph, files = bundle.manifest.npu.graphs[0], bundle.manifest.files
     other = msgspec.structs.replace(bundle.manifest, files=files | {bundle.manifest.npu.weights: "0" * 64})
-    assert cache_folder(bundle, graph) != cache_folder(replace(bundle, manifest=other), graph)
+    assert compile_cache(bundle.folder, bundle.manifest, graph) != compile_cache(bundle.folder, other, graph)
     unbound = msgspec.structs.replace(
         bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.npu.weights}
     )
     with pytest.raises(BundleError, match="no weights are bound; run draftwood bind"):
-        cache_folder(replace(bundle, manifest=unbound), graph)
+        compile_cache(bundle.folder, unbound, graph)
 
 
 @needs_converters

@@ -64,16 +64,17 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
     states: dict[int, list[tuple[int, int]]] = defaultdict(list)
     verify = engine.verify
 
-    def seen(cache, tokens, tree):  # type: ignore[no-untyped-def]
-        states[tree.rows].append((cache.length, len(cache.moved)))
-        assert not violations(tree) and tree.mask.sum() == (tree.depths + 1).sum()
-        return verify(cache, tokens, tree)
+    def seen(given, drafts):  # type: ignore[no-untyped-def]
+        (state,), (draft,) = given, drafts
+        states[draft.tree.rows].append((state.length, len(state.kv.moved)))
+        assert not violations(draft.tree) and draft.tree.mask.sum() == (draft.tree.depths + 1).sum()
+        return verify(given, drafts)
 
     monkeypatch.setattr(engine, "verify", seen)
     times = profile_steps.Times(defaultdict(list), defaultdict(list), [])
     for subject in subjects:
         profile_steps._visit(engine, subject, times)
-        subject.cache.check()
+        subject.state.check()
     assert states[1] == [(128 + step, 0) for step in range(5)]
     # The ragged tree of 7 rows commits the root and row 3 in turn: one row lies out of place.
     assert states[7] == [(128 + 2 * step, min(step, 1)) for step in range(5)]
@@ -87,9 +88,9 @@ def test_a_long_visit_ends_where_the_cache_is_full(tiny_bundle: Path, monkeypatc
     plain, _, ragged = profile_steps._subjects(engine, set(), 128)
     times = profile_steps.Times(defaultdict(list), defaultdict(list), [])
     profile_steps._visit(engine, plain, times)
-    assert plain.cache.length == 127  # every slot but the spare one
+    assert plain.state.length == 127  # every slot but the spare one
     profile_steps._visit(engine, ragged, times)
-    assert not ragged.cache.room(7) and ragged.cache.length <= 127
+    assert not ragged.state.kv.room(7) and ragged.state.length <= 127
     # 63 steps of one token and 29 of two, the first of each not counted.
     assert {rows: len(samples) for (rows, _, _), samples in times.steps.items()} == {1: 62, 7: 28}
 
@@ -98,7 +99,7 @@ def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monk
     engine = CpuEngine(Bundle.open(tiny_bundle))
     subjects = [s for slots in (128, 256) for s in profile_steps._subjects(engine, {2, 5}, slots)]
     visits: list[tuple[int, int] | None] = []
-    monkeypatch.setattr(profile_steps, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.cache.slots)))
+    monkeypatch.setattr(profile_steps, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.state.slots)))
     monkeypatch.setattr(profile_steps, "_host_seconds", lambda *_: visits.append(None) or 0.0)
     profile_steps._time(engine, subjects, rounds=3)
     rounds = [visits[at : at + 11] for at in range(0, len(visits), 11)]

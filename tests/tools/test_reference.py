@@ -13,16 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from draftwood.environment import hide_torch_npu
 from draftwood.errors import CheckpointError, InvariantError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.tools import cli
+from draftwood.tools.comparison import single
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.reference.__main__ import main, measure
 from draftwood.tools.reference.branch_cache import BranchCache
@@ -31,8 +31,8 @@ from draftwood.tools.reference.hf_teacher import HfTeacher
 from draftwood.tools.reference.lockstep import compare_texts
 from draftwood.tools.reference.replay import main as replay_main
 from draftwood.tools.reference.replay import replay
-from draftwood.tools.reference.transformers_engine import HfEngine
-from draftwood.trees import Topology, TreeBuffers, tensorize
+from draftwood.tools.reference.transformers import HfEngine
+from draftwood.trees import Topology, tensorize
 
 # fp32 against fp32 with sums in another order; logits and cache values are of magnitude up to 10. Measured: 4e-6.
 FP32 = 1e-4
@@ -63,7 +63,7 @@ def prefilled(teacher: HfTeacher, text: list[int], slots: int = 64) -> BranchCac
 
 def rows_of(cache: BranchCache) -> torch.Tensor:
     """All committed rows, [2 L, K, length, D], copied."""
-    return torch.stack([side[:, : cache.length] for side in cache.sides]).clone()
+    return torch.stack([buffer[:, : cache.length] for buffer in cache.buffers]).clone()
 
 
 def plain_logits(teacher: HfTeacher, ids: list[int]) -> torch.Tensor:
@@ -115,15 +115,15 @@ def test_only_rows_out_of_place_are_written(teacher: HfTeacher) -> None:
     for path, moves in (((0,), False), ((0, 1), False), ((0, 2), True), ((0, 1, 5, 7), True)):
         cache = prefilled(teacher, PROMPT)
         teacher.step(cache, tokens, TREE.depths, TREE.mask)
-        branch, side = rows_of_branch(cache), cache.sides[0]
-        count = side._version
+        branch, buffer = rows_of_branch(cache), cache.buffers[0]
+        count = buffer._version
         cache.commit(path)
-        assert (side._version > count) is moves
+        assert (buffer._version > count) is moves
         assert torch.equal(rows_of(cache)[:, :, len(PROMPT) :], branch[:, :, list(path)])
 
 
 def rows_of_branch(cache: BranchCache) -> torch.Tensor:
-    return torch.stack([side[:, cache.length : cache.length + cache.open_rows] for side in cache.sides]).clone()
+    return torch.stack([buffer[:, cache.length : cache.length + cache.open_rows] for buffer in cache.buffers]).clone()
 
 
 def stepped(teacher: HfTeacher) -> BranchCache:
@@ -132,8 +132,8 @@ def stepped(teacher: HfTeacher) -> BranchCache:
     return cache
 
 
-def poke(cache: BranchCache, side: int, slot: int, value: float) -> None:
-    cache.sides[side][0, slot, 0] = value
+def poke(cache: BranchCache, buffer: int, slot: int, value: float) -> None:
+    cache.buffers[buffer][0, slot, 0] = value
 
 
 def shorten(cache: BranchCache) -> None:
@@ -141,14 +141,14 @@ def shorten(cache: BranchCache) -> None:
 
 
 def write_again(cache: BranchCache) -> None:
-    rows = cache.sides[0][None, :, : cache.open_rows].clone()
+    rows = cache.buffers[0][None, :, : cache.open_rows].clone()
     cache.update(rows, rows, 0)
 
 
 def one_layer_only(cache: BranchCache) -> None:
     cache.rollback(cache.length)
     cache.open([1], [cache.length])
-    rows = cache.sides[0][None, :, :1].clone()
+    rows = cache.buffers[0][None, :, :1].clone()
     cache.update(rows, rows, 0)
     cache.commit([0])
 
@@ -262,17 +262,19 @@ def options_of(temperature: float = 0.0) -> Options:
 class CausalMask(CpuEngine):
     """Takes the tree for a chain: rows see their elder siblings too."""
 
-    def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Any:
-        return super().verify(cache, tokens_T, replace(tree, mask=np.tri(tree.rows, dtype=np.bool_)))
+    def verify(self, states: Any, drafts: Any) -> Any:
+        (draft,) = drafts
+        chain = replace(draft.tree, mask=np.tri(draft.tree.rows, dtype=np.bool_))
+        return super().verify(states, [draft._replace(tree=chain)])
 
 
 class LosesARow(CpuEngine):
     """Overwrites one committed value behind the sixth token, as a misrouted commit would."""
 
-    def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Any:
-        if cache.length > 6:
-            cache.sides[2][1, 3, :] = 4.0
-        return super().verify(cache, tokens_T, tree)
+    def verify(self, states: Any, drafts: Any) -> Any:
+        if states[0].length > 6:
+            states[0].kv.buffers[2][1, 3, :] = 4.0
+        return super().verify(states, drafts)
 
 
 # The greedy text of so small a teacher does not notice a wrong mask; a sampled one does.
@@ -310,12 +312,12 @@ def test_a_broken_invariant_is_dumped_and_its_first_tensor_named(
 ) -> None:
     bundle = Bundle.open(tiny_bundle)
     engine = HfEngine.open(bundle, tiny_teacher, dumps=tmp_path)
-    cache = engine.new_cache(128)
-    engine.prefill(cache, np.array(PROMPT))
-    poke(cache, 3, 2, 9.0)
+    state = engine.begin(128)
+    engine.prefill(state, np.array(PROMPT))
+    poke(state.kv, 3, 2, 9.0)
     _, plain = bundle.trees["plain"]
     with pytest.raises(InvariantError, match=r"committed: layer 1, value: slot 2 .*the step is in .*invariant-at-5"):
-        engine.verify(cache, np.array([17]), plain)
+        single.verify(engine, state, np.array([17]), plain)
     folder = tmp_path / "invariant-at-5"
     assert {path.name for path in folder.iterdir()} == {"step.json", "tensors.safetensors"}
     recorded, healthy = replay(StepDump.read(folder), {"cpu": CpuEngine(bundle)})
@@ -331,20 +333,22 @@ def test_a_broken_invariant_is_dumped_and_its_first_tensor_named(
 def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTeacher) -> None:
     engine = HfEngine(bundle, teacher)
     _, tree = bundle.trees["ragged"]
-    cache = engine.new_cache(128)
-    engine.prefill(cache, np.array(PROMPT))
+    state = engine.begin(128)
+    engine.prefill(state, np.array(PROMPT))
+    chain = replace(tree, mask=np.tri(tree.rows, dtype=np.bool_))
     with pytest.raises(InvariantError, match="tree: mask-row at row 2"):
-        engine.verify(cache, np.zeros(tree.rows, np.int64), replace(tree, mask=np.tri(tree.rows, dtype=np.bool_)))
+        single.verify(engine, state, np.zeros(tree.rows, np.int64), chain)
 
 
 def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher, tmp_path: Path) -> None:
     """Two tokens whose logits differ by less than the noise of the engine that takes the other one."""
 
     class Noisy(CpuEngine):
-        def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Any:
-            result = super().verify(cache, tokens_T, tree)
-            noise = np.random.default_rng(tree.rows).normal(0, 2.0, result.logits_RV.shape).astype(np.float32)
-            return result._replace(logits_RV=result.logits_RV + noise, choice_R=(result.logits_RV + noise).argmax(1))
+        def verify(self, states: Any, drafts: Any) -> Any:
+            output = super().verify(states, drafts)
+            shape, random = output.logits_BRV.shape, np.random.default_rng(drafts[0].tree.rows)
+            logits_BRV = output.logits_BRV + random.normal(0, 2.0, shape).astype(np.float32)
+            return output._replace(logits_BRV=logits_BRV, choice_BR=logits_BRV.argmax(-1))
 
     modes = {"plain": policy_for(bundle, plain=True), "tree": policy_for(bundle, widest_gear(bundle))}
     reference = HfEngine(bundle, teacher)

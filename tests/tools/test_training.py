@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.errors import RequestError
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.training import quality, rank_paths
 from draftwood.tools.training.contexts import Distilled, shuffled
 from draftwood.tools.training.corpus import Row, read_folder, read_rows
@@ -86,7 +86,7 @@ def test_missing_source_is_named(tmp_path: Path) -> None:
 def test_chat_template_frames_like_the_corpus(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(ROWS, 300)
     save_tokenizer(tokenizer, tmp_path)
-    text = Text.load(tmp_path)
+    text = Tokenizer.load(tmp_path)
     sentence = "305 gulls, ünïcode & a\n\ttab"
     assert text.decode(text.encode(sentence)) == sentence
     for row in (row for row in ROWS if "messages" in row):

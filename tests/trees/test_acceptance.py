@@ -33,11 +33,11 @@ def all_shapes(nodes):
 
 def outcomes(tree, tokens):
     """Every course the walk can take, as (the draws it asked for, its result)."""
-    pending = [{}]
+    pending, buffers = [{}], tensorize(tree)
     while pending:
         known = pending.pop()
         try:
-            yield known, walk(tree, tokens, known.__getitem__)
+            yield known, walk(buffers, np.array(tokens), lambda row, depth, known=known: known[row])
         except KeyError as unknown:
             pending += [known | {unknown.args[0]: token} for token in range(VOCABULARY)]
 
@@ -93,7 +93,7 @@ def test_both_forms_agree_on_padded_trees_with_equal_siblings(data):
     buffers = tensorize(tree, tree.rows + data.draw(st.integers(0, 4)), tree.depth + data.draw(st.integers(1, 3)))
     ids = st.lists(st.integers(0, 2), min_size=buffers.rows, max_size=buffers.rows)
     tokens, drawn = data.draw(ids), data.draw(ids)
-    accepted = walk(tree, tokens[: tree.rows], drawn.__getitem__)
+    accepted = walk(tensorize(tree), np.array(tokens[: tree.rows]), lambda row, depth: drawn[row])
     path, length, bonus = accept(buffers, np.array(tokens), np.array(drawn))
     assert tuple(path[: length + 1].tolist()) == accepted.rows
     assert (path[length:] == accepted.rows[-1]).all() and path.shape == (buffers.depth + 1,)
@@ -115,7 +115,7 @@ def test_adding_a_node_never_shortens_acceptance(data):
     for tree in (small, large):
         names = ((), *tree.paths)
         tokens = [0, *(shuffle[path[:-1]][path[-1]] for path in tree.paths)]
-        gained.append(walk(tree, tokens, lambda row, names=names: drawn[names[row]]))
+        gained.append(walk(tensorize(tree), np.array(tokens), lambda row, depth, names=names: drawn[names[row]]))
     assert len(gained[1].rows) - len(gained[0].rows) in (0, 1)
     assert gained[1].path[: len(gained[0].path)] == gained[0].path
 
@@ -123,7 +123,11 @@ def test_adding_a_node_never_shortens_acceptance(data):
 def test_draw_is_called_once_per_accepted_row_only():
     asked = []
     tree = Topology.full((2, 2))
-    accepted = walk(tree, [9, 1, 2, 3, 4, 5, 6], lambda row: asked.append(row) or {0: 2, 2: 6, 6: 7}[row])
+    accepted = walk(
+        tensorize(tree),
+        np.array([9, 1, 2, 3, 4, 5, 6]),
+        lambda row, depth: asked.append(row) or {0: 2, 2: 6, 6: 7}[row],
+    )
     assert asked == list(accepted.rows) == [0, 2, 6]
     assert (accepted.path, accepted.bonus) == ((1, 1), 7)
 
@@ -137,4 +141,4 @@ def test_medusas_defect_is_absent():
 
 def test_wrong_number_of_tokens_is_refused():
     with pytest.raises(TreeError, match="expected 3 tokens"):
-        walk(Topology.chain(2), [1, 2], lambda row: 0)
+        walk(tensorize(Topology.chain(2)), np.array([1, 2]), lambda row, depth: 0)

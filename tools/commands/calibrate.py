@@ -72,16 +72,16 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
         BundleError: the bundle cannot be opened.
     """
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decode import Options
-    from draftwood.runtime.engine import share_threads
+    from draftwood.runtime.decoding import Options
+    from draftwood.runtime.engines import open_engine
+    from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.sampling import Sampling
-    from draftwood.tools.engines import open_engine
     from draftwood.tools.measure.traffic import count_traffic
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
     bundle = Bundle.open(args.bundle)
-    if bundle.manifest.drafter is None or bundle.text is None:
+    if bundle.manifest.drafter is None or bundle.tokenizer is None:
         raise RequestError(
             f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )

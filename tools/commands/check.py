@@ -1,40 +1,13 @@
-"""``draftwood check``: does every graph of a bundle compute what eager PyTorch computes?
-
-Equal argmax proves little, so logits, features and caches are compared, on trees with branches behind a real
-prefix, through several steps with commits of every kind. Controls that are wrong on purpose (another mask, shifted
-positions, a misrouted path, a dropped write) must be told apart by the same comparison. The NPU's graphs are
-compared in their own element type, executed operator for operator by an interpreter.
-"""
+"""``draftwood check``: does every graph of a bundle compute what eager PyTorch computes?"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftwood.errors import RequestError
-
-if TYPE_CHECKING:
-    from draftwood.runtime.bundle import Bundle
-    from draftwood.tools.comparison.compare import Comparison, Pair
-    from draftwood.tools.comparison.faults import Control
-
-# fp32 graphs of one function differ by rounding and the order of sums: some 1e-6 of the largest value for the
-# models tried. A wrong mask or position moves logits by 1e-1; 1e-4 lies well away from both.
-TOLERANCE = 1e-4
-# bf16 keeps 8 bits: one rounding is 4e-3 of a value, and sums taken in another order differ by a few of them.
-# A wrong mask moves logits by ten times as much.
-HALF_TOLERANCE = 3e-2
-# How far bf16 is from fp32 is the model's own business, not a fault: reported, and refused only where it is absurd.
-ROUNDED_TOLERANCE = 2e-1
-PROMPT_TOKENS = 96
 QUANTITIES = ("logits", "features", "choice", "draft scores", "draft tokens", "cache after commit", "draft cache")
 
 
@@ -48,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engine import share_threads
+    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.tools.comparison.check import check, sample_prompts
 
     if args.replay is not None:
         from draftwood.tools.reference.replay import main as replay
@@ -63,144 +37,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         _print(report)
     return 0 if report["ok"] else 1
-
-
-def check(
-    bundle: Bundle, prompts: list[NDArray[np.int64]], progress: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
-    """The whole report: ``ok``, ``comparisons``, ``controls``, and both by graph."""
-    from draftwood.tools.comparison.faults import controls, draft_controls
-
-    found: list[Comparison] = []
-    caught: list[Control] = []
-    pairs = _pairs(bundle)
-    for pair in pairs.values():
-        found += _compare(bundle, pair, prompts, progress)
-        if pair.name in ("onnx-cpu", "ge", "npu"):
-            for gear in bundle.manifest.gears:
-                progress(f"{pair.name} faults, {gear.name}")
-                caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
-    if "ge" in pairs:
-        caught += _graph_controls(bundle, pairs["ge"], prompts[0])
-    differences = [_located(bundle, pairs["ge"], one, prompts) for one in found if one.graphs == "ge" and not one.ok]
-    return {
-        "ok": all(c.ok for c in found) and all(c.caught for c in caught),
-        "tolerance": TOLERANCE,
-        "tolerances": {pair.name: pair.tolerance for pair in pairs.values()},
-        "prompts": len(prompts),
-        "comparisons": [asdict(c) for c in found],
-        "controls": [asdict(c) for c in caught],
-        "graphs": _by_graph(found),
-        "mutations": len(caught),
-        "mutations_caught": sum(c.caught for c in caught),
-        "first_divergences": [line for line in differences if line],
-    }
-
-
-def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[NDArray[np.int64]]:
-    """Token ids of real prompts where the bundle has a tokenizer, else of a seeded random text."""
-    vocabulary, most = bundle.manifest.dims.vocabulary, min(g.slots for g in bundle.manifest.gears) // 2
-    if bundle.text is None:
-        if path is not None:
-            raise RequestError(f"--prompts {path}: the bundle has no tokenizer; leave the option out")
-        for seed in range(limit):
-            yield np.random.default_rng(seed).integers(0, vocabulary, min(PROMPT_TOKENS, most))
-        return
-    from draftwood.tools.prompts import read_prompts
-
-    for prompt in read_prompts(path, limit):
-        ids = bundle.text.encode(prompt.text)
-        yield np.array(ids[: min(PROMPT_TOKENS, most)] or [0], np.int64)
-
-
-def _pairs(bundle: Bundle) -> dict[str, Pair]:
-    """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
-    from draftwood.runtime.engines.cpu import CpuEngine
-    from draftwood.runtime.engines.static import OnnxEngine
-    from draftwood.tools.comparison.compare import Pair
-    from draftwood.tools.engines import npu_available
-    from draftwood.tools.reference.eager import EagerEngine
-
-    pairs = []
-    eager = EagerEngine(bundle) if bundle.manifest.graphs else None
-    if eager is not None:
-        pairs += [
-            Pair("onnx-cpu", eager, CpuEngine(bundle), TOLERANCE),
-            Pair("onnx", eager, OnnxEngine(bundle), TOLERANCE),
-        ]
-    if bundle.manifest.npu is not None:
-        from draftwood.tools.reference.interpreted import GeEngine
-
-        rounded = EagerEngine(bundle, npu=True)
-        pairs.append(Pair("ge", rounded, GeEngine(bundle), HALF_TOLERANCE))
-        if npu_available():
-            from draftwood.tools.reference.npu import NpuEngine
-
-            pairs.append(Pair("npu", rounded, NpuEngine(bundle), HALF_TOLERANCE))
-        if eager is not None:
-            pairs.append(Pair("eager", eager, rounded, ROUNDED_TOLERANCE))
-    return {pair.name: pair for pair in pairs}
-
-
-def _compare(
-    bundle: Bundle, pair: Pair, prompts: list[NDArray[np.int64]], progress: Callable[[str], None]
-) -> list[Comparison]:
-    from draftwood.runtime.engines.static import StaticEngine
-    from draftwood.tools.comparison.compare import compare_gear, compare_prefill, worst
-
-    found: list[Comparison] = []
-    for gear in bundle.manifest.gears:
-        progress(f"{pair.name}, {gear.name}")
-        found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
-    if isinstance(pair.engine, StaticEngine):
-        for graph in pair.engine.graphs:
-            if graph.kind == "prefill":
-                progress(f"{pair.name}, {graph.name}")
-                found.append(compare_prefill(pair, graph, prompts[0]))
-    return found
-
-
-def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> Iterator[Control]:
-    from draftwood.tools.comparison.compare import Pair
-    from draftwood.tools.comparison.faults import control, graph_mutations, tree_step
-    from draftwood.tools.reference.interpreted import GeEngine
-
-    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
-    gear = max(bundle.manifest.gears, key=lambda gear: rows[gear.tree])
-    for fault, mutate in graph_mutations().items():
-        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate), pair.tolerance)
-        yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
-
-
-def _located(bundle: Bundle, pair: Pair, one: Comparison, prompts: list[NDArray[np.int64]]) -> str | None:
-    """The first node at which a differing NPU graph parts from its program, on the inputs of a first tree step."""
-    from draftwood.tools.comparison.divergence import first_divergence
-    from draftwood.tools.comparison.faults import tree_of
-    from draftwood.tools.reference.eager import EagerEngine
-    from draftwood.tools.reference.interpreted import GeEngine
-
-    eager, engine = pair.reference, pair.engine
-    assert isinstance(eager, EagerEngine) and isinstance(engine, GeEngine)
-    graph = next((g for g in engine.graphs if g.name == one.graph), None)
-    if graph is None or graph.kind not in ("decode", "verify"):
-        return None
-    gear = next(g for g in bundle.manifest.gears if g.graph == one.graph)
-    inputs = engine.inputs_of(gear, prompts[0], tree_of(eager, gear, prompts[0]))
-    found = first_divergence(eager, engine, graph, inputs, pair.tolerance)
-    return f"{one.graph}: {one.quantity}: {found or 'no single node differs by itself'}"
-
-
-def _by_graph(comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Graph -> engine -> the worst of all its quantities."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for c in comparisons:
-        entry = found.setdefault(c.graph, {}).setdefault(
-            c.graphs, {"difference": 0.0, "quantity": c.quantity, "tolerance": c.tolerance, "ok": True}
-        )
-        if c.difference >= entry["difference"]:
-            entry |= {"difference": c.difference, "quantity": c.quantity}
-        entry["ok"] = entry["ok"] and c.ok
-    return found
 
 
 def _progress(what: str) -> None:

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwood import __version__
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
 from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
 from draftwood.tools.prompts import read_prompts
+from draftwood.version import __version__
 
 if TYPE_CHECKING:
     from draftwood.runtime.engines.cpu import CpuEngine
@@ -66,9 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engine import share_threads
     from draftwood.runtime.engines.cpu import CpuEngine
-    from draftwood.tools.commands.check import check, sample_prompts
+    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.tools.comparison.check import check, sample_prompts
 
     paths = demo.rank_paths(0.0, args.drafter)
     trees = [(f"planned-{rows}", paths.best_tree(rows - 1)) for rows in TREE_ROWS]
@@ -127,13 +127,13 @@ def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Names
 
 def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> Answer:
     """Answers one prompt plainly and with the gear, and compares the tokens."""
-    from draftwood.runtime.decode import Decoding, Options
+    from draftwood.runtime.decoding import Decoding, Options
     from draftwood.runtime.policy import policy_for
 
-    text = engine.bundle.text
-    assert text is not None, "the demo teacher has a tokenizer"
+    tokenizer = engine.bundle.tokenizer
+    assert tokenizer is not None, "the demo teacher has a tokenizer"
     ids, options = (
-        text.chat([{"role": "user", "content": prompt.text}]),
+        tokenizer.chat([{"role": "user", "content": prompt.text}]),
         Options(max_new_tokens=max_new_tokens),
     )
     plain = Decoding(engine, ids, options, policy_for(engine.bundle, plain=True)).run()

@@ -13,9 +13,9 @@ import json
 import platform
 from typing import Any
 
-import draftwood
 from draftwood import environment
 from draftwood.tools.measure import machine
+from draftwood.version import __version__
 
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
 BUILD = ("torch", "onnx", "onnxscript", "safetensors")
@@ -53,7 +53,7 @@ def report() -> dict[str, Any]:
     ascend = machine.ascend(countable=bool(packages["torch"]["version"]))
     can = {name: _ability(name, packages, ascend) for name in NEEDS}
     return {
-        "draftwood": draftwood.__version__,
+        "draftwood": __version__,
         "python": {"version": platform.python_version(), "platform": platform.platform(terse=True)},
         "packages": packages,
         "onnxruntime_providers": _providers() if packages["onnxruntime"]["version"] else [],

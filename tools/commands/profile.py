@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from draftwood.compiler.device.model import Drafter
     from draftwood.manifest import Gear
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.cache import Cache
-    from draftwood.runtime.engine import Engine
+    from draftwood.runtime.engines import StagedEngine
+    from draftwood.runtime.sequence import SequenceState
     from draftwood.trees import Topology, TreeBuffers
     from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
 
@@ -159,8 +159,8 @@ def parse_drafter(text: str, teacher: Path) -> Drafter:
 
 def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engine import default_threads, share_threads
     from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.runtime.engines.sessions import default_threads, share_threads
 
     if args.model or args.drafter:
         raise RequestError("--model and --drafter: a bundle has its own; they go with --device")
@@ -186,14 +186,14 @@ class Subject:
     topology: Topology
     tree: TreeBuffers
     path: tuple[int, ...]
-    cache: Cache
+    state: SequenceState
     filled: int
     # Drafts for this tree; None where nothing does.
     gear: Gear | None
 
 
 def measure(
-    engine: Engine, rows: Iterable[int], slots: Sequence[int], rounds: int = LEAST_ROUNDS, threads: int = 0
+    engine: StagedEngine, rows: Iterable[int], slots: Sequence[int], rounds: int = LEAST_ROUNDS, threads: int = 0
 ) -> LatencyTable:
     """Times the steps of the bundle's trees, and bushy trees of other ``rows``, at every KV length."""
     from draftwood.trees.latency import LatencyTable
@@ -239,7 +239,7 @@ class Times:
     hosts: list[float]
 
 
-def _subjects(engine: Engine, rows: set[int], slots: int) -> list[Subject]:
+def _subjects(engine: StagedEngine, rows: set[int], slots: int) -> list[Subject]:
     """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, behind one cache."""
     from draftwood.trees import tensorize
 
@@ -251,15 +251,15 @@ def _subjects(engine: Engine, rows: set[int], slots: int) -> list[Subject]:
             f"--kv {slots}: too short to time steps of {max(trees)} rows behind {filled} tokens; expected at least"
             f" {2 * needed + 2}, or fewer --rows"
         )
-    cache = engine.new_cache(slots)
+    state = engine.begin(slots)
     tokens = np.random.default_rng(0).integers(0, engine.bundle.manifest.dims.vocabulary, filled)
-    engine.prefill(cache, tokens)
+    engine.prefill(state, tokens)
     return [
         Subject(
             topology=tree,
             tree=tensorize(tree),
             path=committed_path(tree),
-            cache=cache,
+            state=state,
             filled=filled,
             gear=_drafting(engine.bundle, tree),
         )
@@ -294,7 +294,7 @@ def committed_path(topology: Topology) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _time(engine: Engine, subjects: list[Subject], rounds: int) -> Times:
+def _time(engine: StagedEngine, subjects: list[Subject], rounds: int) -> Times:
     times = Times(defaultdict(list), defaultdict(list), [])
     prompt, order = _prompt(engine.bundle), random.Random(0)
     _visit_all(engine, subjects, prompt, Times(defaultdict(list), defaultdict(list), []), order)  # warm-up
@@ -307,7 +307,9 @@ def _time(engine: Engine, subjects: list[Subject], rounds: int) -> Times:
     return times
 
 
-def _visit_all(engine: Engine, subjects: list[Subject], prompt: list[int], times: Times, order: random.Random) -> None:
+def _visit_all(
+    engine: StagedEngine, subjects: list[Subject], prompt: list[int], times: Times, order: random.Random
+) -> None:
     visits: list[Subject | None] = [None, *subjects]
     order.shuffle(visits)
     for subject in visits:
@@ -317,23 +319,25 @@ def _visit_all(engine: Engine, subjects: list[Subject], prompt: list[int], times
             _visit(engine, subject, times)
 
 
-def _visit(engine: Engine, subject: Subject, times: Times) -> None:
+def _visit(engine: StagedEngine, subject: Subject, times: Times) -> None:
     """Some steps of one tree; the cache grows by what they commit and is rolled back by the next visit."""
-    cache, tree, drafter = subject.cache, subject.tree, engine.bundle.manifest.drafter
+    from draftwood.tools.comparison import single
+
+    state, tree, drafter = subject.state, subject.tree, engine.bundle.manifest.drafter
     tokens = np.random.default_rng(tree.rows)
-    cache.rollback(subject.filled)
+    state.rollback(subject.filled)
     entered, step = time.perf_counter(), 0
-    while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and cache.room(tree.rows)):
+    while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and state.kv.room(tree.rows)):
         tokens_T = tokens.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
         began = time.perf_counter()
         if subject.gear:
-            engine.draft(cache, subject.gear, int(tokens_T[0]))
+            single.draft(engine, state, subject.gear, int(tokens_T[0]))
         drafted = time.perf_counter()
-        engine.verify(cache, tokens_T, tree)
+        single.verify(engine, state, tokens_T, tree)
         verified = time.perf_counter()
-        cache.commit(subject.path)
+        state.commit(subject.path)
         if step:  # the first step has no rows to move, and finds another tree's work in the processor's caches
-            times.steps[tree.rows, cache.slots, subject.filled].append(verified - drafted)
+            times.steps[tree.rows, state.slots, subject.filled].append(verified - drafted)
             if subject.gear and drafter:
                 shape = subject.topology.depth, subject.topology.width
                 offered = shape if drafter.kind == "eagle3" else (drafter.levels, drafter.candidates)
@@ -346,17 +350,18 @@ def _prompt(bundle: Bundle) -> list[int]:
     from draftwood.tools.prompts import read_prompts
 
     room = bundle.manifest.dims.context - HOST_TOKENS
-    ids = bundle.text.encode(read_prompts(None)[0].text) if bundle.text else list(range(8))
+    ids = bundle.tokenizer.encode(read_prompts(None)[0].text) if bundle.tokenizer else list(range(8))
     return ids[: max(1, room)]
 
 
-def _host_seconds(engine: Engine, prompt: list[int]) -> float:
+def _host_seconds(engine: StagedEngine, prompt: list[int]) -> float:
     """What a step of a real text spends outside graphs: the mean of plain decoding's and the largest tree's."""
-    from draftwood.runtime.decode import Decoding, Options
+    from draftwood.runtime.decoding import Decoding, Options
     from draftwood.runtime.policy import policy_for
+    from draftwood.tools.measure.traffic import widest_gear
 
     options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
-    policies = [policy_for(engine.bundle, plain=plain) for plain in (True, False)]
+    policies = [policy_for(engine.bundle, plain=True), policy_for(engine.bundle, widest_gear(engine.bundle))]
     results = [Decoding(engine, prompt, options, policy).run() for policy in policies]
     return sum(result.decode_seconds * result.host_share / result.steps for result in results) / len(results)
 

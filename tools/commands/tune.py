@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from draftwood.errors import RequestError
-from draftwood.tools.engines import add_engine_argument, default_engine, open_engine
+from draftwood.tools.commands.arguments import add_engine_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,20 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engine import default_threads, share_threads
+    from draftwood.runtime.engines import default_engine, open_engine
+    from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy.tuned import keep_times, machine_name
     from draftwood.tools.measure.tune import tune
 
     if not 0 < args.seconds <= 600:
         raise RequestError(f"--seconds {args.seconds}: expected a time of more than 0 and at most 600")
     bundle = Bundle.open(args.bundle)
-    engine, threads = args.engine or default_engine(bundle), args.threads or default_threads()
+    engine = args.engine or default_engine(bundle)
     share_threads(args.threads)
     times = tune(open_engine(bundle, engine), args.seconds)
-    kept = keep_times(bundle, engine, threads, times)
+    kept = keep_times(bundle, engine, args.threads, times)
     rows = [{"gear": one.gear, "length": one.length, "us": one.us} for one in times]
     if args.json:
-        print(json.dumps({"file": str(kept), "machine": machine_name(), "threads": threads, "times": rows}))
+        print(json.dumps({"file": str(kept), "machine": machine_name(), "times": rows}))
         return 0
     print(f"{'gear':28} {'text':>6} {'ms a step':>10}")
     for one in times:

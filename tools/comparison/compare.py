@@ -10,12 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear, GraphSignature
-from draftwood.runtime.cache import Cache
-from draftwood.runtime.drafting import Draft
-from draftwood.runtime.engine import Engine, StepResult
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.step import Draft
+from draftwood.tools.comparison import single
+from draftwood.tools.comparison.single import Rows
 from draftwood.trees import TreeBuffers, require
 
+# fp32 graphs of one function differ by rounding and the order of sums: some 1e-6 of the largest value for the
+# models tried. A wrong mask or position moves logits by 1e-1; 1e-4 lies well away from both.
+TOLERANCE = 1e-4
+# bf16 keeps 8 bits: one rounding is 4e-3 of a value, and sums taken in another order differ by a few of them.
+# A wrong mask moves logits by ten times as much.
+HALF_TOLERANCE = 3e-2
+# How far bf16 is from fp32 is the model's own business, not a fault: reported, and refused only where it is absurd.
+ROUNDED_TOLERANCE = 2e-1
 # Drafted tokens may differ by this times the tolerance: none in fp32, three in ten in half precision, where candidates
 # next to each other are a rounding apart.
 DIFFERING_TOKENS = 10
@@ -28,7 +38,7 @@ STEPS = 6  # tree steps a prompt and gear: enough for commits in place, moved, a
 class Comparison:
     """One quantity of one graph; the difference is relative to the largest reference value.
 
-    ``graphs`` says what was compared: "onnx" and "onnx-cpu" with eager fp32, "ge" with eager in the NPU's type,
+    ``graphs`` says whose were compared: "cpu" and "static" with eager fp32, "ge" with eager in the NPU's type,
     "eager" the latter with fp32.
     """
 
@@ -47,8 +57,8 @@ class Pair:
     """An engine, the one it is held against, and the difference allowed."""
 
     name: str
-    reference: Engine
-    engine: Engine
+    reference: StagedEngine
+    engine: StagedEngine
     tolerance: float
 
     def compared(
@@ -77,8 +87,8 @@ def relative_difference(got: NDArray, want: NDArray) -> float:
 def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
     """Prefill, then steps of the gear's tree on the same tokens and the same commits; the caches at the end."""
     engines = (pair.reference, pair.engine)
-    caches = [e.new_cache(gear.slots) for e in engines]
-    want, got = (e.prefill(c, prompt) for e, c in zip(engines, caches, strict=True))
+    states = [e.begin(gear.slots) for e in engines]
+    want, got = (single.prefill(e, s, prompt) for e, s in zip(engines, states, strict=True))
     yield pair.compared(gear.name, "prefill", "logits", got.logits_RV, want.logits_RV, "prefill")
     text = [*prompt.tolist(), int(want.choice_R[0])]
     drafts: list[tuple[Draft, Draft]] = []
@@ -86,30 +96,30 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
         where = f"step {step}"
         tokens_T, tree = np.array(text[-1:]), pair.reference.bundle.trees["plain"][1]
         if gear.draft:
-            mine, theirs = (e.draft(c, gear, text[-1]) for e, c in zip(engines, caches, strict=True))
+            mine, theirs = (single.draft(e, s, gear, text[-1]) for e, s in zip(engines, states, strict=True))
             drafts.append((mine, theirs))
-            tokens_T, _, tree = mine
-        want, got = (e.verify(c, tokens_T, tree) for e, c in zip(engines, caches, strict=True))
+            tokens_T, _, tree, _ = mine
+        want, got = (single.verify(e, s, tokens_T, tree) for e, s in zip(engines, states, strict=True))
         for quantity, mine, theirs in _quantities(got, want):
             yield pair.compared(gear.name, gear.graph, quantity, mine, theirs, where)
         rows = _path(tree, step)
-        for cache in caches:
-            cache.commit(rows)
-            cache.check()
+        for state in states:
+            state.commit(rows)
+            state.check()
         text += [*tokens_T[rows[1:]].tolist(), int(want.choice_R[rows[-1]])]
     if gear.draft:
         yield from compare_drafts(pair, gear, drafts)
     # One more row, so that the last commit is written; then the caches must hold what a fresh prefill holds.
-    length = caches[1].length
-    _settle(pair.engine, caches[1], text[-1])
-    fresh = pair.reference.new_cache(gear.slots)
+    length = states[1].length
+    _settle(pair.engine, states[1], text[-1])
+    fresh = pair.reference.begin(gear.slots)
     pair.reference.prefill(fresh, np.array(text[:length], np.int64))
-    for i, (side, reference) in enumerate(zip(caches[1].sides, fresh.sides, strict=True)):
+    for i, (buffer, reference) in enumerate(zip(states[1].kv.buffers, fresh.kv.buffers, strict=True)):
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
-        mine, theirs = host(side[:, :length]), host(reference[:, :length])
+        mine, theirs = host(buffer[:, :length]), host(reference[:, :length])
         yield pair.compared(gear.name, gear.graph, "cache after commit", mine, theirs, name)
-    if gear.draft and fresh.draft and fresh.draft.sides:
-        yield from _draft_caches(pair, gear, text[length], caches[1], fresh)
+    if gear.draft and fresh.draft and fresh.draft.buffers:
+        yield from _draft_caches(pair, gear, text[length], states[1], fresh)
 
 
 def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) -> Iterator[Comparison]:
@@ -145,15 +155,17 @@ def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) ->
     )
 
 
-def _draft_caches(pair: Pair, gear: Gear, root: int, cache: Cache, fresh: Cache) -> Iterator[Comparison]:
+def _draft_caches(
+    pair: Pair, gear: Gear, root: int, state: SequenceState, fresh: SequenceState
+) -> Iterator[Comparison]:
     """The drafter's caches after many drafts against those of the same text in one piece."""
-    for engine, one in ((pair.engine, cache), (pair.reference, fresh)):
-        engine.draft(one, gear, root)
-    assert cache.draft and fresh.draft
-    length = cache.length
-    for i, (side, reference) in enumerate(zip(cache.draft.sides, fresh.draft.sides, strict=True)):
+    for engine, one in ((pair.engine, state), (pair.reference, fresh)):
+        single.draft(engine, one, gear, root)
+    assert state.draft and fresh.draft
+    length = state.length
+    for i, (buffer, reference) in enumerate(zip(state.draft.buffers, fresh.draft.buffers, strict=True)):
         name = f"drafter's layer {i // 2} {'value' if i % 2 else 'key'}"
-        mine, theirs = host(side[:, :length]), host(reference[:, :length])
+        mine, theirs = host(buffer[:, :length]), host(reference[:, :length])
         yield pair.compared(gear.name, gear.draft or "", "draft cache", mine, theirs, name)
 
 
@@ -161,8 +173,7 @@ def compare_prefill(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]
     """One prefill graph, on a chunk that fills it; the prompt is repeated where it is shorter."""
     assert isinstance(pair.engine, StaticEngine)
     tokens = np.resize(prompt, min(graph.rows, graph.slots // 2))
-    want = pair.reference.prefill(pair.reference.new_cache(graph.slots), tokens)
-    got = pair.engine.prefill(pair.engine.new_cache(graph.slots), tokens)
+    want, got = (single.prefill(e, e.begin(graph.slots), tokens) for e in (pair.reference, pair.engine))
     return pair.compared("", graph.name, "logits", got.logits_RV, want.logits_RV, f"{len(tokens)} tokens")
 
 
@@ -181,7 +192,7 @@ def host(values: Any) -> NDArray[np.float32]:
     return np.asarray(values if isinstance(values, np.ndarray) else values.float().cpu().numpy())
 
 
-def _quantities(got: StepResult, want: StepResult) -> Iterator[tuple[str, NDArray, NDArray]]:
+def _quantities(got: Rows, want: Rows) -> Iterator[tuple[str, NDArray, NDArray]]:
     yield "logits", got.logits_RV, want.logits_RV
     yield "features", got.features_RF, want.features_RF
     # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.
@@ -198,6 +209,6 @@ def _path(tree: TreeBuffers, step: int) -> list[int]:
     return tree.paths[row, : tree.depths[row] + 1].tolist()
 
 
-def _settle(engine: Engine, cache: Cache, token: int) -> None:
+def _settle(engine: StagedEngine, state: SequenceState, token: int) -> None:
     _, plain = engine.bundle.trees["plain"]
-    engine.verify(cache, np.array([token], np.int64), plain)
+    single.verify(engine, state, np.array([token], np.int64), plain)

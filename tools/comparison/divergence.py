@@ -13,7 +13,7 @@ from draftwood.compiler.steps.teacher import rebuild
 from draftwood.compiler.steps.tracing import trace
 from draftwood.manifest import GraphSignature
 from draftwood.tools.reference.eager import EagerEngine
-from draftwood.tools.reference.interpreted import GeEngine
+from draftwood.tools.reference.ge import GeEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def first_divergence(
                     )
                 )
 
-    ge.interpreter(graph).run({name: value.clone() for name, value in inputs.items()}, observe)
+    ge.executor.interpreter(graph).run({name: value.clone() for name, value in inputs.items()}, observe)
     return found[0] if found else None
 
 

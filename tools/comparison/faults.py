@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
 from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.drafting import Draft
-from draftwood.runtime.engine import Engine
+from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.step import Draft
+from draftwood.tools.comparison import single
 from draftwood.tools.comparison.compare import Pair, compare_drafts, relative_difference
 from draftwood.trees import TreeBuffers
 
@@ -49,13 +50,9 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
     }
     tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
-    cache = pair.reference.new_cache(gear.slots)
-    pair.reference.prefill(cache, prompt)
-    want = pair.reference.verify(cache, tokens_T, tree).logits_RV
+    want = _tree_logits(pair.reference, gear, prompt, tokens_T, tree)
     for fault, wrong in faults.items():
-        cache = pair.engine.new_cache(gear.slots)
-        pair.engine.prefill(cache, prompt)
-        yield control(pair, gear, fault, pair.engine.verify(cache, tokens_T, wrong).logits_RV, want)
+        yield control(pair, gear, fault, _tree_logits(pair.engine, gear, prompt, tokens_T, wrong), want)
     yield from _commit_controls(pair, gear, prompt, tokens_T, tree)
 
 
@@ -79,7 +76,7 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
 
 
 def _drafted(
-    engine: Engine,
+    engine: StagedEngine,
     gear: Gear,
     prompt: NDArray[np.int64],
     root: int,
@@ -89,40 +86,40 @@ def _drafted(
 
     ``spoil`` is done to the drafter's memory in between.
     """
-    cache, last = engine.new_cache(gear.slots), int(prompt[-1])
-    engine.prefill(cache, prompt)
-    engine.draft(cache, gear, last)
-    engine.verify(cache, np.array([last]), engine.bundle.trees["plain"][1])
-    cache.commit([0])
-    assert cache.draft is not None
+    state, last = engine.begin(gear.slots), int(prompt[-1])
+    engine.prefill(state, prompt)
+    single.draft(engine, state, gear, last)
+    single.verify(engine, state, np.array([last]), engine.bundle.trees["plain"][1])
+    state.commit([0])
+    assert state.draft is not None
     if spoil is not None:
-        spoil(cache.draft)
-    return engine.draft(cache, gear, root)
+        spoil(state.draft)
+    return single.draft(engine, state, gear, root)
 
 
-def _misplaced(text: DraftCache) -> None:
+def _misplaced(cache: DraftCache) -> None:
     """Every one of three states in the place of the next; of a single state its parts."""
-    rows = text.rows
+    rows = cache.rows
 
     def turned(count: int, following: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         after_n, features_nF = rows(count, following)
         return after_n, np.roll(features_nF, features_nF.shape[1] // 3, axis=1)
 
-    text.rows = turned  # type: ignore[method-assign]
+    cache.rows = turned  # type: ignore[method-assign]
 
 
-def _forgotten(text: DraftCache) -> None:
-    for side in text.sides:
-        side[:] = 0
+def _forgotten(cache: DraftCache) -> None:
+    for buffer in cache.buffers:
+        buffer[:] = 0
 
 
-def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
+def tree_of(engine: StagedEngine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
     """The gear's tree; of a budget tree the one that is drafted behind the prompt."""
     if gear.tree in engine.bundle.trees:
         return engine.bundle.trees[gear.tree][1]
-    cache = engine.new_cache(gear.slots)
-    root = int(engine.prefill(cache, prompt).choice_R[0])
-    return engine.draft(cache, gear, root).tree
+    state = engine.begin(gear.slots)
+    root = int(single.prefill(engine, state, prompt).choice_R[0])
+    return single.draft(engine, state, gear, root).tree
 
 
 def _commit_controls(
@@ -140,7 +137,7 @@ def _commit_controls(
 
 
 def next_logits(
-    engine: Engine,
+    engine: StagedEngine,
     gear: Gear,
     prompt: NDArray[np.int64],
     tokens_T: NDArray[np.int64],
@@ -149,13 +146,22 @@ def next_logits(
     drop: bool = False,
 ) -> NDArray[np.float32]:
     """Logits of the token after a prefill, a tree step and a commit of ``route``; ``drop`` forgets its moved rows."""
-    cache = engine.new_cache(gear.slots)
-    engine.prefill(cache, prompt)
-    engine.verify(cache, tokens_T, tree)
-    cache.commit(route)
+    state = engine.begin(gear.slots)
+    engine.prefill(state, prompt)
+    single.verify(engine, state, tokens_T, tree)
+    state.commit(route)
     if drop:
-        cache.moved = ()
-    return engine.verify(cache, tokens_T[:1], engine.bundle.trees["plain"][1]).logits_RV.copy()
+        state.kv.moved = ()
+    return single.verify(engine, state, tokens_T[:1], engine.bundle.trees["plain"][1]).logits_RV.copy()
+
+
+def _tree_logits(
+    engine: StagedEngine, gear: Gear, prompt: NDArray[np.int64], tokens_T: NDArray[np.int64], tree: TreeBuffers
+) -> NDArray[np.float32]:
+    """Logits of one tree step behind a prompt."""
+    state = engine.begin(gear.slots)
+    engine.prefill(state, prompt)
+    return single.verify(engine, state, tokens_T, tree).logits_RV.copy()
 
 
 def control(pair: Pair, gear: Gear, fault: str, got: NDArray, want: NDArray) -> Control:
@@ -194,9 +200,6 @@ def tree_step(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> tuple[NDArra
     """Logits of one tree step, (engine's, reference's)."""
     tree = tree_of(pair.reference, gear, prompt)
     tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
-    found = []
-    for runner in (pair.engine, pair.reference):
-        cache = runner.new_cache(gear.slots)
-        runner.prefill(cache, prompt)
-        found.append(runner.verify(cache, tokens_T, tree).logits_RV.copy())
-    return found[0], found[1]
+    engines = (pair.engine, pair.reference)
+    got, want = (_tree_logits(engine, gear, prompt, tokens_T, tree) for engine in engines)
+    return got, want

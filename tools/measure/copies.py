@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cache import Cache
-from draftwood.runtime.engine import share_threads
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.sessions import share_threads
+from draftwood.runtime.sequence import SequenceState
+from draftwood.tools.comparison import single
 from draftwood.tools.script import refusing
 
 CAPACITIES = (256, 1024, 4096, 16384)
@@ -33,35 +34,35 @@ def measure(folder: Path) -> dict[str, Any]:
     share_threads()
     engine = CpuEngine(bundle)
     largest = max(bundle.trees, key=lambda name: bundle.trees[name][1].rows)
-    caches = {slots: engine.new_cache(slots) for slots in CAPACITIES}
-    for cache in caches.values():
-        engine.prefill(cache, np.zeros(COMMITTED, np.int64))
+    states = {slots: engine.begin(slots) for slots in CAPACITIES}
+    for state in states.values():
+        engine.prefill(state, np.zeros(COMMITTED, np.int64))
     times: dict[tuple[int, str], list[float]] = {}
     for _ in range(ROUNDS):
-        for slots, cache in caches.items():
+        for slots, state in states.items():
             for tree in ("plain", largest):
-                times.setdefault((slots, tree), []).append(_step_ms(engine, cache, tree))
+                times.setdefault((slots, tree), []).append(_step_ms(engine, state, tree))
     rows = [
         {
             "slots": slots,
-            "cache_mb": cache.bytes / 1e6,
+            "cache_mb": state.bytes / 1e6,
             "plain_ms": float(np.median(times[slots, "plain"])),
             "tree_ms": float(np.median(times[slots, largest])),
         }
-        for slots, cache in caches.items()
+        for slots, state in states.items()
     ]
     return {"tree": largest, "committed": COMMITTED, "capacities": rows}
 
 
-def _step_ms(engine: CpuEngine, cache: Cache, tree: str) -> float:
+def _step_ms(engine: CpuEngine, state: SequenceState, tree: str) -> float:
     _, buffers = engine.bundle.trees[tree]
     tokens = np.zeros(buffers.rows, np.int64)
     elapsed = []
     for _ in range(STEPS):
         began = time.perf_counter()
-        engine.verify(cache, tokens, buffers)
+        single.verify(engine, state, tokens, buffers)
         elapsed.append(time.perf_counter() - began)
-        cache.rollback(cache.length)
+        state.rollback(state.length)
     return 1000 * float(np.median(elapsed[STEPS // 2 :]))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.environment import hide_torch_npu
 from draftwood.errors import RequestError
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.prompts import Prompt
 from draftwood.tools.training.visited import REFERENCE_ROWS, path_of, visited
 from draftwood.trees.calibration import Calibration
@@ -144,7 +144,7 @@ class _Context(NamedTuple):
     confidence: float
 
 
-def _prompt(text: Text, messages: list[dict[str, str]]) -> list[int]:
+def _prompt(text: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
     return text.chat(messages) if text.has_chat else text.encode("\n".join(m["content"] for m in messages))
 
 
@@ -155,10 +155,10 @@ def _loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyp
     from draftwood.tools.training.kinds import load
 
     model = load_teacher(teacher)
-    return Text.load(teacher), model, load(drafter, model, levels)
+    return Tokenizer.load(teacher), model, load(drafter, model, levels)
 
 
-def _answers(job: Job, text: Text, model):  # type: ignore[no-untyped-def]
+def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
     """The answers to every turn, a later one behind the answer to the one before: (conversation, source) and texts.
 
     A conversation ends where it grows too long for the teacher.

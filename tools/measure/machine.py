@@ -17,7 +17,6 @@ FEATURES = (
     *("asimddp", "sve", "i8mm", "bf16"),
 )
 SET_ENV = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "~/Ascend/ascend-toolkit/set_env.sh")
-COUNT_NPUS = "import torch, torch_npu; print(torch.npu.device_count())"
 
 
 def processor(cpuinfo: str | None = None) -> dict[str, object]:
@@ -66,7 +65,7 @@ def ascend(countable: bool) -> dict[str, Any]:
         "cann": cann,
         "cann_folder": _cann_folder() if cann else None,
         "torchair": ("real" if cann else "offline") if torchair else None,
-        "npus": _count_npus() if countable and cann and folder else 0,
+        "npus": environment.npu_count() if countable else 0,
         "npu_device_files": len(list(Path("/dev").glob("davinci[0-9]*"))),
         "set_env": _set_env(),
     }
@@ -85,16 +84,6 @@ def _cann_folder() -> str | None:
             return str(Path(line[line.index("/") :]).parent)
     folder = environment.cann_folder()
     return str(folder) if folder else None
-
-
-def _count_npus() -> int:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", COUNT_NPUS], capture_output=True, text=True, timeout=120, check=True
-        )
-        return int(done.stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return 0
 
 
 def probe_attention() -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engine import share_threads
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.sessions import share_threads
 from draftwood.tools.script import refusing
 
 # What a bundle may cost: its weights once and a quarter (caches, tables, packing), and the process itself.
@@ -29,13 +29,9 @@ def measure(folder: Path) -> dict[str, float | int | bool]:
     share_threads()
     engine = CpuEngine(bundle)
     for gear in bundle.manifest.gears:
-        cache = engine.new_cache(gear.slots)
-        engine.prefill(cache, np.zeros(8, np.int64))
-        if gear.draft:
-            tokens_T, _, tree, _ = engine.draft(cache, gear, 0)
-        else:
-            tokens_T, tree = np.zeros(1, np.int64), bundle.trees[gear.tree][1]
-        engine.verify(cache, tokens_T, tree)
+        state = engine.begin(gear.slots)
+        engine.start(state, np.zeros(8, np.int64))
+        engine.step([state], gear)
     assert bundle.manifest.weights is not None, "a bundle that a CPU engine runs has ONNX weights"
     weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
     pss = _proportional_set_mb()

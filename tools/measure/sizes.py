@@ -28,13 +28,13 @@ from draftwood.compiler.bundle.build import BuildRequest, build
 from draftwood.errors import RequestError
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engine import share_threads
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
 from draftwood.tools import demo
-from draftwood.tools.commands.bench import bench
-from draftwood.tools.commands.run import add_decoding_arguments, options
+from draftwood.tools.commands.arguments import add_decoding_arguments, options
 from draftwood.tools.demo.sizes import SIZES, digest, models
+from draftwood.tools.measure.bench import bench
 from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
 from draftwood.tools.prompts import Prompt, read_prompts
 from draftwood.tools.script import refusing

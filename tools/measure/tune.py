@@ -13,8 +13,8 @@ from draftwood.planning import StepTime
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
-    from draftwood.runtime.cache import Cache
-    from draftwood.runtime.engine import Engine
+    from draftwood.runtime.engines import StagedEngine
+    from draftwood.runtime.sequence import SequenceState
 
 # Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
 PLACES = (0.2, 0.8)
@@ -23,10 +23,10 @@ ACCEPTED = 3
 LEAST_ROUNDS = 5
 
 
-def tune(engine: Engine, seconds: float) -> list[StepTime]:
+def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
     """Times every gear for about ``seconds`` in all, in turns, so that a drift hits all of them; medians.
 
-    What a step does on the host beside its graphs (the draw, the walk, the commit) is counted, too.
+    What a step does on the host beside its graphs (the draw, the walk) is counted, too.
     """
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
     caches = {key: _filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
@@ -45,35 +45,32 @@ def tune(engine: Engine, seconds: float) -> list[StepTime]:
     ]
 
 
-def _lengths(engine: Engine, gear: Gear) -> Sequence[int]:
+def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
     rows = next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
     return sorted({max(1, int((gear.slots - 2 - rows) * place)) for place in PLACES})
 
 
-def _filled(engine: Engine, slots: int, length: int) -> Cache:
+def _filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
     """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
-    cache = engine.new_cache(slots)
+    state = engine.begin(slots)
     drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.draft), None)
     if drafting is None or length <= ACCEPTED:
-        engine.prefill(cache, np.zeros(length, np.int64))
-        return cache
-    engine.prefill(cache, np.zeros(length - ACCEPTED, np.int64))
-    engine.draft(cache, drafting, 0)
-    engine.prefill(cache, np.zeros(ACCEPTED, np.int64))
-    return cache
+        engine.prefill(state, np.zeros(length, np.int64))
+        return state
+    engine.prefill(state, np.zeros(length - ACCEPTED, np.int64))
+    engine.draft([state], drafting)
+    engine.prefill(state, np.zeros(ACCEPTED, np.int64))
+    return state
 
 
-def _step_us(engine: Engine, cache: Cache, gear: Gear) -> float:
-    from draftwood.runtime.decode import walk
+def _step_us(engine: StagedEngine, state: SequenceState, gear: Gear) -> float:
+    """All of a step but its commit, which a text that is timed again must not have."""
+    from draftwood.runtime.step import accept
 
     began = time.perf_counter_ns()
-    if gear.draft is None:
-        tokens_T, tree = np.zeros(1, np.int64), engine.bundle.trees[gear.tree][1]
-    else:
-        drafted = engine.draft(cache, gear, 0)
-        tokens_T, tree = drafted.tokens_T, drafted.tree
-    result = engine.verify(cache, tokens_T, tree)
-    walk(tree, tokens_T, lambda row, _: int(result.choice_R[row]))
+    drafts = engine.draft([state], gear)
+    output = engine.verify([state], drafts)
+    accept(state, drafts[0], output.logits_BRV[0])
     took = (time.perf_counter_ns() - began) / 1000
-    cache.rollback(cache.length)
+    state.rollback(state.length)
     return took

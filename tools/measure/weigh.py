@@ -11,8 +11,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
-    from draftwood.runtime.cache import Cache
-    from draftwood.runtime.engine import Engine
+    from draftwood.runtime.engines import StagedEngine
+    from draftwood.runtime.sequence import SequenceState
     from draftwood.trees import RankPaths
 
 COMMITTED = 200  # tokens of text behind which steps are timed
@@ -35,19 +35,19 @@ class Weighed:
     bound: float
 
 
-def weigh(engine: Engine, paths: RankPaths) -> list[Weighed]:
+def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
     """Times every gear of the bundle, plain decoding first, and weighs it by its expected accept length.
 
     Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
     """
     gears = [gear for gear in engine.bundle.manifest.gears if gear.tree in engine.bundle.trees]
-    caches = {slots: _filled(engine, slots, gears) for slots in {gear.slots for gear in gears}}
+    states = {slots: _filled(engine, slots, gears) for slots in {gear.slots for gear in gears}}
     times: dict[str, list[tuple[float, float]]] = {gear.name: [] for gear in gears}
     began = time.perf_counter()
     rounds = 0
     while rounds < LEAST_ROUNDS or time.perf_counter() - began < TIMED_SECONDS * len(gears):
         for gear in gears:
-            times[gear.name].append(_step_seconds(engine, caches[gear.slots], gear))
+            times[gear.name].append(_step_seconds(engine, states[gear.slots], gear))
         rounds += 1
     medians = {name: np.median(np.array(pairs), axis=0) for name, pairs in times.items()}
     plain = min(float(medians[gear.name].sum()) for gear in gears if gear.tree == "plain")
@@ -59,31 +59,28 @@ def best_tree(weighed: list[Weighed]) -> Weighed:
     return max((one for one in weighed if one.rows > 1), key=lambda one: one.expected_tokens_per_s)
 
 
-def _filled(engine: Engine, slots: int, gears: Sequence[Gear]) -> Cache:
+def _filled(engine: StagedEngine, slots: int, gears: Sequence[Gear]) -> SequenceState:
     """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
-    cache = engine.new_cache(slots)
-    engine.prefill(cache, np.zeros(min(COMMITTED, slots // 2), np.int64))
+    state = engine.begin(slots)
+    engine.prefill(state, np.zeros(min(COMMITTED, slots // 2), np.int64))
     drafting = next((gear for gear in gears if gear.slots == slots and gear.draft), None)
     if drafting:
-        engine.draft(cache, drafting, 0)
-        engine.prefill(cache, np.zeros(ACCEPTED, np.int64))
-    return cache
+        engine.draft([state], drafting)
+        engine.prefill(state, np.zeros(ACCEPTED, np.int64))
+    return state
 
 
-def _step_seconds(engine: Engine, cache: Cache, gear: Gear) -> tuple[float, float]:
+def _step_seconds(engine: StagedEngine, state: SequenceState, gear: Gear) -> tuple[float, float]:
     began = time.perf_counter()
-    if gear.draft:
-        tokens_T, _, tree, _ = engine.draft(cache, gear, 0)
-    else:
-        tokens_T, tree = np.zeros(1, np.int64), engine.bundle.trees[gear.tree][1]
+    drafts = engine.draft([state], gear)
     drafted = time.perf_counter()
-    engine.verify(cache, tokens_T, tree)
+    engine.verify([state], drafts)
     verified = time.perf_counter()
-    cache.rollback(cache.length)
+    state.rollback(state.length)
     return drafted - began if gear.draft else 0.0, verified - drafted
 
 
-def _weighed(engine: Engine, gear: Gear, paths: RankPaths, draft: float, verify: float, plain: float) -> Weighed:
+def _weighed(engine: StagedEngine, gear: Gear, paths: RankPaths, draft: float, verify: float, plain: float) -> Weighed:
     topology, _ = engine.bundle.trees[gear.tree]
     expected = paths.expected_accept_length(topology)
     return Weighed(

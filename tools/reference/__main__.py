@@ -20,22 +20,28 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Options
-from draftwood.runtime.engine import Engine, share_threads
+from draftwood.runtime.decoding import Options
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import policy_for
-from draftwood.tools.commands.bench import TIES_PER_TOKEN
-from draftwood.tools.commands.run import add_decoding_arguments, options
+from draftwood.tools.commands.arguments import add_decoding_arguments, given_prompt_ids, options
 from draftwood.tools.demo import resolve
+from draftwood.tools.measure.bench import TIES_PER_TOKEN
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.lockstep import compare_texts
-from draftwood.tools.reference.transformers_engine import HfEngine
+from draftwood.tools.reference.transformers import HfEngine
 from draftwood.tools.script import refusing
 
 
 def measure(
-    engine: Engine, reference: Engine, prompts: dict[str, list[int]], chosen: Options, gear: str | None, dumps: Path
+    engine: StagedEngine,
+    reference: StagedEngine,
+    prompts: dict[str, list[int]],
+    chosen: Options,
+    gear: str | None,
+    dumps: Path,
 ) -> dict[str, Any]:
     """The report: ``ok``, and for every prompt its tokens and differences. Times in seconds."""
     bundle = reference.bundle
@@ -113,17 +119,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def _prompts(bundle: Bundle, args: argparse.Namespace) -> dict[str, list[int]]:
     """Token ids by prompt id; every prompt is a conversation's first turn."""
-    from draftwood.tools.commands.run import prompt_ids
-
     if args.prompt_ids is not None:
-        return {"ids": prompt_ids(bundle, args)}
-    text = bundle.text
-    if text is None:
+        return {"ids": given_prompt_ids(bundle, args)}
+    tokenizer = bundle.tokenizer
+    if tokenizer is None:
         raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
     found = {}
     for prompt in read_prompts(args.prompts, args.limit):
         message = [{"role": "user", "content": prompt.text}]
-        found[prompt.id] = text.chat(message) if text.has_chat else text.encode(prompt.text)
+        found[prompt.id] = tokenizer.chat(message) if tokenizer.has_chat else tokenizer.encode(prompt.text)
     return found
 
 

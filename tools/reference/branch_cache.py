@@ -53,7 +53,7 @@ class BranchCache(Cache):
         self._marks = torch.zeros((2 * layers, 0), dtype=torch.int64)
 
     @property
-    def sides(self) -> list[Tensor]:
+    def buffers(self) -> list[Tensor]:
         """2 L tensors [K, C, D], key then value of every layer: views of the storage."""
         return [store[0] for store in self._store if store is not None]
 
@@ -80,11 +80,11 @@ class BranchCache(Cache):
         self._written[layer_idx] = rows
         end = self.length + rows
         views = []
-        for side, states in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
-            store = self._store[side]
+        for buffer, states in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
+            store = self._store[buffer]
             if store is None:
                 store = states.new_zeros((1, states.shape[1], self.slots, states.shape[3]))
-                self._store[side] = store
+                self._store[buffer] = store
             store[:, :, self.length : end] = states
             views.append(store[:, :, :end])
         return views[0], views[1]
@@ -98,16 +98,25 @@ class BranchCache(Cache):
         rows = [int(row) for row in rows]
         for broken in self._commit_violations(rows):
             raise _error(broken)
-        marks = torch.stack([_fingerprints(side[:, [self.length + row for row in rows]]) for side in self.sides])
+        marks = torch.stack([_fingerprints(buffer[:, [self.length + row for row in rows]]) for buffer in self.buffers])
         in_place = next((i for i, row in enumerate(rows) if i != row), len(rows))
         if moved := [self.length + row for row in rows[in_place:]]:
-            for side in self.sides:
+            for buffer in self.buffers:
                 # The right side is gathered before it is written, so rows may overlap.
-                side[:, self.length + in_place : self.length + len(rows)] = side[:, moved]
+                buffer[:, self.length + in_place : self.length + len(rows)] = buffer[:, moved]
         self._marks = torch.cat([self._marks, marks], dim=1)
         self.text += [self._tokens[row] for row in rows]
         self.length += len(rows)
         self.open_rows = 0
+
+    def branched(self, rows: int) -> None:
+        """A verify step has run; the forward pass has opened its branch and written it."""
+        if rows != self.open_rows:
+            raise _error(Broken("branch-open", f"a step of {rows} rows left {self.open_rows} open"))
+
+    def extended(self, rows: int) -> None:
+        """A prefill step has run: all its rows are kept."""
+        self.commit(range(rows))
 
     def rollback(self, length: int) -> None:
         """Drops the open branch, and committed tokens from the end down to ``length``."""
@@ -129,16 +138,16 @@ class BranchCache(Cache):
                 self._store[i] = larger
         self.slots = slots
 
-    def load(self, sides: Sequence[Tensor], text: Sequence[int]) -> None:
+    def load(self, buffers: Sequence[Tensor], text: Sequence[int]) -> None:
         """Takes over committed rows from elsewhere: 2 L tensors [K, n, D] for a text of n tokens."""
         self.rollback(0)
         if len(text) > self.slots:
             self.grow(len(text))
-        for i, side in enumerate(sides):
-            store = side.new_zeros((1, side.shape[0], self.slots, side.shape[2]))
-            store[0, :, : len(text)] = side
+        for i, buffer in enumerate(buffers):
+            store = buffer.new_zeros((1, buffer.shape[0], self.slots, buffer.shape[2]))
+            store[0, :, : len(text)] = buffer
             self._store[i] = store
-        self._marks = torch.stack([_fingerprints(side) for side in sides])
+        self._marks = torch.stack([_fingerprints(buffer) for buffer in buffers])
         self.text, self.length = list(text), len(text)
 
     def violations(self) -> Iterator[Broken]:
@@ -149,9 +158,9 @@ class BranchCache(Cache):
             yield Broken("room", f"{self.length} + {self.open_rows} rows in {self.slots} slots")
         if self.open_rows:
             yield from self._unwritten()
-        for i, side in enumerate(self.sides):
+        for i, buffer in enumerate(self.buffers):
             name = f"layer {i // 2}, {'value' if i % 2 else 'key'}"
-            committed = side[:, : self.length]
+            committed = buffer[:, : self.length]
             changed = (_fingerprints(committed) != self._marks[i, : self.length]).nonzero()
             if len(changed):
                 yield Broken("committed", f"{name}: slot {int(changed[0])} has changed since it was committed")

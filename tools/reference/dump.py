@@ -23,8 +23,11 @@ from safetensors.numpy import load_file, save_file
 from draftwood.compiler.bundle.build import staged
 from draftwood.errors import RequestError
 from draftwood.manifest import cache_names
-from draftwood.runtime.engine import Engine, StepResult
+from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.sequence import SequenceState
+from draftwood.tools.comparison import single
 from draftwood.tools.comparison.compare import host
+from draftwood.tools.comparison.single import Rows
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.trees import TreeBuffers
 
@@ -122,36 +125,36 @@ class StepDump:
         )
 
 
-def run_step(engine: Engine, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Tensors:
+def run_step(engine: StagedEngine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> Tensors:
     """Runs a step and gives its cache rows and outputs by name; the branch stays open."""
-    result = engine.verify(cache, tokens_T, tree)
-    return observed(cache, cache.length + tree.rows, result)
+    output = single.verify(engine, state, tokens_T, tree)
+    return observed(state, state.length + tree.rows, output)
 
 
-def observed(cache: Any, rows: int, result: StepResult | None = None) -> Tensors:
+def observed(state: SequenceState, rows: int, output: Rows | None = None) -> Tensors:
     """Copies of the first ``rows`` rows of every cache, key then value of each layer, and a step's outputs."""
-    sides = [host(side[:, :rows]).copy() for side in cache.sides]
-    found: Tensors = dict(zip(cache_names(len(sides) // 2), sides, strict=True))
-    if result is not None:
-        outputs = {name.rpartition("_")[0] or name: value.copy() for name, value in result._asdict().items()}
+    buffers = [host(buffer[:, :rows]).copy() for buffer in state.kv.buffers]
+    found: Tensors = dict(zip(cache_names(len(buffers) // 2), buffers, strict=True))
+    if output is not None:
+        outputs = {name.rpartition("_")[0] or name: value.copy() for name, value in output._asdict().items()}
         found |= {name: outputs[name] for name in sorted(outputs, key=_order)}
     return found
 
 
-def load_rows(engine: Engine, slots: int, text: Sequence[int], rows: Tensors) -> Any:
-    """A new cache of the engine with committed rows written into it from outside."""
-    cache = engine.new_cache(slots)
-    sides = _sides(rows, len(text))
-    if isinstance(cache, BranchCache):
-        cache.load([torch.from_numpy(side) for side in sides], text)
-        return cache
-    for own, side in zip(cache.sides, sides, strict=True):
-        own[:, : len(text)] = side if isinstance(own, np.ndarray) else torch.from_numpy(side)
-    cache.extended(len(text))
-    return cache
+def load_rows(engine: StagedEngine, slots: int, text: Sequence[int], rows: Tensors) -> SequenceState:
+    """A new text of the engine with committed rows written into its cache from outside."""
+    state = engine.begin(slots)
+    given = _cache_rows(rows, len(text))
+    if isinstance(state.kv, BranchCache):
+        state.kv.load([torch.from_numpy(part) for part in given], text)
+        return state
+    for own, part in zip(state.kv.buffers, given, strict=True):
+        own[:, : len(text)] = part if isinstance(own, np.ndarray) else torch.from_numpy(part)
+    state.kv.extended(len(text))
+    return state
 
 
-def _sides(rows: Tensors, length: int) -> list[NDArray[np.float32]]:
+def _cache_rows(rows: Tensors, length: int) -> list[NDArray[np.float32]]:
     names = [name for name in rows if "_cache." in name]
     ordered = sorted(names, key=cache_names(len(names) // 2).index)
     return [rows[name][:, :length].copy() for name in ordered]

@@ -2,128 +2,96 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwood.compiler.bundle.build import load_modules, rebuild_drafts
-from draftwood.compiler.bundle.weights import map_weights
-from draftwood.compiler.drafters.kinds import drafter_of
-from draftwood.compiler.ge.weights import map_npu_weights, read_index
-from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature
+from draftwood.compiler.bundle.eager import bundle_drafts, bundle_modules, npu_weights, onnx_weights
+from draftwood.compiler.ge.online import host
+from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cache import Cache
-from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.drafting import Draft, Drafting
-from draftwood.runtime.engine import StepResult
-from draftwood.trees import TreeBuffers
+from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines.engine import one_row
+from draftwood.runtime.kv_cache import KvCache, Zeros
+from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.step import Draft, TeacherOutput
 
 
-class EagerEngine:
+class EagerEngine(StagedEngine):
     """Runs every step with plain PyTorch attention and no graph; slow, and independent of any lowering.
 
     In fp32 over the weights of the ONNX graphs, or with ``npu`` in the type and over the weights of the NPU's.
     """
 
-    def __init__(self, bundle: Bundle, npu: bool = False) -> None:
-        self.bundle = bundle
+    def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
         manifest = bundle.manifest
-        config = msgspec.convert(manifest.teacher.config, TeacherConfig)
-        drafter = drafter_of(manifest.drafter) if manifest.drafter else None
-        weights = npu_weights(bundle) if npu else _onnx_weights(bundle)
-        self.decoder, self.drafter = load_modules(weights, config, drafter)
+        super().__init__(bundle, manifest.npu.graphs if npu and manifest.npu else manifest.graphs)
+        weights = (npu_weights if npu else onnx_weights)(bundle.folder, manifest)
+        self.decoder, self.drafter = bundle_modules(manifest, weights)
         self.dtype = weights["norm.weight"].dtype
-        graphs = manifest.npu.graphs if npu and manifest.npu else manifest.graphs
-        self._drafting = Drafting(bundle, graphs, self._run_draft)
-        topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
-        self.draft_steps = rebuild_drafts(manifest, topologies, (self.decoder, self.drafter), npu)
+        self.draft_steps = bundle_drafts(bundle.folder, manifest, (self.decoder, self.drafter), npu)
 
-    def new_cache(self, slots: int) -> Cache:
-        return Cache(self.bundle.manifest.dims, slots, zeros=self._zeros, drafter=self.bundle.manifest.drafter)
+    @property
+    def zeros(self) -> Zeros:
+        return lambda shape: torch.zeros(shape, dtype=self.dtype)
 
-    def prefill(self, cache: Cache, tokens: NDArray[np.int64]) -> StepResult:
-        rows = len(tokens)
-        order = np.arange(rows)
-        result = self._run(cache, tokens, order, order[None] <= order[:, None])
-        cache.extended(rows)
-        if cache.draft:
-            cache.draft.append(np.asarray(tokens), result.features_RF)
-            self._drafting.keep_up(cache)
-        return result.last()
+    def new_kv(self, slots: int) -> Any:
+        return KvCache(self.bundle.manifest.dims, slots, zeros=self.zeros)
 
-    def verify(self, cache: Cache, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
-        self._drafting.keep_up(cache)
-        result = self._run(cache, tokens_T, tree.depths, tree.mask, cache.next_branch(tree.rows))
-        cache.branched(tree.rows)
-        if cache.draft:
-            cache.draft.open(tokens_T, result.features_RF)
-        return result
+    def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
+        order = np.arange(len(tokens_n))
+        output = self._run(state.kv, tokens_n, order, order[None] <= order[:, None])
+        state.extended(np.asarray(tokens_n), output.features_BRF[0])
+        self.drafting.catch_up(state)
+        return one_row(output)
 
-    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
-        return self._drafting.draft(cache, gear, root)
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
+        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
+        output = self._run(state.kv, tokens_T, tree.depths, tree.mask, state.kv.next_branch(tree.rows))
+        state.branched(tokens_T, output.features_BRF[0])
+        return output
 
     @torch.inference_mode()
-    def _run_draft(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+    def run_draft(
+        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Any]
+    ) -> dict[str, NDArray]:
         module = self.draft_steps[graph.name].module
         if hasattr(module, "form"):
             module.form = "eager"
         small = [torch.from_numpy(inputs[spec.name]) for spec in graph.inputs if spec.name in inputs]
         values = [value.to(self.dtype) if value.is_floating_point() else value for value in small]
-        results = module(*values, *(side.flatten(0, 1) for side in text.sides))
+        results = module(*values, *(buffers[name].flatten(0, 1) for name in graph.caches))
         outputs = {spec.name: value for spec, value in zip(graph.outputs, results, strict=True)}
-        for name, side in zip(graph.caches, text.sides, strict=True):
-            side.copy_(outputs[f"{name}.out"].view_as(side))
+        for name in graph.caches:
+            buffers[name].copy_(outputs[f"{name}.out"].view_as(buffers[name]))
         return {name: host(outputs[name]) for name in graph.results}
-
-    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(shape, dtype=self.dtype)
 
     @torch.inference_mode()
     def _run(
         self,
-        cache: Cache,
+        kv: KvCache,
         tokens_T: NDArray[np.int64],
         depths_T: NDArray[np.int64],
         visible_TT: NDArray[np.bool_],
         branch: torch.Tensor | None = None,
-    ) -> StepResult:
-        moved = len(cache.moved)
+    ) -> TeacherOutput:
         out = self.decoder.step(
             torch.tensor(tokens_T),
             torch.tensor(depths_T),
             torch.tensor(visible_TT),
-            torch.tensor([cache.length]),
-            torch.tensor([moved]),
-            torch.tensor(cache.moved, dtype=torch.int64),
-            cache.branch,
-            [side.flatten(0, 1) for side in cache.sides],
+            torch.tensor([kv.length]),
+            torch.tensor([len(kv.moved)]),
+            torch.tensor(kv.moved, dtype=torch.int64),
+            kv.branch,
+            [buffer.flatten(0, 1) for buffer in kv.buffers],
             form="eager",
         )
-        for side, written in zip(cache.sides, out.caches, strict=True):
-            side.copy_(written.view_as(side))
+        for buffer, written in zip(kv.buffers, out.caches, strict=True):
+            buffer.copy_(written.view_as(buffer))
         if branch is not None:
             branch.copy_(out.branch_L2TKD)
-        return StepResult(out.logits_RV.float().numpy(), out.choice_R.numpy(), out.features_RF.float().numpy())
-
-
-def host(value: torch.Tensor) -> NDArray:
-    """A graph's output in the host's memory: whole numbers as they are, all else as fp32."""
-    return (value.float() if value.is_floating_point() else value).cpu().numpy()
-
-
-def _onnx_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
-    if bundle.manifest.weights is None:
-        raise BundleError(f"{bundle.folder}: holds no ONNX graphs and no fp32 weights; build it with --target onnx,ge")
-    return map_weights(bundle.folder / bundle.manifest.weights)
-
-
-def npu_weights(bundle: Bundle) -> dict[str, torch.Tensor]:
-    """Views of the weights of the NPU's graphs; BundleError where the bundle has no such graphs or no weights."""
-    npu = bundle.manifest.npu
-    if npu is None:
-        raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
-    index = bundle.folder / npu.index
-    return map_npu_weights(index.parent, read_index(index))
+        values = (out.logits_RV.float(), out.choice_R, out.features_RF.float())
+        return TeacherOutput(*(value[None].numpy() for value in values))

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.decode import Decoding, Options
-from draftwood.runtime.drafting import Draft
-from draftwood.runtime.engine import Engine, StepResult
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy
-from draftwood.runtime.sampling import draw, margin
-from draftwood.tools.commands.bench import logit_noise, tolerance
+from draftwood.runtime.sampling import Sampling, draw, margin
+from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.step import Draft, StepOutcome, TeacherOutput, speculative_step
+from draftwood.tools.comparison import single
+from draftwood.tools.comparison.single import Rows, rows_of
+from draftwood.tools.measure.bench import logit_noise, tolerance
 from draftwood.tools.reference.dump import StepDump, observed
 from draftwood.trees import TreeBuffers
 
@@ -43,8 +46,8 @@ class TextDifference:
 
 
 def compare_texts(
-    engine: Engine,
-    reference: Engine,
+    engine: StagedEngine,
+    reference: StagedEngine,
     prompt: Sequence[int],
     options: Options,
     modes: dict[str, Policy],
@@ -73,8 +76,8 @@ def compare_texts(
 def _difference(
     side: Side,
     mode: str,
-    one: Engine,
-    other: Engine,
+    one: StagedEngine,
+    other: StagedEngine,
     prompt: Sequence[int],
     base: tuple[int, ...],
     text: tuple[int, ...],
@@ -88,8 +91,8 @@ def _difference(
     whole = [*prompt, *base]
     allowed = tolerance(logit_noise(one, whole) + logit_noise(other, whole), options.sampling.temperature)
     reference = other if side == "engine" else one
-    cache = reference.new_cache(max(gear.slots for gear in reference.bundle.manifest.gears))
-    logits_V = reference.prefill(cache, np.array(whole[: len(prompt) + at])).logits_RV[0]
+    state = reference.begin(max(gear.slots for gear in reference.bundle.manifest.gears))
+    logits_V = single.prefill(reference, state, np.array(whole[: len(prompt) + at])).logits_RV[0]
     distance = margin(logits_V, options.sampling, len(prompt) + at)
     tie = distance <= allowed and -1 not in (expected, got)
     step = None if tie or dump is None else first_difference(one, other, prompt, options, policy, allowed)
@@ -108,14 +111,19 @@ def _difference(
 
 
 def first_difference(
-    engine: Engine, reference: Engine, prompt: Sequence[int], options: Options, policy: Policy, allowed: float = 0.0
+    engine: StagedEngine,
+    reference: StagedEngine,
+    prompt: Sequence[int],
+    options: Options,
+    policy: Policy,
+    allowed: float = 0.0,
 ) -> StepDump | None:
     """Decodes with ``engine`` while ``reference`` runs every step too; the first step that draws another token.
 
     A row's draw may differ where the reference's own margin is within ``allowed``.
     """
     try:
-        Decoding(_Lockstep(engine, reference, options, allowed), prompt, options, policy).run()
+        Decoding(_Lockstep(engine, reference, allowed), prompt, options, policy).run()
     except _Found as found:
         return found.dump
     return None
@@ -127,74 +135,78 @@ class _Found(Exception):
         self.dump = dump
 
 
-class _BothCaches:
-    """The cache of each engine, committed alike, and the text that is in them."""
+class _BothStates(SequenceState):
+    """The text's state on each engine, moved alike; what decoding sees is the first's."""
 
-    def __init__(self, engine: Any, reference: Any) -> None:
+    def __init__(self, engine: SequenceState, reference: SequenceState) -> None:
+        super().__init__(engine.kv, engine.draft, engine.sampling)
         self.engine, self.reference = engine, reference
         self.text: list[int] = []
         self.tokens_T: NDArray[np.int64] = np.zeros(0, np.int64)
 
-    @property
-    def length(self) -> int:
-        return len(self.text)
-
-    @property
-    def slots(self) -> int:
-        return int(self.engine.slots)
-
     def grow(self, slots: int) -> None:
-        for cache in (self.engine, self.reference):
-            cache.grow(slots)
+        for state in (self.engine, self.reference):
+            state.grow(slots)
 
-    def commit(self, rows: Sequence[int]) -> None:
-        for cache in (self.engine, self.reference):
-            cache.commit(rows)
-            cache.check()
+    def commit(self, rows: Sequence[int], root: int | None = None) -> None:
+        for state in (self.engine, self.reference):
+            state.commit(rows, root)
+            state.check()
         self.text += self.tokens_T[list(rows)].tolist()
+        self.root = self.engine.root
 
 
 class _Lockstep:
     """Two engines that a decoding takes for one: what it sees is the first's."""
 
-    def __init__(self, engine: Engine, reference: Engine, options: Options, allowed: float) -> None:
+    max_batch = 1
+
+    def __init__(self, engine: StagedEngine, reference: StagedEngine, allowed: float) -> None:
         self.bundle = engine.bundle
         self._engine, self._reference, self._allowed = engine, reference, allowed
-        self._sampling = options.sampling
 
-    def new_cache(self, slots: int) -> Any:
-        return _BothCaches(self._engine.new_cache(slots), self._reference.new_cache(slots))
+    def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
+        return _BothStates(self._engine.begin(slots, sampling), self._reference.begin(slots, sampling))
 
-    def prefill(self, cache: Any, tokens: NDArray[np.int64]) -> StepResult:
-        self._reference.prefill(cache.reference, tokens)
-        cache.text += tokens.tolist()
-        return self._engine.prefill(cache.engine, tokens)
+    def start(self, state: Any, prompt_n: NDArray[np.int64]) -> StepOutcome:
+        self._reference.start(state.reference, prompt_n)
+        state.text += prompt_n.tolist()
+        outcome = self._engine.start(state.engine, prompt_n)
+        state.root = state.engine.root
+        return outcome
 
-    def verify(self, cache: Any, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
-        cache.tokens_T = tokens_T
-        want = self._reference.verify(cache.reference, tokens_T, tree)
-        got = self._engine.verify(cache.engine, tokens_T, tree)
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+        return speculative_step(self, states, gear)
+
+    def draft(self, states: Sequence[Any], gear: Gear) -> list[Draft]:
+        return self._engine.draft([state.engine for state in states], gear)
+
+    def verify(self, states: Sequence[Any], drafts: Sequence[Draft]) -> TeacherOutput:
+        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
+        state.tokens_T = tokens_T
+        want = single.verify(self._reference, state.reference, tokens_T, tree)
+        got = self._engine.verify([state.engine], drafts)
         for row in np.flatnonzero(tree.valid):
-            position = cache.length + int(tree.depths[row]) + 1
-            drawn = [draw(result.logits_RV[row], self._sampling, position) for result in (want, got)]
-            if drawn[0] != drawn[1] and margin(want.logits_RV[row], self._sampling, position) > self._allowed:
+            position = state.length + int(tree.depths[row]) + 1
+            drawn = [draw(logits[row], state.sampling, position) for logits in (want.logits_RV, got.logits_BRV[0])]
+            if drawn[0] != drawn[1] and margin(want.logits_RV[row], state.sampling, position) > self._allowed:
                 message = f"row {row} draws {drawn[1]} for position {position}, expected {drawn[0]}"
-                raise _Found(self._dump(cache, tree, message, want, got))
+                raise _Found(self._dump(state, tree, message, want, rows_of(got)))
         return got
 
-    def draft(self, cache: Any, gear: Gear, root: int) -> Draft:
-        return self._engine.draft(cache.engine, gear, root)
+    def close(self) -> None:
+        """Both belong to the caller."""
 
-    def _dump(self, cache: Any, tree: TreeBuffers, message: str, want: StepResult, got: StepResult) -> StepDump:
-        rows = cache.length + tree.rows
+    def _dump(self, state: _BothStates, tree: TreeBuffers, message: str, want: Rows, got: Rows) -> StepDump:
+        rows = state.length + tree.rows
         return StepDump(
             reason="tokens",
             message=message,
             teacher=self.bundle.manifest.teacher.digest,
-            slots=cache.slots,
-            text=tuple(cache.text),
-            tokens=cache.tokens_T,
+            slots=state.slots,
+            text=tuple(state.text),
+            tokens=state.tokens_T,
             tree=tree,
-            expected=observed(cache.reference, rows, want),
-            got=observed(cache.engine, rows, got),
+            expected=observed(state.reference, rows, want),
+            got=observed(state.engine, rows, got),
         )

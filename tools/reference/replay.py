@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engine import Engine, share_threads
-from draftwood.tools.commands.check import HALF_TOLERANCE, TOLERANCE
-from draftwood.tools.comparison.compare import relative_difference
-from draftwood.tools.engines import ENGINES, open_engine
+from draftwood.runtime.engines import StagedEngine, engine_names, open_engine
+from draftwood.runtime.engines.sessions import share_threads
+from draftwood.tools.comparison.compare import HALF_TOLERANCE, TOLERANCE, relative_difference
 from draftwood.tools.reference.dump import StepDump, Tensors, load_rows, run_step
 from draftwood.tools.script import refusing
 
@@ -41,7 +40,7 @@ class Finding:
     difference: float
 
 
-def replay(dump: StepDump, engines: Mapping[str, Engine], tolerance: float = TOLERANCE) -> list[Finding]:
+def replay(dump: StepDump, engines: Mapping[str, StagedEngine], tolerance: float = TOLERANCE) -> list[Finding]:
     """What was recorded, then every engine run again from the reference's committed rows, against the reference.
 
     A recorded difference in a committed row is the fault of an earlier step: the caches had parted before.
@@ -53,8 +52,8 @@ def replay(dump: StepDump, engines: Mapping[str, Engine], tolerance: float = TOL
     for name, engine in engines.items():
         if engine.bundle.manifest.teacher.digest != dump.teacher:
             raise RequestError(f"{engine.bundle.folder}: its teacher is not the one of the dump; give the bundle's own")
-        cache = load_rows(engine, dump.slots, dump.text, dump.expected)
-        findings.append(first_tensor(name, dump, run_step(engine, cache, dump.tokens, dump.tree), tolerance))
+        state = load_rows(engine, dump.slots, dump.text, dump.expected)
+        findings.append(first_tensor(name, dump, run_step(engine, state, dump.tokens, dump.tree), tolerance))
     return findings
 
 
@@ -110,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("dump", type=Path, metavar="DUMP")
     parser.add_argument("--bundle", type=Path, required=True, metavar="BUNDLE")
     parser.add_argument("--model", metavar="DIR", help="also run the teacher with transformers")
-    parser.add_argument("--engine", choices=ENGINES, default="cpu", help="what runs the bundle (default cpu)")
+    parser.add_argument("--engine", choices=engine_names(), default="cpu", help="what runs the bundle (default cpu)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code from the teacher's folder")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
@@ -119,11 +118,11 @@ def main(argv: list[str] | None = None) -> int:
     engines = {args.engine: open_engine(bundle, args.engine)}
     if args.model:
         from draftwood.tools.demo import resolve
-        from draftwood.tools.reference.transformers_engine import HfEngine
+        from draftwood.tools.reference.transformers import HfEngine
 
         engines["transformers"] = HfEngine.open(bundle, resolve(args.model), args.trust_remote_code)
     # The NPU's graphs compute in half precision, whatever the reference did.
-    findings = replay(dump, engines, TOLERANCE if args.engine == "cpu" else HALF_TOLERANCE)
+    findings = replay(dump, engines, HALF_TOLERANCE if args.engine in ("npu", "ge") else TOLERANCE)
     print(json.dumps([asdict(found) for found in findings]) if args.json else describe(dump, findings))
     return 1 if any(found.tensor for found in findings[1:]) else 0
 

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.script import refusing
 from draftwood.tools.training.contexts import INDEX
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
@@ -40,7 +40,7 @@ SHARD_ROWS = 1024
 class Prompts:
     """Prompt number i of a seed: the rows in one random order, over and over, with another turn each time."""
 
-    def __init__(self, rows: Sequence[Row], text: Text, begin: int | None, seed: int) -> None:
+    def __init__(self, rows: Sequence[Row], text: Tokenizer, begin: int | None, seed: int) -> None:
         if not rows:
             raise RequestError("no rows to take prompts from; name a folder with more data")
         self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
@@ -120,7 +120,7 @@ def distill(
         "seed": seed, "shard_rows": shard_rows, "ends": list(checkpoint.config.eos),
     }  # fmt: skip
     _check_settings(out, settings)
-    prompts = Prompts(corpus, Text.load(teacher), checkpoint.config.bos, seed)
+    prompts = Prompts(corpus, Tokenizer.load(teacher), checkpoint.config.bos, seed)
     model, total, began = None, 0, time.monotonic()
     for shard in range(-(-rows // shard_rows)):
         if (out / f"shard-{shard:04}.index.npy").is_file():

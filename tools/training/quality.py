@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher
@@ -97,7 +97,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def answers(
-    model: LlamaForCausalLM, text: Text, prompts: Sequence[str], ends: Sequence[int], temperature: float, new: int
+    model: LlamaForCausalLM, text: Tokenizer, prompts: Sequence[str], ends: Sequence[int], temperature: float, new: int
 ) -> list[list[int]]:
     """The teacher's answer to every prompt, as a user turn, in the order of the prompts."""
     ids = [text.chat([{"role": "user", "content": prompt}]) for prompt in prompts]
@@ -133,7 +133,7 @@ def report(teacher: Path, data: Path, prompt_file: Path, new_tokens: int, source
     config = Checkpoint.open(teacher).config
     if not 0 < new_tokens < config.max_positions:
         raise RequestError(f"--new-tokens {new_tokens}: expected 1 to {config.max_positions - 1}")
-    prompts, text, model = read_prompts(prompt_file), Text.load(teacher), load_teacher(teacher)
+    prompts, text, model = read_prompts(prompt_file), Tokenizer.load(teacher), load_teacher(teacher)
     result = bits_per_byte(model, *token_arrays(teacher, data, sources))
     model.to(torch.bfloat16)
     for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):

@@ -9,7 +9,7 @@ from draftwood.compiler.bundle.build import BuildRequest, build
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.trees import Topology
@@ -56,12 +56,17 @@ def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
 @pytest.mark.parametrize("name", ["ge", "npu"])
 def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
     """The graphs interpreted; and the steps compiled as for the device, then run on the CPU."""
+    from draftwood.compiler.ge.online import TorchairExecutor
+    from draftwood.runtime.engines.npu import NpuEngine
     from draftwood.tools.comparison.compare import Pair, compare_gear
     from draftwood.tools.reference.eager import EagerEngine
-    from draftwood.tools.reference.interpreted import GeEngine
-    from draftwood.tools.reference.npu import NpuEngine
+    from draftwood.tools.reference.ge import GeEngine
 
-    engine = GeEngine(bundle) if name == "ge" else NpuEngine(bundle, device="cpu", eagerly=True)
+    engine = (
+        GeEngine(bundle)
+        if name == "ge"
+        else NpuEngine(bundle, executor=TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True))
+    )
     pair = Pair(name, EagerEngine(bundle, npu=True), engine, 3e-2)  # bf16, as `check` allows
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(40, dtype=np.int64)))
@@ -72,7 +77,7 @@ def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_changes_no_token(bundle: Bundle, temperature: float) -> None:
-    from draftwood.tools.reference.interpreted import GeEngine
+    from draftwood.tools.reference.ge import GeEngine
 
     engine = GeEngine(bundle)
     options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)

@@ -10,10 +10,10 @@ import pytest
 
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options, Result
-from draftwood.runtime.engine import Engine
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.static import OnnxEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import Expected, Gears, Outcome, Policies, Policy, policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.runtime.trace import Trace
@@ -47,7 +47,7 @@ def folder(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_draft_bundles
     return {"medusa": tiny_bundle, **tiny_draft_bundles}[request.param]
 
 
-@pytest.fixture(scope="module", params=[CpuEngine, OnnxEngine], ids=["cpu", "static"])
+@pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
 def engine(request: pytest.FixtureRequest, folder: Path) -> Engine:
     return request.param(Bundle.open(folder))
 

@@ -7,10 +7,10 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decode import Decoding, Options, Result
-from draftwood.runtime.engine import Engine
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.static import OnnxEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.runtime.trace import Trace
@@ -23,31 +23,35 @@ SAMPLINGS = {
 GEARS = ["plain-kv256", "chain-2-kv128", "ragged-kv128", "ragged-kv256"]
 
 
-@pytest.fixture(scope="module", params=[CpuEngine, OnnxEngine], ids=["cpu", "static"])
-def engine(request: pytest.FixtureRequest, bundle: Bundle) -> Engine:
+@pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
+def engine(request: pytest.FixtureRequest, bundle: Bundle) -> StagedEngine:
     return request.param(bundle)
 
 
-def decoded(engine: Engine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object) -> Result:
+def decoded(
+    engine: StagedEngine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object
+) -> Result:
     settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
     return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("gear", GEARS)
-def test_the_text_is_that_of_plain_decoding(engine: Engine, prompt: list[int], gear: str, sampling: Sampling) -> None:
+def test_the_text_is_that_of_plain_decoding(
+    engine: StagedEngine, prompt: list[int], gear: str, sampling: Sampling
+) -> None:
     plain = decoded(engine, prompt, "plain-kv128", sampling=sampling)
     tree = decoded(engine, prompt, gear, sampling=sampling)
     assert tree.token_ids == plain.token_ids
     assert len(tree.token_ids) == 60 and tree.finish_reason == "length"
 
 
-def test_speculation_saves_steps(engine: Engine, prompt: list[int]) -> None:
+def test_speculation_saves_steps(engine: StagedEngine, prompt: list[int]) -> None:
     plain, tree = (decoded(engine, prompt, gear) for gear in ("plain-kv128", "ragged-kv128"))
     assert plain.steps == 59 and tree.steps < 50  # drafts hit, else the equality above shows little
 
 
-def test_another_seed_is_another_text(engine: Engine, prompt: list[int]) -> None:
+def test_another_seed_is_another_text(engine: StagedEngine, prompt: list[int]) -> None:
     texts = {
         decoded(engine, prompt, "ragged-kv128", sampling=Sampling(temperature=1.0, seed=s)).token_ids for s in range(3)
     }
@@ -55,14 +59,14 @@ def test_another_seed_is_another_text(engine: Engine, prompt: list[int]) -> None
 
 
 @pytest.mark.parametrize("gear", GEARS)
-def test_the_context_limit_is_a_clean_end(engine: Engine, prompt: list[int], gear: str) -> None:
+def test_the_context_limit_is_a_clean_end(engine: StagedEngine, prompt: list[int], gear: str) -> None:
     result = decoded(engine, prompt, gear, max_new_tokens=1000)
     assert result.finish_reason == "context"
     assert len(prompt) + len(result.token_ids) == engine.bundle.manifest.dims.context
     assert result.token_ids == decoded(engine, prompt, "plain-kv128", max_new_tokens=1000).token_ids
 
 
-def test_kv_length_grows_by_moving_to_the_next_gear(engine: Engine, prompt: list[int]) -> None:
+def test_kv_length_grows_by_moving_to_the_next_gear(engine: StagedEngine, prompt: list[int]) -> None:
     trace = Trace()
     decoded(engine, prompt, "ragged-kv128", trace, max_new_tokens=150)
     gears = [event.gear for event in trace.events if event.kind != "prefill"]
@@ -70,7 +74,7 @@ def test_kv_length_grows_by_moving_to_the_next_gear(engine: Engine, prompt: list
     assert set(gears) == {"ragged-kv128", "ragged-kv256"}
 
 
-def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: Engine, prompt: list[int]) -> None:
+def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: StagedEngine, prompt: list[int]) -> None:
     free = decoded(engine, prompt, "ragged-kv128")
     end = free.token_ids[20]
     ended = Decoding(engine, prompt, Options(max_new_tokens=60), policy_for(engine.bundle, "ragged-kv128"))
@@ -80,7 +84,7 @@ def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: Engine, prom
     assert result.finish_reason == "stop"
 
 
-def test_the_trace_tells_the_whole_text(engine: Engine, prompt: list[int]) -> None:
+def test_the_trace_tells_the_whole_text(engine: StagedEngine, prompt: list[int]) -> None:
     trace = Trace()
     result = decoded(engine, prompt, "ragged-kv128", trace)
     told = [token for event in trace.events for token in event.tokens]
@@ -95,7 +99,7 @@ def test_the_trace_tells_the_whole_text(engine: Engine, prompt: list[int]) -> No
     [([], "empty"), ([300], "vocabulary 0 to 299"), ([-1], "vocabulary"), ([5] * 255, "context is 255")],
     ids=["empty", "past-vocabulary", "negative", "too-long"],
 )
-def test_a_prompt_that_cannot_be_decoded_is_refused(engine: Engine, prompt_ids: list[int], message: str) -> None:
+def test_a_prompt_that_cannot_be_decoded_is_refused(engine: StagedEngine, prompt_ids: list[int], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         decoded(engine, prompt_ids, "plain-kv128")
 
@@ -137,7 +141,7 @@ import json, onnxruntime
 from pathlib import Path
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.decode import Decoding, Options
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 bundle = Bundle.open(Path({str(tiny_bundle)!r}))
 decoding = Decoding(CpuEngine(bundle), {prompt}, Options(max_new_tokens=20, ignore_eos=True), policy_for(bundle))

@@ -1,4 +1,4 @@
-"""The key/value cache with explicit branch and commit.
+"""The teacher's key/value cache of one text, with explicit branch and commit.
 
 A verify step leaves its T rows behind the committed length: the *branch*. ``commit`` keeps the accepted
 path and drops the rest. Rows that already lie in place are committed by length alone; the others are
@@ -15,44 +15,44 @@ from typing import Any
 import numpy as np
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Dims, Drafter
-from draftwood.runtime.draft_cache import DraftCache
+from draftwood.manifest import Dims
 
-# L layers, K key/value heads, C slots, D head dimension, B branch rows
+# L layers, K key/value heads, C slots, D head dimension, T branch rows
 
 # A numpy array, or what a device has in its place: slices, reshape and ravel are all that is asked of it.
-Array = Any
+Buffer = Any
+# Makes a buffer of zeros of a shape, where an engine wants it.
+Zeros = Callable[[tuple[int, ...]], Buffer]
 
 
-def host_zeros(shape: tuple[int, ...]) -> Array:
+def host_zeros(shape: tuple[int, ...]) -> Buffer:
     """fp32 zeros in the host's memory."""
     return np.zeros(shape, np.float32)
 
 
-class Cache:
+def grown(buffers: Sequence[Buffer], slots: int, length: int, zeros: Zeros) -> list[Buffer]:
+    """Buffers [K, slots, D] that hold the first ``length`` slots of the given ones; the one copy of growing."""
+    larger = [zeros((old.shape[0], slots, old.shape[2])) for old in buffers]
+    for new, old in zip(larger, buffers, strict=True):
+        new[:, :length] = old[:, :length]
+    return larger  # a new list, by which an engine sees that it must bind again
+
+
+class KvCache:
     """Buffers and the bookkeeping of what is committed.
 
-    ``sides`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
+    ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
     ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
     that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch that many rows, as static
-    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory. ``draft`` is what
-    a drafter remembers of the same text; an engine tells it the features of every step.
+    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory.
     """
 
-    def __init__(
-        self,
-        dims: Dims,
-        slots: int,
-        padded: int = 0,
-        zeros: Callable[[tuple[int, ...]], Array] = host_zeros,
-        drafter: Drafter | None = None,
-    ) -> None:
+    def __init__(self, dims: Dims, slots: int, padded: int = 0, zeros: Zeros = host_zeros) -> None:
         self.dims, self.padded, self._zeros = dims, padded, zeros
-        self.sides = [zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
+        self.buffers = [zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
         most = padded or dims.branch_rows
         self._branches = [zeros(self._branch_shape(most)).ravel() for _ in range(2)]
-        self.draft = DraftCache(drafter, zeros) if drafter else None
         self.length = 0
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
@@ -67,28 +67,27 @@ class Cache:
     @property
     def slots(self) -> int:
         """C, the spare slot counted."""
-        return int(self.sides[0].shape[1])
+        return int(self.buffers[0].shape[1])
 
     @property
     def bytes(self) -> int:
         """Size of all buffers."""
-        own = sum(buffer.nbytes for buffer in (*self.sides, *self._branches))
-        return own + (self.draft.bytes if self.draft else 0)
+        return sum(buffer.nbytes for buffer in (*self.buffers, *self._branches))
 
     def room(self, rows: int) -> bool:
         """True if a step of ``rows`` rows fits behind the committed length, before the spare slot."""
         return self.length + rows <= self.slots - 1
 
     @property
-    def branch(self) -> Array:
+    def branch(self) -> Buffer:
         """The last tree's rows [L, 2, rows, K, D], to be read by the next step."""
         return self._view(self._branches[0], self._branch_rows)
 
-    def next_branch(self, rows: int) -> Array:
+    def next_branch(self, rows: int) -> Buffer:
         """Where a step of ``rows`` rows writes its own branch; ``branched`` makes it the current one."""
         return self._view(self._branches[1], self._buffer_rows(rows))
 
-    def _view(self, flat: Array, rows: int) -> Array:
+    def _view(self, flat: Buffer, rows: int) -> Buffer:
         shape = self._branch_shape(rows)
         return flat[: prod(shape)].reshape(shape)
 
@@ -113,8 +112,6 @@ class Cache:
         self.moved = tuple(rows[in_place:])
         self.length += len(rows)
         self.open_rows = 0
-        if self.draft:
-            self.draft.commit(rows)
 
     def rollback(self, length: int) -> None:
         """Drops committed tokens from the end, down to ``length``."""
@@ -124,17 +121,12 @@ class Cache:
         self.moved = self.moved[: max(0, length - settled)]
         self.length = length
         self.open_rows = 0
-        if self.draft:
-            self.draft.rollback(length)
 
     def grow(self, slots: int) -> None:
         """Moves to a larger KV length; the one copy of committed slots in a cache's life at this length."""
         if slots < self.slots:
             raise InvariantError(f"grow to {slots}: the cache has {self.slots} slots already")
-        grown = [self._zeros((side.shape[0], slots, side.shape[2])) for side in self.sides]
-        for new, old in zip(grown, self.sides, strict=True):
-            new[:, : self.length] = old[:, : self.length]
-        self.sides = grown  # a new list, by which an engine sees that it must bind again
+        self.buffers = grown(self.buffers, slots, self.length, self._zeros)
 
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
@@ -146,5 +138,3 @@ class Cache:
             )
         if len(self.moved) > self.length:
             raise InvariantError(f"cache: {len(self.moved)} moved rows in a text of {self.length}")
-        if self.draft:
-            self.draft.check(self.length)

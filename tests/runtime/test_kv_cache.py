@@ -3,13 +3,13 @@ import pytest
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims
-from draftwood.runtime.cache import Cache
+from draftwood.runtime.kv_cache import KvCache
 
 DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
 
 
-def opened(length: int = 10, rows: int = 7) -> Cache:
-    cache = Cache(DIMS, 128)
+def opened(length: int = 10, rows: int = 7) -> KvCache:
+    cache = KvCache(DIMS, 128)
     cache.extended(length)
     cache.branched(rows)
     return cache
@@ -56,12 +56,12 @@ def test_rollback_never_grows_a_text() -> None:
 
 def test_growing_keeps_the_committed_slots_and_hands_out_new_buffers() -> None:
     cache = opened()
-    for i, side in enumerate(cache.sides):
-        side[:] = np.arange(side.size).reshape(side.shape) + i
-    before, old = [side[:, :10].copy() for side in cache.sides], cache.sides
+    for i, buffer in enumerate(cache.buffers):
+        buffer[:] = np.arange(buffer.size).reshape(buffer.shape) + i
+    before, old = [buffer[:, :10].copy() for buffer in cache.buffers], cache.buffers
     cache.grow(256)
-    assert cache.slots == 256 and cache.sides is not old
-    assert all(np.array_equal(new[:, :10], kept) for new, kept in zip(cache.sides, before, strict=True))
+    assert cache.slots == 256 and cache.buffers is not old
+    assert all(np.array_equal(new[:, :10], kept) for new, kept in zip(cache.buffers, before, strict=True))
     with pytest.raises(InvariantError, match="grow"):
         cache.grow(128)
 
@@ -78,4 +78,4 @@ def test_a_branch_is_written_beside_the_one_being_read() -> None:
     cache = opened(rows=3)
     assert cache.branch.shape == (1, 2, 3, 1, 4)
     assert not np.shares_memory(cache.branch, cache.next_branch(7))
-    assert Cache(DIMS, 128, padded=9).branch.shape[2] == 9
+    assert KvCache(DIMS, 128, padded=9).branch.shape[2] == 9

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import jinja2
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as Vocabulary
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.chat import check_messages, compile_template
@@ -53,34 +53,34 @@ class _TokenizerFile(msgspec.Struct):
         return [part.get("type", "") for part in decoder.get("decoders", [decoder])]
 
 
-class Text:
+class Tokenizer:
     """The tokenizer and chat template of a bundle.
 
     Example:
-        >>> text = Text.load(Path("bundle/tokenizer"))  # doctest: +SKIP
-        >>> text.decode(text.encode("Hello"))  # doctest: +SKIP
+        >>> tokenizer = Tokenizer.load(Path("bundle/tokenizer"))  # doctest: +SKIP
+        >>> tokenizer.decode(tokenizer.encode("Hello"))  # doctest: +SKIP
         'Hello'
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
         decoders: list[str],
         template: jinja2.Template | None,
         tokens: dict[str, str],
     ) -> None:
-        """Not for callers: ``Text.load`` makes one."""
+        """Not for callers: ``Tokenizer.load`` makes one."""
         # Settings left in tokenizer.json by training would cut or pad prompts in silence.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        vocabulary.no_truncation()
+        vocabulary.no_padding()
+        self._vocabulary = vocabulary
         self.decoders = decoders
         self._template = template
         self._template_tokens = tokens
-        self._skipped = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._skipped = {i for i, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
-    def load(cls, folder: Path) -> Text:
+    def load(cls, folder: Path) -> Tokenizer:
         """Reads ``tokenizer.json`` and, if there, ``tokenizer_config.json`` and ``chat_template.jinja``.
 
         Raises:
@@ -90,7 +90,7 @@ class Text:
         source = _read(path)
         file = _parse(source, _TokenizerFile, path)
         try:
-            tokenizer = Tokenizer.from_str(source)
+            vocabulary = Vocabulary.from_str(source)
         except Exception as error:  # the library raises nothing narrower
             raise _broken(path, error) from error
         config = _parse(_read(config_path), _Config, config_path) if config_path.exists() else _Config()
@@ -99,7 +99,7 @@ class Text:
             where = folder / "chat_template.jinja"
             template = _read(where)
         compiled = None if template is None else compile_template(template, where)
-        return cls(tokenizer, file.decoders(), compiled, config.tokens())
+        return cls(vocabulary, file.decoders(), compiled, config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` adds what the tokenizer adds around it (a begin token, say).
@@ -116,17 +116,17 @@ class Text:
                 f"prompt: expected Unicode text, got the lone surrogate {text[error.start]!r} at character "
                 f"{error.start}; read the prompt as UTF-8"
             ) from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        ids: list[int] = self._vocabulary.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids without special tokens; ids that the tokenizer does not know are skipped."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text: str = self._vocabulary.decode(ids, skip_special_tokens=True)
         return text
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its exact spelling in the vocabulary, or None."""
-        found: int | None = self._tokenizer.token_to_id(token)
+        found: int | None = self._vocabulary.token_to_id(token)
         return found
 
     @property
@@ -172,7 +172,7 @@ class Text:
         """How the vocabulary spells a token; None if it adds nothing to a text (special or unknown)."""
         if token_id in self._skipped:
             return None
-        found: str | None = self._tokenizer.id_to_token(token_id)
+        found: str | None = self._vocabulary.id_to_token(token_id)
         return found
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.stream import Stream
-from draftwood.runtime.text import Text
+from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.training.tokenizer import CHAT_TEMPLATE
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -124,7 +124,7 @@ def save(folder, tokenizer, **config):
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     root = tmp_path_factory.mktemp("tokenizers")
-    return {name: Text.load(save(root / name, make())) for name, make in MAKERS.items()}
+    return {name: Tokenizer.load(save(root / name, make())) for name, make in MAKERS.items()}
 
 
 def streamed(text, ids, cuts=(), stops=()):
@@ -222,14 +222,14 @@ def test_metaspace_drops_the_first_space_only(texts):
 
 def test_the_decoded_window_stays_small(texts, monkeypatch):
     longest = 0
-    decode = Text.decode
+    decode = Tokenizer.decode
 
     def watched(self, ids):
         nonlocal longest
         longest = max(longest, len(ids))
         return decode(self, ids)
 
-    monkeypatch.setattr(Text, "decode", watched)
+    monkeypatch.setattr(Tokenizer, "decode", watched)
     space = texts["metaspace"].token_id("▁")
     Stream(texts["metaspace"]).push(texts["metaspace"].encode("the quick brown fox " * 50) + [space] * 50)
     Stream(texts["llama_2"]).push(texts["llama_2"].encode("a b ab 中 " * 50))
@@ -298,7 +298,7 @@ def test_settings_of_training_do_not_cut_the_prompt(tmp_path):
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     plain = byte_level().encode("the quick brown fox").ids
-    assert Text.load(save(tmp_path, tokenizer)).encode("the quick brown fox") == plain
+    assert Tokenizer.load(save(tmp_path, tokenizer)).encode("the quick brown fox") == plain
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, LLAMA_3, LOOP], ids=["demo", "llama_3", "loop"])
@@ -308,7 +308,7 @@ def test_chat_is_that_of_transformers(tmp_path, template, messages):
         tokenizer_object=byte_level(), bos_token="<|begin|>", eos_token="<|end|>", chat_template=template
     )
     config = {"chat_template": template, "bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}}
-    text = Text.load(save(tmp_path, byte_level(), **config))
+    text = Tokenizer.load(save(tmp_path, byte_level(), **config))
     flags = {"add_generation_prompt": True, "return_dict": False}
     assert text.render(messages) == oracle.apply_chat_template(messages, tokenize=False, **flags)
     assert text.chat(messages) == oracle.apply_chat_template(messages, tokenize=True, **flags)
@@ -317,14 +317,14 @@ def test_chat_is_that_of_transformers(tmp_path, template, messages):
 def test_a_template_is_found_in_each_of_its_places(tmp_path):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     save(tmp_path, byte_level(), chat_template=named, bos_token=None)
-    assert Text.load(tmp_path).render(MESSAGES) == "d"
+    assert Tokenizer.load(tmp_path).render(MESSAGES) == "d"
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token is defined }}")
-    assert Text.load(tmp_path).render(MESSAGES) == "False"
+    assert Tokenizer.load(tmp_path).render(MESSAGES) == "False"
 
 
 def test_without_a_template_there_is_no_chat(texts, tmp_path):
     only_tools = save(tmp_path, byte_level(), chat_template=[{"name": "tool_use", "template": "t"}])
-    for text in (texts["byte_level"], Text.load(only_tools)):
+    for text in (texts["byte_level"], Tokenizer.load(only_tools)):
         assert not text.has_chat
         with pytest.raises(RequestError, match="no chat template"):
             text.chat(MESSAGES)
@@ -345,7 +345,7 @@ def test_without_a_template_there_is_no_chat(texts, tmp_path):
 )
 def test_bad_messages_are_refused(tmp_path, messages, said):
     config = {"chat_template": LLAMA_3, "bos_token": "<|begin|>", "eos_token": "<|end|>"}
-    text = Text.load(save(tmp_path, byte_level(), **config))
+    text = Tokenizer.load(save(tmp_path, byte_level(), **config))
     with pytest.raises(RequestError, match=said):
         text.chat(messages)
 
@@ -355,7 +355,7 @@ def test_bad_messages_are_refused(tmp_path, messages, said):
     ["{{ messages + 1 }}", "{{ nothing.at.all }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"],
 )
 def test_a_failing_template_is_one_clear_line(tmp_path, template):
-    text = Text.load(save(tmp_path, byte_level(), chat_template=template))
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=template))
     with pytest.raises(RequestError, match=r"^chat: the template (fails on|refuses) the messages: .+"):
         text.chat(MESSAGES)
 
@@ -381,5 +381,5 @@ def test_a_broken_file_is_named(tmp_path, name, content, said):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BundleError, match=said) as caught:
-        Text.load(tmp_path)
+        Tokenizer.load(tmp_path)
     assert str(path) in str(caught.value)

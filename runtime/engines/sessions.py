@@ -3,61 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature, TensorSignature
+from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.cache import Cache
-from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.drafting import Draft
-from draftwood.trees import TreeBuffers
-
-# T tree rows, R rows with logits, V vocabulary, F features
+from draftwood.runtime.kv_cache import Buffer, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 _shared = False
-
-
-class StepResult(NamedTuple):
-    """A teacher step's outputs, as views that the next step of the same engine overwrites.
-
-    ``features`` are what drafts are made from: of the same rows, or within an engine of all rows of a prefill step.
-    """
-
-    logits_RV: NDArray[np.float32]
-    choice_R: NDArray[np.int64]
-    features_RF: NDArray[np.float32]
-
-    def first(self, rows: int) -> StepResult:
-        """The first ``rows`` rows: what lies behind them is padding."""
-        return StepResult(self.logits_RV[:rows], self.choice_R[:rows], self.features_RF[:rows])
-
-    def last(self) -> StepResult:
-        """The last row alone."""
-        return StepResult(self.logits_RV[-1:], self.choice_R[-1:], self.features_RF[-1:])
-
-
-class Engine(Protocol):
-    """Runs the steps of a bundle; the caller owns the cache and commits."""
-
-    bundle: Bundle
-
-    def new_cache(self, slots: int) -> Cache:
-        """An empty cache of ``slots`` slots."""
-
-    def prefill(self, cache: Cache, tokens: NDArray[np.int64]) -> StepResult:
-        """Appends ``tokens`` [n], commits them, and returns the last row's outputs (R = 1)."""
-
-    def verify(self, cache: Cache, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> StepResult:
-        """Runs the tree's rows behind the committed length (R = T); the branch is left open."""
-
-    def draft(self, cache: Cache, gear: Gear, root: int) -> Draft:
-        """A tree of the gear behind the committed text and the token ``root`` that is pending."""
 
 
 def default_threads() -> int:
@@ -78,12 +35,12 @@ def share_threads(threads: int | None = None) -> None:
         ort.set_global_thread_pool_sizes(threads or default_threads(), 1)
 
 
-def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack: bool = True) -> ort.InferenceSession:
+def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.InferenceSession:
     """A session of one graph, on the shared pool if there is one.
 
     Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
     the pools of two sessions that take turns would rob each other, so only the ``step`` graph's spins.
-    ``prepack`` keeps a second, faster layout of the weights in memory; without it the sessions of a bundle
+    What every step runs keeps a second, faster layout of its weights in memory; the sessions of all other graphs
     share one memory map.
     """
     options = ort.SessionOptions()
@@ -93,7 +50,7 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None, prepack:
         options.intra_op_num_threads = threads or default_threads()
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if graph.kind == "step" else "0")
     options.log_severity_level = 3
-    if not prepack:
+    if graph.kind not in ("step", "draft"):
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:
@@ -120,9 +77,13 @@ class Bindings:
         self.session = session
         self._binding = session.io_binding()
         self._types = {spec.name: NUMPY[spec.dtype] for spec in (*graph.inputs, *graph.outputs)}
+        # A cache has its signature's shape; at most one of its sizes is chosen at run time.
+        self._shapes = {
+            spec.name: tuple(-1 if isinstance(size, str) else size for size in spec.shape) for spec in graph.inputs
+        }
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._kept: dict[str, NDArray] = {}
-        self._sides: list[NDArray[np.float32]] | None = None
+        self._buffers: dict[str, Buffer] = {}
 
     def input(self, name: str, array: NDArray) -> None:
         """Binds an input to the array's memory; binding the same memory again costs nothing."""
@@ -134,14 +95,14 @@ class Bindings:
         if self._changed(name, array):
             self._binding.bind_output(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
 
-    def caches(self, names: list[str], sides: list[NDArray[np.float32]], shape: tuple[int, ...]) -> None:
-        """Binds every cache as input and output of one buffer, so that a step writes it in place."""
-        if sides is self._sides:
+    def cache(self, name: str, buffer: Buffer) -> None:
+        """Binds a cache as input and output of one buffer, so that a step writes it in place."""
+        if buffer is self._buffers.get(name):
             return
-        self._sides = sides
-        for name, side in zip(names, sides, strict=True):
-            self.input(name, side.reshape(shape))
-            self.output(f"{name}.out", side.reshape(shape))
+        self._buffers[name] = buffer
+        array = buffer.reshape(self._shapes[name])
+        self.input(name, array)
+        self.output(f"{name}.out", array)
 
     def _changed(self, name: str, array: NDArray) -> bool:
         key = (array.ctypes.data, array.shape)
@@ -156,26 +117,33 @@ class Bindings:
         self.session.run_with_iobinding(self._binding)
 
 
-class DraftSessions:
-    """Runs a bundle's draft and extend graphs on onnxruntime; a graph is opened when it is first needed."""
+class OnnxExecutor:
+    """Runs graphs of a bundle whose outputs have fixed shapes; a graph is opened when it is first needed."""
+
+    zeros = staticmethod(host_zeros)
 
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
         self._bundle, self._threads = bundle, threads
         self._opened: dict[str, tuple[Bindings, dict[str, NDArray]]] = {}
 
-    def __call__(self, graph: GraphSignature, inputs: dict[str, NDArray], text: DraftCache) -> dict[str, NDArray]:
+    def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
+        """See `static.Executor.run`."""
         if graph.name not in self._opened:
             self._opened[graph.name] = self._open(graph)
         bindings, outputs = self._opened[graph.name]
         for name, array in inputs.items():
             bindings.input(name, array)
-        bindings.caches(graph.caches, text.sides, (1, text.drafter.kv_heads, -1, text.drafter.head_dim))
+        for name, buffer in buffers.items():
+            if name in graph.caches:
+                bindings.cache(name, buffer)
+            else:
+                (bindings.output if name == "branch.out" else bindings.input)(name, buffer)
         bindings.run()
         return outputs
 
     def _open(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
-        bindings = Bindings(session(self._bundle, graph, self._threads, prepack=graph.kind == "draft"), graph)
-        outputs = {spec.name: allocate(spec) for spec in graph.outputs if spec.name in graph.results}
+        bindings = Bindings(session(self._bundle, graph, self._threads), graph)
+        outputs = {s.name: allocate(s) for s in graph.outputs if s.name in graph.results and s.name != "branch.out"}
         for name, array in outputs.items():
             bindings.output(name, array)
         return bindings, outputs

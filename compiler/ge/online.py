@@ -1,0 +1,116 @@
+"""Runs a bundle's NPU graphs through torchair: every step is traced, compiled for the device, and kept there.
+
+It has never run on a device. What is its own is tested through torchair's eager route, which traces and compiles as
+for the device and then runs the traced program on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from draftwood.compiler.bundle.eager import bundle_drafts, bundle_modules, npu_weights
+from draftwood.compiler.ge.torchair_bridge import compile_step
+from draftwood.compiler.steps.teacher import Step, rebuild
+from draftwood.errors import BundleError
+from draftwood.manifest import GraphSignature, Manifest
+
+
+class TorchairExecutor:
+    """Compiles a step when it is first needed, once for this content and these versions; later runs load it.
+
+    ``eagerly`` goes torchair's whole way but for the device: no compilation by GE, the traced program is run.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0", eagerly: bool = False) -> None:
+        assert manifest.npu is not None, "asked of a bundle with NPU graphs"
+        self.folder, self.manifest = folder, manifest
+        self.device, self.eagerly = torch.device(device), eagerly
+        self.dtype: torch.dtype = getattr(torch, manifest.npu.dtype)
+        modules = bundle_modules(manifest, npu_weights(folder, manifest))
+        self.decoder = modules[0].to(self.device)
+        self._draft_steps = bundle_drafts(folder, manifest, modules, npu=True)
+        for step in self._draft_steps.values():
+            step.module.to(self.device)
+        self._steps: dict[str, InPlaceStep] = {}
+
+    def zeros(self, shape: tuple[int, ...]) -> Tensor:
+        """A buffer on the device, in the graphs' element type."""
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def run(
+        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
+    ) -> dict[str, NDArray]:
+        """Runs a graph on small inputs from the host and on buffers of the device; caches are written in place.
+
+        The inputs are one transfer each, of a few hundred bytes; caches and branch stay where they are.
+        """
+        if graph.name not in self._steps:
+            self._steps[graph.name] = self.compiled(graph)
+        given = {name: self._on_device(array) for name, array in inputs.items()} | dict(buffers)
+        caches = set(graph.caches)
+        values = [given[s.name].flatten(0, 1) if s.name in caches else given[s.name] for s in graph.inputs]
+        outputs = dict(zip(graph.results, self._steps[graph.name].compiled(*values), strict=True))
+        if "branch.out" in buffers:
+            buffers["branch.out"].copy_(outputs.pop("branch.out"))
+        return {name: host(value) for name, value in outputs.items()}
+
+    def compiled(self, signature: GraphSignature) -> InPlaceStep:
+        """A step of the bundle, compiled for the device."""
+        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder))
+        step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
+        return step
+
+    def _on_device(self, array: NDArray) -> Tensor:
+        value = torch.from_numpy(array).to(self.device)
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+
+class InPlaceStep(nn.Module):
+    """A step as the device runs it: caches are inputs that it changes, not outputs."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step.module
+        names = [spec.name for spec in step.signature.inputs]
+        self.written = [
+            (number, names.index(step.signature.aliases[spec.name]))
+            for number, spec in enumerate(step.signature.outputs)
+            if spec.name in step.signature.aliases
+        ]
+        self.compiled = self.forward
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.step(*inputs)
+        for number, place in self.written:
+            inputs[place].copy_(outputs[number])
+        kept = {number for number, _ in self.written}
+        return tuple(value for number, value in enumerate(outputs) if number not in kept)
+
+
+def host(value: Tensor) -> NDArray:
+    """A graph's output in the host's memory: whole numbers as they are, all else as fp32."""
+    return (value.float() if value.is_floating_point() else value).cpu().numpy()
+
+
+def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature) -> Path:
+    """Where a compiled step is kept: named by all that goes into it.
+
+    torchair's own key covers the module's structure and its options, but neither code nor weights.
+    """
+    npu, files = manifest.npu, manifest.files
+    assert npu is not None
+    if npu.weights not in files:
+        raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
+    content = [files[signature.file], files[npu.weights], *map("=".join, packages.items())]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]

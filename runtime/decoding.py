@@ -1,0 +1,262 @@
+"""One text from prompt to end: prefill, then steps until it stops; and several texts side by side.
+
+What a step does is in `draftwood.runtime.step`. The token at a position is drawn by the seed and the position alone,
+so the text is the same for every gear and policy, plain decoding included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from draftwood.errors import RequestError
+from draftwood.manifest import Gear
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import Engine
+from draftwood.runtime.policy import Outcome, Policy
+from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.step import StepOutcome
+from draftwood.runtime.stream import Stream
+from draftwood.runtime.trace import StepEvent, StepKind, Trace
+
+FinishReason = Literal["stop", "length", "context"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How one text is decoded."""
+
+    max_new_tokens: int = 128
+    sampling: Sampling = field(default_factory=Sampling)
+    # Go on past the teacher's end tokens.
+    ignore_eos: bool = False
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise RequestError(f"--max-new-tokens {self.max_new_tokens}: expected at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A finished text. ``token_ids`` are the new tokens, the end token counted; times are in seconds."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    steps: int
+    accept_length_mean: float
+    prefill_seconds: float
+    decode_seconds: float
+    # Share of decode_seconds spent outside graph execution.
+    host_share: float
+    finish_reason: FinishReason
+
+
+class Decoding:
+    """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
+
+    ``result`` is set when the iteration has ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        options: Options,
+        policy: Policy,
+        trace: Trace | None = None,
+    ) -> None:
+        bundle = engine.bundle
+        self.engine, self.options, self.policy, self.trace = engine, options, policy, trace
+        self.prompt = _checked_prompt(bundle, prompt)
+        self.tokens: list[int] = []
+        self.result: Result | None = None
+        if options.stop_strings and bundle.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
+        self._stream = Stream(bundle.tokenizer, options.stop_strings) if bundle.tokenizer else None
+        self._pieces: list[str] = []
+        self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
+        self._steps = 0
+        self._finish: FinishReason | None = None
+        self._origin_us = self._began_us = _now_us()
+        self._prefill_us = self._graph_us = 0.0
+
+    def __iter__(self) -> Iterator[str]:
+        yield self.start()
+        while self._finish is None:
+            advance(self.engine, [self])
+            yield self._pieces[-1]
+        yield self.end()
+
+    def run(self) -> Result:
+        """Decodes to the end."""
+        for _ in self:
+            pass
+        assert self.result is not None
+        return self.result
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text has ended; ``end`` then gives what was held back."""
+        return self._finish is not None
+
+    def start(self) -> str:
+        """Prefill and the first token; returns final text."""
+        self._began_us = _now_us()
+        gears = self.engine.bundle.manifest.gears
+        gear = self.policy.choose(len(self.prompt)) or max(gears, key=lambda gear: gear.slots)
+        self.state = self.engine.begin(gear.slots, self.options.sampling)
+        outcome = self.engine.start(self.state, np.array(self.prompt, np.int64))
+        self._record("prefill", "prefill", 0, len(self.prompt), outcome)
+        self._prefill_us = _now_us() - self._origin_us
+        self._graph_us = 0.0
+        return self._take(list(outcome.tokens))
+
+    def choose(self) -> Gear:
+        """The gear of the next step; the cache is grown to its KV length."""
+        self._began_us = _now_us()
+        gear = self.policy.choose(self.state.length)
+        assert gear is not None, "a text that fills the context has ended"
+        if self.state.slots < gear.slots:
+            self.state.grow(gear.slots)
+        return gear
+
+    def receive(self, gear: Gear, outcome: StepOutcome) -> str:
+        """What a step gained; returns final text."""
+        self._steps += 1
+        kind: StepKind = "verify" if gear.draft else "decode"
+        position = self.state.length - len(outcome.tokens)
+        times, total_us = outcome.times, _now_us() - self._began_us
+        observed = Outcome(
+            gear=gear,
+            length=position,
+            path=outcome.path,
+            gained=len(outcome.tokens),
+            rank=outcome.rank,
+            draft_us=times.draft_us,
+            verify_us=times.verify_us,
+            host_us=total_us - times.draft_us - times.verify_us,
+            confidence=outcome.confidence,
+        )
+        self._record(kind, gear.name, position, len(outcome.tokens), outcome, gear)
+        self.policy.observe(observed)
+        return self._take(list(outcome.tokens))
+
+    def end(self) -> str:
+        """Text that was held back; sets ``result``."""
+        ended_us = _now_us()
+        piece = ""
+        if self._stream is not None:
+            piece = self._piece(self._stream.finish())
+            if self._stream.stopped:  # held-back text turned out to end in a stop string
+                self._finish = "stop"
+        self.result = self._conclude(ended_us - self._origin_us - self._prefill_us)
+        return piece
+
+    def _take(self, gained: list[int]) -> str:
+        """Keeps tokens up to the first end and decides whether the text is finished; returns final text."""
+        room = self.engine.bundle.manifest.dims.context - len(self.prompt) - len(self.tokens)
+        asked = self.options.max_new_tokens - len(self.tokens)
+        kept = gained[: min(asked, max(room, 1))]
+        if len(kept) == asked:
+            self._finish = "length"
+        elif len(kept) >= room:
+            self._finish = "context"
+        end = next((i for i, token in enumerate(kept) if token in self._ends), None)
+        if end is not None:
+            kept, self._finish = kept[: end + 1], "stop"
+        return self._emit(kept)
+
+    def _emit(self, kept: list[int]) -> str:
+        piece = ""
+        for token in kept:
+            self.tokens.append(token)
+            if self._stream is not None:
+                piece += self._stream.push([token])
+                if self._stream.stopped:
+                    self._finish = "stop"
+                    break
+        return self._piece(piece)
+
+    def _piece(self, piece: str) -> str:
+        self._pieces.append(piece)
+        return piece
+
+    def _record(
+        self, kind: StepKind, name: str, position: int, accepted: int, outcome: StepOutcome, gear: Gear | None = None
+    ) -> None:
+        times, total_us = outcome.times, _now_us() - self._began_us
+        self._graph_us += times.draft_us + times.verify_us
+        if self.trace is None:
+            return
+        expected = self.policy.expected(gear, position) if gear else None
+        self.trace.add(
+            StepEvent(
+                kind=kind,
+                step=self._steps,
+                gear=name,
+                position=position,
+                rows=outcome.rows,
+                accepted=accepted,
+                path=outcome.path,
+                tokens=outcome.tokens,
+                confidence=outcome.confidence,
+                start_us=self._began_us - self._origin_us,
+                draft_us=times.draft_us,
+                verify_us=times.verify_us,
+                accept_us=times.accept_us,
+                host_us=max(0.0, total_us - sum(times)),
+                rank=outcome.rank,
+                expected_tokens=expected.tokens if expected else None,
+                expected_us=expected.us if expected else None,
+            )
+        )
+
+    def _conclude(self, decode_us: float) -> Result:
+        assert self._finish is not None
+        return Result(
+            token_ids=tuple(self.tokens),
+            text="".join(self._pieces) if self._stream else None,
+            steps=self._steps,
+            accept_length_mean=(len(self.tokens) - 1) / self._steps if self._steps else 0.0,
+            prefill_seconds=self._prefill_us / 1e6,
+            decode_seconds=decode_us / 1e6,
+            host_share=1 - self._graph_us / decode_us if self._steps else 0.0,
+            finish_reason=self._finish,
+        )
+
+
+def advance(engine: Engine, texts: Sequence[Decoding]) -> None:
+    """One step for every text: those that chose the same gear go into one call of the engine, as many as it takes."""
+    groups: dict[str, tuple[Gear, list[Decoding]]] = {}
+    for text in texts:
+        gear = text.choose()
+        groups.setdefault(gear.name, (gear, []))[1].append(text)
+    for gear, group in groups.values():
+        for at in range(0, len(group), engine.max_batch):
+            batch = group[at : at + engine.max_batch]
+            for text, outcome in zip(batch, engine.step([text.state for text in batch], gear), strict=True):
+                text.receive(gear, outcome)
+
+
+def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
+    dims = bundle.manifest.dims
+    if not prompt:
+        raise RequestError("prompt: empty; expected at least one token")
+    if len(prompt) >= dims.context:
+        raise RequestError(
+            f"prompt: {len(prompt)} tokens, but the bundle's context is {dims.context} with the answer;"
+            " shorten it or build with a larger --kv"
+        )
+    bad = next((token for token in prompt if not 0 <= token < dims.vocabulary), None)
+    if bad is not None:
+        raise RequestError(f"prompt: token id {bad} is outside the vocabulary 0 to {dims.vocabulary - 1}")
+    return tuple(prompt)
+
+
+def _now_us() -> float:
+    return time.perf_counter_ns() / 1000

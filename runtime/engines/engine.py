@@ -1,0 +1,135 @@
+"""What an engine is: texts go in, one call advances them all by a step.
+
+`Engine` is all that decoding asks for, so an engine may do a step in one launch, on the device. `StagedEngine` is the
+base of those that draft, verify and accept in launches of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import RequestError
+from draftwood.manifest import Gear, GraphSignature
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.drafting import Drafting
+from draftwood.runtime.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.runtime.sampling import Sampling, draw
+from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.step import Draft, StepOutcome, StepTimes, TeacherOutput, speculative_step
+
+# B sequences, T tree rows, n prompt tokens
+
+
+class Engine(Protocol):
+    """Decodes from a bundle. May be called from several threads; what belongs to a text is in its state alone.
+
+    Raises from any call:
+        NumericError: the teacher's logits are no numbers; the text cannot go on.
+    """
+
+    bundle: Bundle
+    # Sequences that one step takes at most.
+    max_batch: int
+
+    def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
+        """An empty text with caches of ``slots`` slots."""
+
+    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
+        """Prefill: commits the prompt behind what the text holds, and draws the first new token, its root."""
+
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+        """One step of every sequence, at most ``max_batch``, all with the gear's KV length."""
+
+    def close(self) -> None:
+        """Lets go of what the engine opened; it is not called again."""
+
+
+class StagedEngine(ABC):
+    """An engine with one launch, or several, for each part of a step; the parts are there for whoever compares them.
+
+    ``start`` and ``step`` hold a lock, for the graphs' buffers are shared by all texts. The parts hold none.
+    """
+
+    max_batch = 1
+
+    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
+        self.bundle = bundle
+        self.drafting = Drafting(bundle, graphs, self.run_draft)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
+        drafter = self.bundle.manifest.drafter
+        draft = DraftCache(drafter, self.zeros) if drafter else None
+        return SequenceState(self.new_kv(slots), draft, sampling)
+
+    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
+        with self._turn():
+            began = time.perf_counter_ns()
+            output = self.prefill(state, prompt_n)
+            verified = time.perf_counter_ns()
+            state.root = draw(output.logits_BRV[0, -1], state.sampling, state.length)
+            accepted = time.perf_counter_ns()
+        times = StepTimes(0.0, (verified - began) / 1e3, (accepted - verified) / 1e3)
+        return StepOutcome((state.root,), (), len(prompt_n), None, times)
+
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+        with self._turn():
+            outcomes = speculative_step(self, states, gear)
+            for state in states:
+                self.drafting.catch_up(state)
+            return outcomes
+
+    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
+        """For every sequence a tree of the gear behind its root."""
+        return [self.drafting.draft(state, gear) for state in states]
+
+    @abstractmethod
+    def new_kv(self, slots: int) -> Any:
+        """An empty `KvCache` of this engine."""
+
+    @abstractmethod
+    def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
+        """Appends and commits tokens in as many launches as it takes; returns the last row's outputs (R = 1)."""
+
+    @abstractmethod
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
+        """Runs the trees' rows behind the committed texts (R = T); the branches are left open."""
+
+    @abstractmethod
+    def run_draft(
+        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
+    ) -> dict[str, NDArray]:
+        """Runs a graph of the drafter (`drafting.RunGraph`)."""
+
+    @property
+    def zeros(self) -> Zeros:
+        """Makes the buffers of a cache, where this engine wants them."""
+        return host_zeros
+
+    def close(self) -> None:
+        """Waits for the step that runs, and refuses all later ones; memory goes with the last reference."""
+        with self._lock:
+            self._closed = True
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time; RequestError once the engine is closed."""
+        with self._lock:
+            if self._closed:
+                raise RequestError(f"{self.bundle.folder}: is closed; open it again")
+            yield
+
+
+def one_row(output: TeacherOutput) -> TeacherOutput:
+    """The last row alone of every sequence."""
+    return TeacherOutput(output.logits_BRV[:, -1:], output.choice_BR[:, -1:], output.features_BRF[:, -1:])

@@ -1,0 +1,138 @@
+"""A bundle that is ready to answer: what ``draftwood.open`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from draftwood.errors import RequestError
+from draftwood.manifest import Manifest
+from draftwood.planning import StepTime
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines import Engine, default_engine, open_engine
+from draftwood.runtime.policy import Policies, Policy, PolicyName
+from draftwood.runtime.policy.tuned import tuned_times
+from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.trace import Trace
+
+# Text to continue, chat messages, or token ids.
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+class OpenedBundle:
+    """A verified bundle on an engine. A context manager; may be used from several threads at once.
+
+    A text for a prompt, a sampling and a seed is always the same, whatever else runs beside it.
+
+    Example:
+        >>> with draftwood.open("bundle") as model:  # doctest: +SKIP
+        ...     print(model.generate("Once upon a time", max_new_tokens=32).text)
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, times: Sequence[StepTime] = ()) -> None:
+        self.bundle, self.engine, self._times = bundle, engine, times
+        self._policies: dict[str, Policies] = {}
+        self._closed = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    def generate(self, prompt: Prompt, **options: Any) -> Result:
+        """Answers a prompt.
+
+        Args:
+            prompt: text to continue, chat messages (each with ``role`` and ``content``), or token ids.
+            options: as ``stream`` takes them.
+
+        Raises:
+            RequestError: a prompt or an option that the bundle cannot serve.
+            NumericError: the teacher's logits are not finite.
+        """
+        return self.stream(prompt, **options).run()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        policy: str | Policy = "adaptive",
+        trace: Trace | None = None,
+    ) -> Decoding:
+        """Begins to answer a prompt: iterate over it for pieces of text; ``result`` is set at its end.
+
+        Args:
+            prompt: as ``generate`` takes it.
+            temperature: divides the logits; 0 decodes greedily.
+            top_p, top_k: keep the most probable tokens; 1 and 0 keep all.
+            seed: of all draws; a seed gives one text.
+            stop: texts before which the answer ends.
+            ignore_eos: go on past the teacher's end tokens.
+            policy: ``adaptive`` (the default), ``planned``, ``plain``, a gear's name for always its tree, or a policy
+                of one's own, made for this text.
+            trace: takes an event a step.
+        """
+        if self._closed:
+            raise RequestError(f"{self.bundle.folder}: is closed; open it again")
+        chosen = Options(
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            ignore_eos=ignore_eos,
+            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+        )
+        found = self._policies_of(policy).new(chosen.sampling.greedy) if isinstance(policy, str) else policy
+        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, found, trace)
+
+    def _policies_of(self, name: str) -> Policies:
+        """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
+        if name not in self._policies:
+            kinds: dict[str, PolicyName] = {"adaptive": "adaptive", "planned": "planned", "plain": "plain"}
+            kind = kinds.get(name, "fixed")
+            self._policies[name] = Policies(self.bundle, kind, name if kind == "fixed" else None, self._times)
+        return self._policies[name]
+
+    def close(self) -> None:
+        """Closes the engine; a step that runs ends first, a text that goes on is refused. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_bundle(
+    folder: str | Path, *, engine: str | None = None, verify: str | None = None, threads: int | None = None
+) -> OpenedBundle:
+    """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
+    bundle = Bundle.open(Path(folder))
+    times = tuned_times(bundle, engine or default_engine(bundle), threads)
+    return OpenedBundle(bundle, open_engine(bundle, engine, threads), times)
+
+
+def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt in any of its forms; RequestError where it is none, or the bundle has no tokenizer."""
+    if not isinstance(prompt, str | Sequence):
+        raise RequestError(f"prompt: expected text, chat messages or token ids, got {type(prompt).__name__}")
+    if not isinstance(prompt, str) and all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
+        return [int(part) for part in prompt]  # type: ignore[arg-type]
+    if bundle.tokenizer is None:
+        raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt as token ids")
+    if isinstance(prompt, str):
+        return bundle.tokenizer.encode(prompt)
+    return bundle.tokenizer.chat(list(prompt))  # type: ignore[arg-type]

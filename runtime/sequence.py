@@ -1,0 +1,88 @@
+"""Everything that belongs to one text while it is decoded; an engine holds as many of these as it decodes texts.
+
+Between two steps the text is: ``length`` committed tokens, whose keys and values lie in ``kv``, and ``root``, the
+pending token that was drawn last and is not yet in any cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import InvariantError
+from draftwood.runtime.draft_cache import DraftCache
+from draftwood.runtime.sampling import Sampling
+
+# n committed tokens, T tree rows, F features
+
+
+class SequenceState:
+    """The caches of one text, its pending root and its sampling; teacher's and drafter's cache move together.
+
+    ``kv`` is a `KvCache`, or what a reference engine has in its place. ``draft`` is None where nothing drafts.
+    """
+
+    def __init__(self, kv: Any, draft: DraftCache | None = None, sampling: Sampling | None = None) -> None:
+        self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
+        self.root = 0
+        self._open: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return int(self.kv.length)
+
+    @property
+    def slots(self) -> int:
+        """C, the KV length, the spare slot counted."""
+        return int(self.kv.slots)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all buffers."""
+        return int(self.kv.bytes) + (self.draft.bytes if self.draft else 0)
+
+    def extended(self, tokens_n: NDArray[np.int64], features: NDArray[np.float32]) -> None:
+        """A prefill step has committed tokens; ``features`` of all or the last of them are copied."""
+        self._open = None
+        self.kv.extended(len(tokens_n))
+        if self.draft:
+            self.draft.append(tokens_n, features.copy())
+
+    def branched(self, tokens_T: NDArray[np.int64], features_TF: NDArray[np.float32]) -> None:
+        """A verify step has run the rows of a tree; ``commit`` chooses from them. Views are taken, not copies."""
+        self._open = tokens_T, features_TF
+        self.kv.branched(len(tokens_T))
+
+    def commit(self, rows: Sequence[int], root: int | None = None) -> None:
+        """Keeps the accepted path, row numbers from the root on, of the open branch; ``root`` is the new one."""
+        if self._open is None:
+            raise InvariantError("a commit without a verify step")
+        tokens_T, features_TF = self._open
+        self._open = None
+        self.kv.commit(rows)
+        if self.draft:
+            chosen = list(rows)
+            self.draft.append(tokens_T[chosen], features_TF[chosen])
+        if root is not None:
+            self.root = root
+
+    def rollback(self, length: int) -> None:
+        """Drops the open branch, and committed tokens from the end down to ``length``."""
+        self._open = None
+        self.kv.rollback(length)
+        if self.draft:
+            self.draft.rollback(length)
+
+    def grow(self, slots: int) -> None:
+        """Moves the teacher's cache to a larger KV length; a drafter's grows by itself."""
+        self.kv.grow(slots)
+
+    def check(self) -> None:
+        """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
+        self.kv.check()
+        if self.draft:
+            self.draft.check(self.length)

@@ -1,0 +1,172 @@
+"""The public surface: what `draftwood.open` returns, alone, in a row and from several threads."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import draftwood
+from draftwood.errors import NumericError, RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options, advance
+from draftwood.runtime.engines import engine_names, open_engine, register
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sampling import Sampling
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bundle: Path) -> OpenedBundle:
+    return draftwood.open(tiny_bundle, threads=1)
+
+
+def test_a_prompt_is_text_messages_or_ids(model: OpenedBundle) -> None:
+    tokenizer = model.bundle.tokenizer
+    assert tokenizer is not None
+    chat = [{"role": "user", "content": "the cat"}]
+    for prompt, ids in (("the cat", tokenizer.encode("the cat")), (chat, tokenizer.chat(chat)), ([5, 6], [5, 6])):
+        result = model.generate(prompt, max_new_tokens=6, ignore_eos=True)
+        assert result.token_ids == model.generate(ids, max_new_tokens=6, ignore_eos=True, policy="plain").token_ids
+        assert result.text == tokenizer.decode(result.token_ids) and result.steps >= 1
+
+
+@pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True]], ids=str)
+def test_what_is_no_prompt_is_refused(model: OpenedBundle, prompt: Any) -> None:
+    with pytest.raises(RequestError, match=r"prompt|chat"):
+        model.generate(prompt)
+
+
+def test_streamed_pieces_are_the_text(model: OpenedBundle, prompt: list[int]) -> None:
+    stream = model.stream(prompt, max_new_tokens=20, temperature=0.9, seed=4, ignore_eos=True)
+    pieces = "".join(stream)
+    assert stream.result is not None and pieces == stream.result.text
+    again = model.generate(prompt, max_new_tokens=20, temperature=0.9, seed=4, ignore_eos=True)
+    assert stream.result.token_ids == again.token_ids
+    assert stream.result.finish_reason == "length"
+
+
+def test_a_closed_bundle_answers_no_more(tiny_bundle: Path, prompt: list[int]) -> None:
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        begun = iter(model.stream(prompt, ignore_eos=True))
+        next(begun)
+    model.close()
+    for refused in (lambda: model.generate(prompt), lambda: next(begun)):
+        with pytest.raises(RequestError, match="is closed; open it again"):
+            refused()
+
+
+def requests(count: int) -> list[dict[str, Any]]:
+    """Random requests: prompts of many lengths, greedy and sampled."""
+    drawn = random.Random(7)
+    return [
+        {
+            "prompt": [drawn.randrange(2, 300) for _ in range(drawn.randrange(1, 90))],
+            "max_new_tokens": drawn.randrange(1, 24),
+            "temperature": drawn.choice([0.0, 0.7, 1.1]),
+            "top_p": drawn.choice([1.0, 0.9]),
+            "seed": drawn.randrange(1000),
+        }
+        for _ in range(count)
+    ]
+
+
+def test_eight_threads_on_one_bundle(tiny_draft_bundles: dict[str, Path]) -> None:
+    """Every text is the plain one, whatever the other threads do; `draftwood.tools.measure.threads` does more."""
+    with draftwood.open(tiny_draft_bundles["fasteagle"], threads=1) as model:
+        asked = requests(32)
+        plain = [model.generate(**one, policy="plain").token_ids for one in asked]
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(lambda one: model.generate(**one).token_ids, asked))
+    assert got == plain
+
+
+def test_texts_take_turns_within_a_step(model: OpenedBundle, prompt: list[int]) -> None:
+    """Interleaved by hand, step by step, in one thread."""
+    plain = [model.generate(prompt[i:], max_new_tokens=15, policy="plain").token_ids for i in range(3)]
+    streams = [model.stream(prompt[i:], max_new_tokens=15) for i in range(3)]
+    going = [iter(stream) for stream in streams]
+    while going:
+        going = [one for one in going if next(one, None) is not None]
+    assert [stream.result.token_ids for stream in streams] == plain
+
+
+class EightAtOnce(CpuEngine):
+    """A toy engine: one call advances up to eight sequences, in one launch as far as decoding can tell."""
+
+    max_batch = 8
+
+    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+        super().__init__(bundle, threads)
+        self.batches: list[int] = []
+
+    def step(self, states, gear):  # type: ignore[no-untyped-def]
+        self.batches.append(len(states))
+        return [outcome for state in states for outcome in super(EightAtOnce, self).step([state], gear)]
+
+
+@pytest.fixture
+def toy() -> None:
+    register("eight", EightAtOnce)
+
+
+def test_an_engine_is_one_registration(toy: None, tiny_bundle: Path, prompt: list[int]) -> None:
+    assert "eight" in engine_names()
+    with draftwood.open(tiny_bundle, engine="eight", threads=1) as model:
+        assert isinstance(model.engine, EightAtOnce)
+        text = model.generate(prompt, max_new_tokens=20, ignore_eos=True)
+        assert text.token_ids == model.generate(prompt, max_new_tokens=20, ignore_eos=True, policy="plain").token_ids
+    with pytest.raises(RequestError, match=r"--engine nine: not known; expected one of cpu, .*eight"):
+        open_engine(Bundle.open(tiny_bundle), "nine")
+
+
+def test_a_batch_of_texts_is_one_call_a_step(toy: None, tiny_bundle: Path, prompt: list[int]) -> None:
+    """Ten texts on an engine of eight: whole texts equal plain ones, and calls hold as many as chose one gear."""
+    engine = open_engine(Bundle.open(tiny_bundle), "eight", 1)
+    options = [
+        Options(max_new_tokens=6 + i, ignore_eos=True, sampling=Sampling(temperature=0.8 * (i % 2), seed=i))
+        for i in range(10)
+    ]
+    gear, plain = policy_for(engine.bundle, "ragged-kv128"), policy_for(engine.bundle, plain=True)
+    texts = [Decoding(engine, prompt[i:], one, gear) for i, one in enumerate(options)]
+    for text in texts:
+        text.start()
+    while going := [text for text in texts if not text.finished]:
+        advance(engine, going)
+    for i, (text, one) in enumerate(zip(texts, options, strict=True)):
+        text.end()
+        assert text.result.token_ids == Decoding(engine, prompt[i:], one, plain).run().token_ids
+    assert engine.batches[:2] == [8, 2]
+
+
+def test_logits_that_are_no_numbers_end_a_text(model: OpenedBundle, prompt: list[int]) -> None:
+    """Greedy and sampled: an error, and never a token."""
+    engine = CpuEngine(model.bundle, 1)
+    honest = engine.verify
+
+    def broken(states, drafts):  # type: ignore[no-untyped-def]
+        output = honest(states, drafts)
+        output.logits_BRV[:, :, 17] = np.nan
+        return output
+
+    engine.verify = broken  # type: ignore[method-assign]
+    for temperature in (0.0, 0.8):
+        stream = OpenedBundle(model.bundle, engine).stream(prompt, temperature=temperature)
+        with pytest.raises(NumericError, match=r"expected finite values, got nan at token 17"):
+            stream.run()
+        assert stream.result is None and len(stream.tokens) == 1
+
+
+def test_two_threads_open_one_tokenizer(tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(bundle.tokenizer)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(one.encode("the cat") == found[0].encode("the cat") for one in found)

@@ -1,0 +1,165 @@
+"""Does every graph of a bundle compute what eager PyTorch computes?
+
+Equal argmax proves little, so logits, features and caches are compared, on trees with branches behind a real
+prefix, through several steps with commits of every kind. Controls that are wrong on purpose (another mask, shifted
+positions, a misrouted path, a dropped write) must be told apart by the same comparison. The NPU's graphs are
+compared in their own element type, executed operator for operator by an interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.environment import npu_count
+from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import StagedEngine, open_engine
+from draftwood.runtime.engines.static import StaticEngine
+from draftwood.tools.comparison.compare import (
+    HALF_TOLERANCE,
+    ROUNDED_TOLERANCE,
+    TOLERANCE,
+    Comparison,
+    Pair,
+    compare_gear,
+    compare_prefill,
+    worst,
+)
+from draftwood.tools.comparison.faults import (
+    Control,
+    control,
+    controls,
+    draft_controls,
+    graph_mutations,
+    tree_of,
+    tree_step,
+)
+from draftwood.tools.prompts import read_prompts
+from draftwood.tools.reference.eager import EagerEngine
+
+PROMPT_TOKENS = 96
+
+
+def check(
+    bundle: Bundle, prompts: list[NDArray[np.int64]], progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """The whole report: ``ok``, ``comparisons``, ``controls``, and both by graph."""
+    found: list[Comparison] = []
+    caught: list[Control] = []
+    pairs = _pairs(bundle)
+    for pair in pairs.values():
+        found += _compare(bundle, pair, prompts, progress)
+        if pair.name in ("cpu", "ge", "npu"):
+            for gear in bundle.manifest.gears:
+                progress(f"{pair.name} faults, {gear.name}")
+                caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
+    if "ge" in pairs:
+        caught += _graph_controls(bundle, pairs["ge"], prompts[0])
+    differences = [_located(bundle, pairs["ge"], one, prompts) for one in found if one.graphs == "ge" and not one.ok]
+    return {
+        "ok": all(c.ok for c in found) and all(c.caught for c in caught),
+        "tolerance": TOLERANCE,
+        "tolerances": {pair.name: pair.tolerance for pair in pairs.values()},
+        "prompts": len(prompts),
+        "comparisons": [asdict(c) for c in found],
+        "controls": [asdict(c) for c in caught],
+        "graphs": _by_graph(found),
+        "mutations": len(caught),
+        "mutations_caught": sum(c.caught for c in caught),
+        "first_divergences": [line for line in differences if line],
+    }
+
+
+def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[NDArray[np.int64]]:
+    """Token ids of real prompts where the bundle has a tokenizer, else of a seeded random text."""
+    vocabulary, most = bundle.manifest.dims.vocabulary, min(g.slots for g in bundle.manifest.gears) // 2
+    if bundle.tokenizer is None:
+        if path is not None:
+            raise RequestError(f"--prompts {path}: the bundle has no tokenizer; leave the option out")
+        for seed in range(limit):
+            yield np.random.default_rng(seed).integers(0, vocabulary, min(PROMPT_TOKENS, most))
+        return
+    for prompt in read_prompts(path, limit):
+        ids = bundle.tokenizer.encode(prompt.text)
+        yield np.array(ids[: min(PROMPT_TOKENS, most)] or [0], np.int64)
+
+
+def _pairs(bundle: Bundle) -> dict[str, Pair]:
+    """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
+    pairs = []
+    eager = EagerEngine(bundle) if bundle.manifest.graphs else None
+    if eager is not None:
+        pairs += [Pair(name, eager, _opened(bundle, name), TOLERANCE) for name in ("cpu", "static")]
+    if bundle.manifest.npu is not None:
+        rounded = EagerEngine(bundle, npu=True)
+        names = ("ge", "npu") if npu_count() else ("ge",)
+        pairs += [Pair(name, rounded, _opened(bundle, name), HALF_TOLERANCE) for name in names]
+        if eager is not None:
+            pairs.append(Pair("eager", eager, rounded, ROUNDED_TOLERANCE))
+    return {pair.name: pair for pair in pairs}
+
+
+def _opened(bundle: Bundle, name: str) -> StagedEngine:
+    engine = open_engine(bundle, name)
+    assert isinstance(engine, StagedEngine), f"{name} has no parts to compare"
+    return engine
+
+
+def _compare(
+    bundle: Bundle, pair: Pair, prompts: list[NDArray[np.int64]], progress: Callable[[str], None]
+) -> list[Comparison]:
+    found: list[Comparison] = []
+    for gear in bundle.manifest.gears:
+        progress(f"{pair.name}, {gear.name}")
+        found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
+    if isinstance(pair.engine, StaticEngine):
+        for graph in pair.engine.graphs:
+            if graph.kind == "prefill":
+                progress(f"{pair.name}, {graph.name}")
+                found.append(compare_prefill(pair, graph, prompts[0]))
+    return found
+
+
+def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> Iterator[Control]:
+    from draftwood.tools.reference.ge import GeEngine  # needs the compiler's npu extra
+
+    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
+    gear = max(bundle.manifest.gears, key=lambda gear: rows[gear.tree])
+    for fault, mutate in graph_mutations().items():
+        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate=mutate), pair.tolerance)
+        yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
+
+
+def _located(bundle: Bundle, pair: Pair, one: Comparison, prompts: list[NDArray[np.int64]]) -> str | None:
+    """The first node at which a differing NPU graph parts from its program, on the inputs of a first tree step."""
+    from draftwood.tools.comparison.divergence import first_divergence
+    from draftwood.tools.reference.ge import GeEngine
+
+    eager, engine = pair.reference, pair.engine
+    assert isinstance(eager, EagerEngine) and isinstance(engine, GeEngine)
+    graph = next((g for g in engine.graphs if g.name == one.graph), None)
+    if graph is None or graph.kind not in ("decode", "verify"):
+        return None
+    gear = next(g for g in bundle.manifest.gears if g.graph == one.graph)
+    inputs = engine.inputs_of(gear, prompts[0], tree_of(eager, gear, prompts[0]))
+    found = first_divergence(eager, engine, graph, inputs, pair.tolerance)
+    return f"{one.graph}: {one.quantity}: {found or 'no single node differs by itself'}"
+
+
+def _by_graph(comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Graph -> engine -> the worst of all its quantities."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for c in comparisons:
+        entry = found.setdefault(c.graph, {}).setdefault(
+            c.graphs, {"difference": 0.0, "quantity": c.quantity, "tolerance": c.tolerance, "ok": True}
+        )
+        if c.difference >= entry["difference"]:
+            entry |= {"difference": c.difference, "quantity": c.quantity}
+        entry["ok"] = entry["ok"] and c.ok
+    return found

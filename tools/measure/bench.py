@@ -1,0 +1,247 @@
+"""Token equality and speed of speculation against plain decoding, paired turn by turn.
+
+Both run in one process on one engine, in alternating order. A turn's speed-up is the ratio of its two decode
+times (prefill left out: it is the same work). A difference is excused as a numeric tie only where the
+teacher's own decision was closer than the measured noise of its logits; anything else is a failure.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.sampling import margin
+from draftwood.runtime.trace import Trace
+from draftwood.tools.comparison import single
+from draftwood.tools.prompts import Prompt
+from draftwood.trees import Topology, tensorize
+
+# Two logits decide, each off by the noise; and the noise is the worst of a sample, so twice that again.
+NOISE_FACTOR = 4
+NOISE_TURNS = 24  # turns whose logits are compared row by row
+TIES_PER_TOKEN = 1e-4  # more ties than this are a failure too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One turn, decoded both ways. Times in seconds; ``accepted`` are the tokens gained by each step."""
+
+    id: str
+    source: str
+    tokens: int
+    equal: bool
+    plain_seconds: float
+    speculative_seconds: float
+    speedup: float
+    accept_length: float
+    accepted: tuple[int, ...]
+    host_share: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Where the two texts of a turn part. ``margin`` is the distance of the teacher's decision to another one
+    (greedy: top-2 logit gap; sampled: distance of the uniform number to the CDF step)."""
+
+    id: str
+    position: int
+    plain_token: int
+    speculative_token: int
+    margin: float
+    tolerance: float
+    tie: bool
+
+
+def bench(
+    engine: StagedEngine, prompts: list[Prompt], options: Options, plain: Policies, speculative: Policies
+) -> dict[str, Any]:
+    """Runs every turn both ways; see the report's keys in ``_report``."""
+    turns: list[Turn] = []
+    differences: list[tuple[Prompt, list[int], Result, Result]] = []
+    done: dict[str, Result] = {}
+    noise = 0.0
+    _warm_up(engine, prompts[0], options, (plain, speculative))
+    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, done)):
+        order = (plain, speculative) if number % 2 else (speculative, plain)
+        results = {id(policy): _decode(engine, ids, options, policy) for policy in order}
+        (base, _), (fast, accepted) = results[id(plain)], results[id(speculative)]
+        done[prompt.conversation] = base
+        turns.append(_turn(prompt, base, fast, accepted))
+        if not turns[-1].equal:
+            differences.append((prompt, ids, base, fast))
+        if number % max(1, len(prompts) // NOISE_TURNS) == 0:
+            noise = max(noise, logit_noise(engine, [*ids, *base.token_ids]))
+        _progress(number + 1, len(prompts), turns)
+    explained = [_explain(engine, *difference, options, noise) for difference in differences]
+    return _report(turns, explained, noise, options)
+
+
+def turn_prompts(
+    engine: StagedEngine, prompts: list[Prompt], done: dict[str, Result]
+) -> Iterator[tuple[Prompt, list[int]]]:
+    """Token ids of every turn; a later turn of a conversation carries the earlier ones and their answers."""
+    tokenizer = engine.bundle.tokenizer
+    assert tokenizer is not None
+    history: dict[str, list[dict[str, str]]] = {}
+    for prompt in prompts:
+        messages = history.setdefault(prompt.conversation, [])
+        if prompt.conversation in done:
+            messages.append({"role": "assistant", "content": tokenizer.decode(done[prompt.conversation].token_ids)})
+        messages.append({"role": "user", "content": prompt.text})
+        joined = "\n".join(message["content"] for message in messages)
+        yield prompt, tokenizer.chat(messages) if tokenizer.has_chat else tokenizer.encode(joined)
+
+
+def _decode(
+    engine: StagedEngine, ids: list[int], options: Options, policies: Policies
+) -> tuple[Result, tuple[int, ...]]:
+    trace = Trace()
+    result = Decoding(engine, ids, options, policies.new(options.sampling.greedy), trace).run()
+    return result, tuple(event.accepted for event in trace.events if event.kind != "prefill")
+
+
+def _warm_up(engine: StagedEngine, prompt: Prompt, options: Options, policies: tuple[Policies, ...]) -> None:
+    for _, ids in turn_prompts(engine, [prompt], {}):
+        for policy in policies:
+            _decode(engine, ids, options, policy)
+
+
+def _turn(prompt: Prompt, base: Result, fast: Result, accepted: tuple[int, ...]) -> Turn:
+    return Turn(
+        id=prompt.id,
+        source=prompt.source,
+        tokens=len(base.token_ids),
+        equal=base.token_ids == fast.token_ids,
+        plain_seconds=base.decode_seconds,
+        speculative_seconds=fast.decode_seconds,
+        # A turn that ended with its first token has no decode step to compare.
+        speedup=base.decode_seconds / fast.decode_seconds if base.steps and fast.steps else 1.0,
+        accept_length=fast.accept_length_mean,
+        accepted=accepted,
+        host_share=fast.host_share,
+        finish_reason=base.finish_reason,
+    )
+
+
+def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
+    """Largest absolute difference between logits of one position computed in different company.
+
+    The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal.
+    """
+    bundle = engine.bundle
+    rows = min(max(tree.rows for tree in bundle.manifest.trees), len(ids) - 1)
+    if rows < 2:
+        return 0.0
+    chain, one = tensorize(Topology.chain(rows - 1)), bundle.trees["plain"][1]
+    slots = max(gear.slots for gear in bundle.manifest.gears)
+    together, alone = engine.begin(slots), engine.begin(slots)
+    head, tail = np.array(ids[:-rows]), np.array(ids[-rows:])
+    engine.prefill(together, head)
+    engine.prefill(alone, head)
+    logits_TV = single.verify(engine, together, tail, chain).logits_RV.copy()
+    worst = 0.0
+    for row in range(rows):
+        one_V = single.verify(engine, alone, tail[row : row + 1], one).logits_RV[0]
+        worst = max(worst, float(np.abs(one_V - logits_TV[row]).max()))
+        alone.commit([0])
+    return worst
+
+
+def _explain(
+    engine: StagedEngine, prompt: Prompt, ids: list[int], base: Result, fast: Result, options: Options, noise: float
+) -> Difference:
+    """The first difference of a turn and whether noise explains it."""
+    pairs = zip(base.token_ids, fast.token_ids, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(base.token_ids), len(fast.token_ids)))
+    state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
+    logits_V = single.prefill(engine, state, np.array([*ids, *base.token_ids[:at]])).logits_RV[0]
+    distance = margin(logits_V, options.sampling, len(ids) + at)
+    allowed = tolerance(noise, options.sampling.temperature)
+    token = [ids_[at] if at < len(ids_) else -1 for ids_ in (base.token_ids, fast.token_ids)]
+    return Difference(
+        id=prompt.id,
+        position=at,
+        plain_token=token[0],
+        speculative_token=token[1],
+        margin=distance,
+        tolerance=allowed,
+        tie=distance <= allowed and -1 not in token,
+    )
+
+
+def tolerance(noise: float, temperature: float) -> float:
+    """The margin below which noise can turn a decision.
+
+    Greedy: the gap of two logits. Sampled: logits off by e change every probability by a factor of at most
+    exp(2 e / T), and so every point of the CDF by at most exp(2 e / T) - 1.
+    """
+    if temperature == 0:
+        return NOISE_FACTOR * noise
+    return math.expm1(NOISE_FACTOR * noise / temperature)
+
+
+def _spread(values: list[float], points: tuple[int, ...]) -> dict[str, float]:
+    if not values:
+        return {"mean": 0.0, **{f"p{point}": 0.0 for point in points}}
+    return {"mean": float(np.mean(values)), **{f"p{p}": float(np.percentile(values, p)) for p in points}}
+
+
+def by_position(accepted: list[float]) -> list[float]:
+    """The share of steps that accepted the draft at depth 1, 2, ...; ``accepted`` counts the bonus token of each."""
+    deepest = int(max(accepted, default=1))
+    return [float(np.mean(np.array(accepted) > depth)) for depth in range(1, deepest)]
+
+
+def _report(turns: list[Turn], differences: list[Difference], noise: float, options: Options) -> dict[str, Any]:
+    measured = [turn for turn in turns if turn.accepted]
+    tokens = sum(turn.tokens for turn in turns)
+    decoded = sum(turn.tokens - 1 for turn in measured)
+    seconds = {side: sum(getattr(t, f"{side}_seconds") for t in measured) for side in ("plain", "speculative")}
+    ties = sum(difference.tie for difference in differences)
+    sources = sorted({turn.source for turn in measured})
+    accepted = [float(n) for turn in measured for n in turn.accepted]
+    return {
+        "ok": ties == len(differences) and ties <= math.ceil(tokens * TIES_PER_TOKEN),
+        "turns": len(turns),
+        "identical": sum(turn.equal for turn in turns),
+        "ties": ties,
+        "tokens": tokens,
+        "differences": [asdict(difference) for difference in differences],
+        "logit_noise": noise,
+        "speedup": _spread([turn.speedup for turn in measured], (1, 50, 99)),
+        "accept_length": _spread(accepted, (50, 99)),
+        "accept_by_position": by_position(accepted),
+        "plain_tokens_per_s": decoded / max(seconds["plain"], 1e-9),
+        "speculative_tokens_per_s": decoded / max(seconds["speculative"], 1e-9),
+        "host_share": sum(t.host_share * t.speculative_seconds for t in measured) / max(seconds["speculative"], 1e-9),
+        "by_source": {
+            source: {
+                "speedup": _spread([t.speedup for t in measured if t.source == source], (50,)),
+                "accept_length": _spread([float(n) for t in measured if t.source == source for n in t.accepted], (50,)),
+            }
+            for source in sources
+        },
+        "temperature": options.sampling.temperature,
+        "seed": options.sampling.seed,
+        "per_turn": [asdict(turn) for turn in turns],
+    }
+
+
+def _progress(done: int, total: int, turns: list[Turn]) -> None:
+    if done % 10 == 0 or done == total:
+        equal = sum(turn.equal for turn in turns)
+        ratio = sum(t.plain_seconds for t in turns) / max(sum(t.speculative_seconds for t in turns), 1e-9)
+        print(
+            f"{done}/{total} turns, {equal} identical, speed-up so far {ratio:.2f}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,95 @@
+"""The engine that executes a bundle's NPU graphs, the ``.air`` files themselves, with the GE interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.compiler.bundle.eager import npu_weights
+from draftwood.compiler.ge.graph import Graph, Node
+from draftwood.compiler.ge.interpreter import Interpreter
+from draftwood.compiler.ge.online import host
+from draftwood.errors import BundleError
+from draftwood.manifest import Gear, GraphSignature
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.static import StaticEngine, fill_tree
+from draftwood.trees import TreeBuffers
+
+Observe = Callable[[Node, tuple[Tensor, ...]], None]
+
+
+class InterpreterExecutor:
+    """Slow and exact: operator for operator what GE would run, in the graphs' own element type.
+
+    ``mutate`` may change a graph before it is run, for tests that a fault is caught; ``observe`` sees every value.
+    """
+
+    def __init__(self, bundle: Bundle, mutate: Callable[[Graph], Graph]) -> None:
+        npu = bundle.manifest.npu
+        if npu is None:
+            raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        self.dtype: torch.dtype = getattr(torch, npu.dtype)
+        self.observe: Observe | None = None
+        self._folder, self._mutate = bundle.folder, mutate
+        self._weights = npu_weights(bundle.folder, bundle.manifest)
+        self._opened: dict[str, Interpreter] = {}
+
+    def zeros(self, shape: tuple[int, ...]) -> Tensor:
+        """A buffer in the graphs' element type."""
+        return torch.zeros(shape, dtype=self.dtype)
+
+    def run(
+        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
+    ) -> dict[str, NDArray]:
+        """See `draftwood.runtime.engines.static.Executor.run`."""
+        if graph.name not in self._opened:
+            self._opened[graph.name] = self.interpreter(graph)
+        results = self._opened[graph.name].run(self.gathered(graph, inputs, buffers), self.observe)
+        outputs = dict(zip(graph.results, results, strict=True))
+        if "branch.out" in buffers:
+            buffers["branch.out"].copy_(outputs.pop("branch.out"))
+        return {name: host(value) for name, value in outputs.items()}
+
+    def interpreter(self, signature: GraphSignature) -> Interpreter:
+        """A graph of the bundle, ready to run."""
+        return Interpreter(self._mutate(Graph.load(self._folder / signature.file)), self._weights)
+
+    def gathered(
+        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Every input of the graph by name; caches and branch are the buffers' own memory."""
+        small = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        given = {n: value.to(self.dtype) if value.is_floating_point() else value for n, value in small.items()}
+        caches = {name: buffers[name].flatten(0, 1) for name in graph.caches}
+        return given | ({"branch": buffers["branch"]} if "branch" in buffers else {}) | caches
+
+
+class GeEngine(StaticEngine):
+    """Decodes with the NPU's graphs on this machine's CPU."""
+
+    executor: InterpreterExecutor
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int | None = None,
+        mutate: Callable[[Graph], Graph] = lambda graph: graph,
+    ) -> None:
+        executor = InterpreterExecutor(bundle, mutate)
+        assert bundle.manifest.npu is not None
+        super().__init__(bundle, bundle.manifest.npu.graphs, executor)
+
+    def inputs_of(self, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> dict[str, Tensor]:
+        """What the gear's graph is given at its first tree step behind a prompt, on seeded random tokens."""
+        state = self.begin(gear.slots)
+        self.prefill(state, prompt)
+        graph = self.tree_graph(tree.rows, gear.slots)
+        inputs = self.inputs(graph, state.kv)
+        vocabulary = self.bundle.manifest.dims.vocabulary
+        fill_tree(inputs, np.random.default_rng(0).integers(0, vocabulary, tree.rows), tree)
+        return self.executor.gathered(graph, inputs, self.buffers(graph, state.kv))

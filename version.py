@@ -1,0 +1,3 @@
+"""The version of this package, which bundles and caches note."""
+
+__version__ = "0.1.0"
