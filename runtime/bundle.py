@@ -72,12 +72,28 @@ def _check_names(folder: Path, manifest: Manifest) -> None:
     trees, graphs = ({part.name for part in parts} for parts in (manifest.trees, lowered))
     unknown = [name for name in files if name not in manifest.files]
     unknown += [gear.name for gear in manifest.gears if gear.tree not in trees or gear.graph not in graphs]
+    unknown += [name for gear in manifest.gears for name in gear.class_trees if name not in trees]
     drafts = {graph.name for graph in lowered if graph.kind == "draft"}
     for gear in manifest.gears:
         if gear.draft is not None and not drafts & {gear.draft, f"{gear.draft}-kv{gear.slots}"}:
             unknown.append(gear.draft)
     if unknown or "plain" not in trees:
         raise BundleError(f"{folder}: the manifest refers to {(unknown or ['plain'])[0]}, which it does not describe")
+    _check_classes(folder, manifest)
+
+
+def _check_classes(folder: Path, manifest: Manifest) -> None:
+    """The trees of a gear's confidence classes must be as many as the plan has classes, of equally many rows."""
+    rows = {tree.name: tree.rows if tree.file else 0 for tree in manifest.trees}
+    classes = len(manifest.planning.bounds) + 1 if manifest.planning else 1
+    for gear in manifest.gears:
+        names = (gear.tree, *gear.class_trees)
+        equal = len({rows[name] for name in names}) == 1 and rows[gear.tree]
+        if gear.class_trees and not (equal and len(names) == classes):
+            raise BundleError(
+                f"{folder}: gear {gear.name}: expected {classes} trees of equal rows, one for each confidence class,"
+                f" got {', '.join(names)}; build the bundle again"
+            )
 
 
 def _verify(folder: Path, name: str, digest: str) -> None:

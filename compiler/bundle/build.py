@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwood import manifest as m
+from draftwood.compiler.bundle.gears import every_gear, gear_names, planning_of
 from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
 from draftwood.compiler.drafters.kinds import ANY_LENGTH, Drafter, Lengths, Modules, OpenedDrafter, drafter_of
 from draftwood.compiler.onnx.lowering import lower_to_onnx
@@ -27,7 +28,8 @@ from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
-from draftwood.trees.spec import Budget
+from draftwood.trees.plan_file import ReadPlan
+from draftwood.trees.spec import Budget, GearSpec
 from draftwood.version import __version__
 
 WEIGHTS_FILE = "onnx/weights.safetensors"
@@ -55,6 +57,15 @@ class BuildRequest:
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name.
     soc: str = "Ascend910B3"
+    # What is built of the trees and KV lengths; every tree at every length where none are given.
+    gears: tuple[GearSpec, ...] = ()
+    # The plan they come from, whose figures go into the manifest.
+    plan: ReadPlan | None = None
+
+    @property
+    def all_gears(self) -> tuple[GearSpec, ...]:
+        """The gears to build."""
+        return self.gears or every_gear(self.trees, self.slots)
 
     @property
     def sizes(self) -> StepSizes:
@@ -140,12 +151,13 @@ def _modules(config: TeacherConfig, drafter: Drafter | None, positions: int) -> 
 
 def static_steps(request: BuildRequest, sizes: StepSizes, decoder: Decoder, decode_rows: int = 1) -> list[Step]:
     """The teacher's steps of every gear, as an accelerator runs them; plain decoding is padded to ``decode_rows``."""
-    rows = sorted({tree.rows for _, tree in request.trees} - {1})
+    rows_of = {name: tree.rows for name, tree in request.trees}
     steps = []
     for slots in request.slots:
         steps += [prefill_step(decoder, sizes, r, slots) for r in request.prefill_rows if r < slots]
         steps.append(verify_step(decoder, sizes, decode_rows, slots, decode=True))
-        steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in rows]
+        rows = {rows_of[gear.trees[0]] for gear in request.all_gears if gear.slots == slots}
+        steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in sorted(rows - {1})]
     return steps
 
 
@@ -195,9 +207,11 @@ def _check_request(request: BuildRequest, out: Path) -> None:
             f"--prefill {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
             f" {max(request.slots)}"
         )
-    for name, tree in request.trees:
-        if tree.rows + tree.depth + 1 >= min(request.slots):
-            raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
+    trees = dict(request.trees)
+    for gear in request.all_gears:
+        for name in gear.trees:
+            if trees[name].rows + trees[name].depth + 1 >= gear.slots:
+                raise TreeError(f"tree {name}: {trees[name].rows} rows do not fit KV length {gear.slots}; raise --kv")
 
 
 def _check_fit(request: BuildRequest, sources: Sources) -> None:
@@ -209,6 +223,12 @@ def _check_fit(request: BuildRequest, sources: Sources) -> None:
             f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
             f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
         )
+    for gear in request.all_gears:
+        if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
+            raise TreeError(
+                f"gear of {', '.join(gear.trees)}: this drafter has a graph for each tree, so it cannot choose one by"
+                " its own confidence; plan with --classes 1"
+            )
     for name, tree in request.trees:
         if drafter is not None:
             drafter.check_tree(name, tree, config)
@@ -281,6 +301,7 @@ def _manifest(
     files: dict[str, str],
 ) -> m.Manifest:
     config, sizes, kind, opened = sources.teacher.config, request.sizes, sources.kind, sources.drafter
+    trees, gears = dict(request.trees), request.all_gears
     return m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=m.Dims(
@@ -299,14 +320,14 @@ def _manifest(
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=tuple(
             m.Gear(
-                name=f"{n}-kv{c}",
-                tree=n,
-                slots=c,
-                graph=_graph_of(graphs or (npu.graphs if npu else ()), t.rows, c),
-                draft=kind.draft_name(n) if kind and t.nodes else None,
+                name=name,
+                tree=gear.trees[0],
+                slots=gear.slots,
+                graph=_graph_of(graphs or (npu.graphs if npu else ()), trees[gear.trees[0]].rows, gear.slots),
+                draft=kind.draft_name(gear.trees[0]) if kind and trees[gear.trees[0]].nodes else None,
+                class_trees=gear.trees[1:],
             )
-            for n, t in request.trees
-            for c in request.slots
+            for name, gear in zip(gear_names(gears), gears, strict=True)
         ),
         graphs=graphs,
         weights=WEIGHTS_FILE if graphs else None,
@@ -314,6 +335,7 @@ def _manifest(
         tokenizer=tokenizer,
         provenance=_provenance(),
         files=files,
+        planning=planning_of(request.plan, gears) if request.plan else None,
     )
 
 
