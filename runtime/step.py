@@ -34,6 +34,11 @@ class Draft(NamedTuple):
     tree: TreeBuffers
     candidates_IK: NDArray[np.int64] | None = None
 
+    @property
+    def confidence(self) -> float | None:
+        """Probability of the best first candidate; None of a draft that proposes nothing."""
+        return float(np.exp(min(self.scores_M[0], 0.0))) if len(self.scores_M) else None
+
     def rank(self, depth: int, token: int) -> int | None:
         """A token's rank among the candidates behind a path of ``depth`` nodes, K if it is none of them.
 
@@ -119,6 +124,5 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
 
 def _outcome(draft: Draft, accepted: Accepted, times: StepTimes) -> StepOutcome:
     tokens = (*draft.tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus)
-    confidence = float(np.exp(min(draft.scores_M[0], 0.0))) if len(draft.scores_M) else None
     rank = draft.rank(len(accepted.path), accepted.bonus)
-    return StepOutcome(tokens, accepted.path, draft.tree.rows, confidence, times, rank)
+    return StepOutcome(tokens, accepted.path, draft.tree.rows, draft.confidence, times, rank)
