@@ -36,6 +36,7 @@ def planning_of(plan: ReadPlan, gears: Sequence[GearSpec]) -> Planning:
     Raises:
         TreeError: priors that are none.
     """
+    times: dict[tuple[tuple[str, ...], int], tuple[tuple[int, float], ...]]
     times = {(("plain",), slots): found for slots, found in plan.plain.items()}
     # Gears of a plan keep their order behind plain decoding's (`read_specs`).
     drafting = [gear for gear in gears if gear.trees != ("plain",)]

@@ -83,7 +83,8 @@ def test_the_command_records_replays_and_draws(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"text": "the cat"}\n{"text": "the mat and the hat"}\n')
+    rows = [{"id": f"{i}", "prompt": "the cat", "conversation": f"{i}", "source": "cats", "turn": 1} for i in range(2)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = ["--max-new-tokens", "24", "--ignore-eos", "--tune", "0.01", "--prompts", str(prompts)]
     picture = tmp_path / "replay.png"
     arguments = ["replay", "--record", str(tiny_bundle), "--out", str(tmp_path / "texts"), *made]
