@@ -125,6 +125,8 @@ class Adaptive:
         tokens, shape = self.estimate.tokens(), self._gears.shape
         gear = max(drafting, key=lambda g: tokens[shape[g]] / self.times.us(g, length))
         plain_us = self.times.us(plain, length)
+        if not self.times.table.absolute and self.times.seen(gear) < ANCHOR:  # what it takes is not known yet
+            return DWELL
         step_us = self.times.us(gear, length)
         paid_us = max(TRY * plain_us - self.times.catch_up_us(1), TRY / 2 * plain_us)
         expected, most = ((step_us - gained * plain_us) / paid_us for gained in (tokens[shape[gear]], 1.0))
@@ -134,14 +136,15 @@ class Adaptive:
     def _drafted(self, gear: int, outcome: Outcome) -> None:
         gears, times, length, us = self._gears, self.times, outcome.length, outcome.total_us
         plain = gears.fitting.at(length, self._slots).plain
-        expected_us = times.us(gear, length)
-        if self._idle and gears.catches_up:
-            times.caught_up(self._idle, us - expected_us)
+        expected_us, seen = times.us(gear, length), times.seen(gear)
+        if self._idle and seen and gears.catches_up and us > expected_us:
+            times.caught_up(gear, self._idle, us - expected_us)
         elif outcome.gear.slots <= self._slots or not self._slots:  # growing is no part of a step
             times.observe(gear, length, us)
         if plain != _NONE:
             plain_us = times.us(plain, length)
-            allowed_us = HICCUP * expected_us + times.catch_up_us(self._idle)
+            # The first step of a gear may have opened its graphs.
+            allowed_us = (HICCUP if seen else UPPER) * expected_us + times.catch_up_us(self._idle)
             self.bank.drafted(outcome.gained, min(us, allowed_us), plain_us)
             self._paid = outcome.gained * plain_us > us
             self._won_us += outcome.gained * plain_us - us

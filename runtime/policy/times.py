@@ -97,7 +97,7 @@ class StepTimes:
             self._busy = us / self.table.us(gear, length)
             return
         ratio = us / self.us(gear, length)
-        if self._count[gear] <= BELIEVED:
+        if self._count[gear] <= BELIEVED and not self.table.absolute:
             # Whatever runs for the first time may be opened first, so the least of the first steps counts.
             if self._count[gear] == 1 or ratio < 1:
                 self._own[gear] *= ratio
@@ -107,8 +107,9 @@ class StepTimes:
         else:
             self._doubt(gear, ratio)
 
-    def caught_up(self, tokens: int, us: float) -> None:
-        """A draft took ``us`` more than one that has nothing to catch up."""
+    def caught_up(self, gear: int, tokens: int, us: float) -> None:
+        """A draft of the gear took ``us`` more than one that has nothing to catch up."""
+        self._count[gear] += 1
         self._caught += 1
         gain = max(1 / self._caught, 0.2)
         self._catch_up += gain * (max(us, 0.0) / tokens - self._catch_up)

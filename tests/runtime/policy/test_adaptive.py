@@ -178,3 +178,17 @@ def test_a_drafter_that_fell_behind_has_its_price() -> None:
         return policy.wait
 
     assert DWELL < waits(0.0) < waits(4.0) <= LONGEST_WAIT
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_graphs_that_are_opened_in_a_text_do_not_end_its_drafts(tuned: bool) -> None:
+    policy, gears = adaptive(US if tuned else None)
+    ran: set[str] = set()
+    names = []
+    for _ in range(80):
+        chosen = policy.choose(100)
+        assert chosen is not None
+        first = 1.0 if chosen.name in ran else 20.0
+        ran.add(chosen.name)
+        names.append(played(policy, gears, (0,) * 6, {name: first * us for name, us in US.items()}).gear.name)
+    assert set(names[-40:]) == {"chain-6"}

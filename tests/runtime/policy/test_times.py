@@ -34,6 +34,12 @@ def test_without_a_table_the_first_steps_are_the_table() -> None:
     assert times.us(0, 100) == pytest.approx(1000, rel=0.02) and times.us(1, 100) == pytest.approx(1500, rel=0.02)
 
 
+def test_a_first_step_that_opened_a_graph_does_not_spoil_the_table() -> None:
+    times = table()
+    times.observe(1, 0, 90_000.0)
+    assert times.us(1, 0) == 1500.0
+
+
 def test_a_table_of_another_machine_is_mended_gear_by_gear() -> None:
     times, random = table(), np.random.default_rng(0)
     for _ in range(30):
@@ -65,5 +71,5 @@ def test_a_slow_drift_is_followed() -> None:
 def test_catching_up_is_learned_by_the_token() -> None:
     times = table()
     for _ in range(10):
-        times.caught_up(50, 500.0)
+        times.caught_up(1, 50, 500.0)
     assert times.catch_up_us(20) == pytest.approx(200.0)
