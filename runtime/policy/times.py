@@ -98,8 +98,10 @@ class StepTimes:
             return
         ratio = us / self.us(gear, length)
         if self._count[gear] <= BELIEVED and not self.table.absolute:
-            # Whatever runs for the first time may be opened first, so the least of the first steps counts.
-            if self._count[gear] == 1 or ratio < 1:
+            # Whatever runs for the first time may be opened first, so a first step teaches nothing.
+            if sum(self._count) == self._count[gear]:  # all guesses are in units of what has run alone so far
+                self._busy *= min(ratio, 1.0)
+            elif self._count[gear] == 2 or (self._count[gear] > 2 and ratio < 1):
                 self._own[gear] *= ratio
         elif 1 / ODD < ratio < ODD:
             self._odd[gear].clear()
