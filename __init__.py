@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from draftwood.compiler.bundle.build import BuildRequest
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.manifest import Manifest
+    from draftwood.runtime.bundle import Verify
     from draftwood.runtime.opened import OpenedBundle
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.gears import Limits
@@ -40,7 +41,7 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
     """Freezes a checkpoint and its draft trees into the bundle ``out``, whole or not at all.
 
     Args:
-        request: what to build (`draftwood.compiler.bundle.BuildRequest`).
+        request: what to build (`BuildRequest`).
         progress: is told each stage by name.
 
     Raises:
@@ -74,7 +75,7 @@ def plan(
 
 
 def open(
-    folder: str | Path, *, engine: str | None = None, verify: str | None = None, threads: int | None = None
+    folder: str | Path, *, engine: str | None = None, verify: Verify | None = None, threads: int | None = None
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together.
 
@@ -100,7 +101,7 @@ def open(
 def __getattr__(name: str) -> Any:
     """``BuildRequest`` without importing the compiler for those who only run bundles."""
     if name == "BuildRequest":
-        from draftwood.compiler.bundle.build import BuildRequest
+        from draftwood.compiler.bundle.request import BuildRequest
 
         return BuildRequest
     raise AttributeError(f"module 'draftwood' has no attribute {name!r}")

@@ -13,13 +13,25 @@ DraftwoodError
 A message says what, where, expected, got, and the way out.
 """
 
+_LONGEST = 2000  # characters
+
 
 class DraftwoodError(Exception):
     """Base of everything Draftwood raises on purpose."""
 
 
 class UserError(DraftwoodError):
-    """The input cannot be used as it is; the message is one line that says how to mend it."""
+    """The input cannot be used as it is; the message is one line that says how to mend it.
+
+    What it quotes of the input cannot break the line, steer a terminal or fill a screen: control characters are
+    shown as escapes, and the middle of a long message is left out.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST - 300]} ... {text[-300:]}"
+        return text if text.isprintable() else "".join(map(_printable, text))
 
 
 class TreeError(UserError):
@@ -48,3 +60,7 @@ class NumericError(UserError):
 
 class InvariantError(DraftwoodError):
     """A promise of Draftwood's own code does not hold: a bug, not a user error."""
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]

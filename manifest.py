@@ -8,18 +8,38 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from draftwood.errors import BundleError
+from draftwood.files import open_regular, read_regular
 from draftwood.planning import Planning
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST_FILE = "manifest.json"
+# A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
+MOST_BYTES = 64 << 20
+
+# What msgspec raises for bytes that are not what they should be.
+DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# No size is beyond 31 bits: products of two of them fit int64.
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# Inside the bundle: no root, no part that begins with a dot, no backslash, no control character.
+BundlePath = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
+]
 
 GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
-DrafterKind = Literal["medusa", "eagle3", "fasteagle"]
+
+
+# How a number is kept, as torch and numpy spell it.
+ElementType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,24 +49,26 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class TensorSignature(_Struct, frozen=True):
     """One input or output; a string in ``shape`` is a size chosen at run time."""
 
-    name: str
-    dtype: Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
-    shape: tuple[int | str, ...]
+    name: Name
+    dtype: ElementType
+    shape: tuple[Size | Name, ...]
 
 
 class GraphSignature(_Struct, frozen=True):
     """One frozen graph. ``aliases`` maps an output to the input whose buffer it is written into."""
 
-    name: str
+    name: Name
     kind: GraphKind
-    file: str
+    file: BundlePath
     # Rows of the step (tree rows, prefill chunk); 0 where the graph takes any number.
-    rows: int
+    rows: Count
     # Cache slots C, the spare one counted; 0 where the graph takes any number or has no cache.
-    slots: int
+    slots: Count
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
-    aliases: dict[str, str]
+    aliases: dict[Name, Name]
+    # Texts that one launch serves.
+    batch: Size = 1
 
     @property
     def caches(self) -> list[str]:
@@ -67,11 +89,11 @@ class Tree(_Struct, frozen=True):
     ``depth``, grown by ``width`` candidates a node.
     """
 
-    name: str
-    file: str | None
-    rows: int
-    depth: int
-    width: int
+    name: Name
+    file: BundlePath | None
+    rows: Size
+    depth: Count
+    width: Count
 
 
 class Gear(_Struct, frozen=True):
@@ -82,37 +104,37 @@ class Gear(_Struct, frozen=True):
     lowest, and ``class_trees`` those of the others, ascending, all of equally many rows.
     """
 
-    name: str
-    tree: str
-    slots: int
-    graph: str
-    draft: str | None
-    class_trees: tuple[str, ...] = ()
+    name: Name
+    tree: Name
+    slots: Size
+    graph: Name
+    draft: Name | None
+    class_trees: tuple[Name, ...] = ()
 
 
 class Dims(_Struct, frozen=True):
     """Sizes that every graph of the bundle shares."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
+    layers: Size
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    vocabulary: Size
     # Rows of the branch buffer: the largest tree of the bundle.
-    branch_rows: int
+    branch_rows: Size
     # Path slots of a commit: the deepest tree's depth + 1.
-    path_rows: int
+    path_rows: Size
     # Tokens of a text (prompt and answer) at most.
-    context: int
+    context: Size
 
 
 class Teacher(_Struct, frozen=True):
     """Whose output is reproduced; ``digest`` is the SHA-256 over its configuration and weights."""
 
-    digest: str
-    bos: int | None
-    eos: tuple[int, ...]
+    digest: Digest
+    bos: Count | None
+    eos: tuple[Count, ...]
     # The compiler's TeacherConfig, field by field: what the eager reference is rebuilt from.
     config: dict[str, Any]
 
@@ -120,39 +142,60 @@ class Teacher(_Struct, frozen=True):
 class Drafter(_Struct, frozen=True):
     """What proposes tokens: ``levels`` positions ahead, ``candidates`` ranked tokens at each."""
 
-    kind: DrafterKind
-    digest: str
-    levels: int
-    candidates: int
+    # The compiler's name of it; what a runtime needs to know of a kind is said by the fields below and by the graphs.
+    kind: Name
+    digest: Digest
+    levels: Size
+    candidates: Size
     # Width of the teacher's output per token that drafts are made from.
-    features: int
-    # Its caches of accepted text, key and value of each of ``layers``; none for Medusa.
-    layers: int
-    kv_heads: int
-    head_dim: int
+    features: Size
+    # Its caches of accepted text, key and value of each of ``layers``, none where that is 0.
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
     # The compiler's description of its network, field by field: what the eager reference is rebuilt from.
     config: dict[str, Any]
 
 
-class NpuTarget(_Struct, frozen=True):
-    """What was lowered for an NPU: one ``.air`` file a graph, beside its text, and ``atc.sh``.
+class Precision(_Struct, frozen=True):
+    """How the numbers of a graph set are kept; whole numbers keep their own types."""
 
-    Graphs have the names of their ONNX siblings; a decode graph may have more rows than one. ``index`` says where
-    each weight lies; ``weights`` is there only once it is among the manifest's ``files``.
+    name: str
+    weights: ElementType
+    activations: ElementType
+    caches: ElementType
+
+
+class GraphSet(_Struct, frozen=True):
+    """What was lowered for one target: the graphs of one rank of it, over one file of weights.
+
+    ``onnx`` is what onnxruntime runs. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, beside its text, and
+    ``atc.sh``. Graphs of one name are siblings in all sets; a decode graph of ``ge`` may have more rows than one.
     """
 
-    dtype: Literal["float16", "bfloat16"]
-    soc: str
-    index: str
-    weights: str
+    target: Name
+    # Which of ``ranks`` devices it is for, from 0.
+    rank: Count
+    ranks: Size
+    precision: Precision
+    # There only once it is among the manifest's ``files``.
+    weights: BundlePath
+    # Says where in ``weights`` each weight lies, where the file itself does not.
+    index: BundlePath | None
+    # The chip that it was lowered for, where that matters.
+    soc: str | None
     graphs: tuple[GraphSignature, ...]
 
 
-class Manifest(_Struct, frozen=True):
-    """Everything a runtime needs to know; ``files`` gives the SHA-256 of every other file of the bundle.
+class File(_Struct, frozen=True):
+    """What the manifest vouches for."""
 
-    ``graphs`` are those that onnxruntime runs, over ``weights``; both are empty where only an NPU is served.
-    """
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    sha256: Digest
+
+
+class Manifest(_Struct, frozen=True):
+    """Everything a runtime needs to know; ``files`` gives size and SHA-256 of every other file of the bundle."""
 
     schema_version: int
     dims: Dims
@@ -160,16 +203,24 @@ class Manifest(_Struct, frozen=True):
     drafter: Drafter | None
     trees: tuple[Tree, ...]
     gears: tuple[Gear, ...]
-    graphs: tuple[GraphSignature, ...]
-    weights: str | None
-    npu: NpuTarget | None
+    # One of each target and rank.
+    graph_sets: tuple[GraphSet, ...]
     # True if tokenizer/ holds what turns text into ids.
     tokenizer: bool
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
-    files: dict[str, str]
+    files: dict[BundlePath, File]
     # Of a bundle that was built from a plan: what the runtime's policy knows beforehand.
     planning: Planning | None = None
+
+    def graph_set(self, target: str, rank: int = 0) -> GraphSet | None:
+        """What was lowered for a target and rank, if anything was."""
+        return next((one for one in self.graph_sets if (one.target, one.rank) == (target, rank)), None)
+
+    def graphs_of(self, target: str, rank: int = 0) -> tuple[GraphSignature, ...]:
+        """The graphs of a target and rank; none where nothing was lowered for it."""
+        found = self.graph_set(target, rank)
+        return found.graphs if found else ()
 
 
 def cache_names(layers: int) -> list[str]:
@@ -183,9 +234,14 @@ def draft_cache_names(layers: int) -> list[str]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hex, as ``files`` lists it."""
-    with path.open("rb") as file:
+    """SHA-256 of a regular file, in hex, as ``files`` lists it."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_file(path: Path) -> File:
+    """What ``files`` says of a file."""
+    return File(bytes=path.stat().st_size, sha256=file_digest(path))
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -197,9 +253,11 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest alone; BundleError where it is missing, malformed or of another version."""
     path = folder / MANIFEST_FILE
     try:
-        data = path.read_bytes()
-    except OSError:
-        raise BundleError(f"{folder}: no {MANIFEST_FILE}; expected a folder made by draftwood build") from None
+        data = read_regular(path, MOST_BYTES)
+    except OSError as error:
+        raise BundleError(
+            f"{folder}: no readable {MANIFEST_FILE} ({error.strerror}); expected a folder made by draftwood build"
+        ) from None
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
         if version != SCHEMA_VERSION:
@@ -207,7 +265,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: schema version {version}, expected {SCHEMA_VERSION}; build the bundle again with this version"
             )
         return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except DAMAGED as error:
         raise BundleError(f"{path}: damaged ({error}); build the bundle again") from error
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -26,6 +26,24 @@ from draftwood.runtime.trace import StepEvent, StepKind, Trace
 FinishReason = Literal["stop", "length", "context"]
 
 
+class Asked(TypedDict, total=False):
+    """What decides a text beside its prompt; every name may be left out."""
+
+    # New tokens at most, 128 where left out.
+    max_new_tokens: int
+    # Divides the logits; 0 decodes greedily, which is the default.
+    temperature: float
+    # Keep the most probable tokens: a share of their mass, a number of them; 1 and 0 keep all.
+    top_p: float
+    top_k: int
+    # Of all draws; a seed gives one text.
+    seed: int
+    # Texts before which the answer ends.
+    stop: str | Sequence[str]
+    # Go on past the teacher's end tokens.
+    ignore_eos: bool
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     """How one text is decoded."""
@@ -39,6 +57,23 @@ class Options:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise RequestError(f"--max-new-tokens {self.max_new_tokens}: expected at least 1")
+
+    @classmethod
+    def of(cls, **given: Unpack[Asked]) -> Options:
+        """Options by the names that users know; RequestError where a value makes no sense."""
+        stop, default = given.get("stop", ()), Sampling()
+        sampling = Sampling(
+            temperature=given.get("temperature", default.temperature),
+            top_p=given.get("top_p", default.top_p),
+            top_k=given.get("top_k", default.top_k),
+            seed=given.get("seed", default.seed),
+        )
+        return cls(
+            max_new_tokens=given.get("max_new_tokens", 128),
+            sampling=sampling,
+            ignore_eos=given.get("ignore_eos", False),
+            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
 from draftwood.planning import StepTime
-from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.bundle import Bundle, Verify
+from draftwood.runtime.decoding import Asked, Decoding, Options, Result
 from draftwood.runtime.engines import Engine, default_engine, open_engine
 from draftwood.runtime.policy import Policies, Policy, PolicyName
 from draftwood.runtime.policy.tuned import tuned_times
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.proof import prove
 from draftwood.runtime.trace import Trace
 
 # Text to continue, chat messages, or token ids.
@@ -42,54 +42,47 @@ class OpenedBundle:
         """What the bundle says of itself."""
         return self.bundle.manifest
 
-    def generate(self, prompt: Prompt, **options: Any) -> Result:
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        policy: str | Policy = "adaptive",
+        trace: Trace | None = None,
+        **options: Unpack[Asked],
+    ) -> Result:
         """Answers a prompt.
 
         Args:
             prompt: text to continue, chat messages (each with ``role`` and ``content``), or token ids.
-            options: as ``stream`` takes them.
+            policy, trace, options: as ``stream`` takes them.
 
         Raises:
             RequestError: a prompt or an option that the bundle cannot serve.
             NumericError: the teacher's logits are not finite.
         """
-        return self.stream(prompt, **options).run()
+        return self.stream(prompt, policy=policy, trace=trace, **options).run()
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
         policy: str | Policy = "adaptive",
         trace: Trace | None = None,
+        **options: Unpack[Asked],
     ) -> Decoding:
         """Begins to answer a prompt: iterate over it for pieces of text; ``result`` is set at its end.
 
         Args:
             prompt: as ``generate`` takes it.
-            temperature: divides the logits; 0 decodes greedily.
-            top_p, top_k: keep the most probable tokens; 1 and 0 keep all.
-            seed: of all draws; a seed gives one text.
-            stop: texts before which the answer ends.
-            ignore_eos: go on past the teacher's end tokens.
             policy: ``adaptive`` (the default), ``planned``, ``plain``, a gear's name for always its tree, or a policy
                 of one's own, made for this text.
             trace: takes an event a step.
+            options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop`` and ``ignore_eos``,
+                described at `draftwood.runtime.decoding.Asked`.
         """
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
-        chosen = Options(
-            max_new_tokens=max_new_tokens,
-            sampling=Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-            ignore_eos=ignore_eos,
-            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-        )
+        chosen = Options.of(**options)
         found = self._policies_of(policy).new(chosen.sampling.greedy) if isinstance(policy, str) else policy
         return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, found, trace)
 
@@ -117,12 +110,27 @@ class OpenedBundle:
 
 
 def open_bundle(
-    folder: str | Path, *, engine: str | None = None, verify: str | None = None, threads: int | None = None
+    folder: str | Path, *, engine: str | None = None, verify: Verify | None = None, threads: int | None = None
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
-    bundle = Bundle.open(Path(folder))
+    bundle = Bundle.open(Path(folder), verify)
     times = tuned_times(bundle, engine or default_engine(bundle), threads)
-    return OpenedBundle(bundle, open_engine(bundle, engine, threads), times)
+    return OpenedBundle(bundle, proved_engine(bundle, engine, threads), times)
+
+
+def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
+    """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
+
+    Raises:
+        BundleError: a gear does not give what plain decoding gives.
+        RequestError: no such engine or device.
+    """
+    name = name or default_engine(bundle)
+    engine = open_engine(bundle, name, threads)
+    if not bundle.files.proved(f"decoding {name}"):
+        prove(engine)
+        bundle.files.remember(f"decoding {name}")
+    return engine
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,8 @@ import msgspec
 from tokenizers import Tokenizer as Vocabulary
 
 from draftwood.errors import BundleError, RequestError
-from draftwood.runtime.chat import check_messages, compile_template
+from draftwood.files import read_text
+from draftwood.runtime.chat import bounded, check_messages, compile_template
 
 _Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
 
@@ -64,6 +65,7 @@ class Tokenizer:
 
     def __init__(
         self,
+        path: Path,
         vocabulary: Vocabulary,
         decoders: list[str],
         template: jinja2.Template | None,
@@ -73,7 +75,7 @@ class Tokenizer:
         # Settings left in tokenizer.json by training would cut or pad prompts in silence.
         vocabulary.no_truncation()
         vocabulary.no_padding()
-        self._vocabulary = vocabulary
+        self._path, self._vocabulary = path, vocabulary
         self.decoders = decoders
         self._template = template
         self._template_tokens = tokens
@@ -89,17 +91,14 @@ class Tokenizer:
         path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
         source = _read(path)
         file = _parse(source, _TokenizerFile, path)
-        try:
-            vocabulary = Vocabulary.from_str(source)
-        except Exception as error:  # the library raises nothing narrower
-            raise _broken(path, error) from error
-        config = _parse(_read(config_path), _Config, config_path) if config_path.exists() else _Config()
+        vocabulary = _called(path, Vocabulary.from_str, source)
+        config = _parse(_read(config_path), _Config, config_path) if config_path.is_file() else _Config()
         template, where = config.template(), config_path
-        if (folder / "chat_template.jinja").exists():  # the newer form, which wins as in transformers
+        if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
             template = _read(where)
         compiled = None if template is None else compile_template(template, where)
-        return cls(vocabulary, file.decoders(), compiled, config.tokens())
+        return cls(path, vocabulary, file.decoders(), compiled, config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` adds what the tokenizer adds around it (a begin token, say).
@@ -116,12 +115,12 @@ class Tokenizer:
                 f"prompt: expected Unicode text, got the lone surrogate {text[error.start]!r} at character "
                 f"{error.start}; read the prompt as UTF-8"
             ) from error
-        ids: list[int] = self._vocabulary.encode(text, add_special_tokens=special).ids
+        ids: list[int] = _called(self._path, self._vocabulary.encode, text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids without special tokens; ids that the tokenizer does not know are skipped."""
-        text: str = self._vocabulary.decode(ids, skip_special_tokens=True)
+        text: str = _called(self._path, self._vocabulary.decode, ids, skip_special_tokens=True)
         return text
 
     def token_id(self, token: str) -> int | None:
@@ -148,17 +147,19 @@ class Tokenizer:
         check_messages(messages)
         try:
             # tools and documents are None, not undefined: templates ask `tools is not none`.
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._template_tokens,
-            )
+            with bounded():
+                return self._template.render(
+                    messages=messages,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._template_tokens,
+                )
         except jinja2.TemplateError as error:
             raise RequestError(f"chat: the template refuses the messages: {error.message}") from error
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise RequestError(f"chat: the template fails on the messages: {error}") from error
+        except Exception as error:  # a template can fail in every way that Python can
+            reason = str(error) or type(error).__name__
+            raise RequestError(f"chat: the template fails on the messages: {reason}") from error
 
     def chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of ``render(messages)``; the template has put the special tokens where they belong.
@@ -178,17 +179,30 @@ class Tokenizer:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path)
+    except OSError as error:
         raise _broken(path, error) from error
 
 
 def _parse(source: str, kind: type[_Parsed], path: Path) -> _Parsed:
     try:
         return msgspec.json.decode(source, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise _broken(path, error) from error
 
 
-def _broken(path: Path, error: Exception) -> BundleError:
-    return BundleError(f"{path}: cannot be used: {error}; build the bundle again")
+def _called(path: Path, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls the tokenizers library, which raises nothing narrower than Exception, or gives up in Rust."""
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        raise _broken(path, error) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # has no name that could be imported
+            raise
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: BaseException) -> BundleError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return BundleError(f"{path}: cannot be used: {reason}; build the bundle again")

@@ -13,9 +13,13 @@ import msgspec
 import numpy as np
 
 from draftwood.errors import RequestError
+from draftwood.files import read_regular
+from draftwood.manifest import DAMAGED
 
 FORMAT = "draftwood.trace"
 VERSION = 1
+# Thirty years; nanoseconds of it still fit int64.
+_LONGEST_US = 1e15
 
 StepKind = Literal["prefill", "decode", "verify"]
 
@@ -24,7 +28,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What one step did and how long its parts took; the four times add up to the whole step.
 
     Raises:
-        ValueError: a time that is negative, infinite or NaN.
+        ValueError: a time that is negative, beyond thirty years, or NaN.
     """
 
     kind: StepKind
@@ -60,8 +64,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity, so such a trace could be written but not read back.
         for name in ("start_us", "draft_us", "verify_us", "accept_us", "host_us"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a finite time >= 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < _LONGEST_US:
+                raise ValueError(f"{name}: expected a time from 0 to {_LONGEST_US:.0e} us, got {getattr(self, name)}")
 
     @property
     def total_us(self) -> float:
@@ -110,7 +114,7 @@ class Trace:
             RequestError: not a trace, one of another version, or a broken line; the message has its number.
         """
         try:
-            lines = path.read_bytes().splitlines()
+            lines = read_regular(path).splitlines()
         except OSError as error:
             raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
         trace = cls(_header(path, lines[0] if lines else b""))
@@ -118,7 +122,7 @@ class Trace:
         for number, line in enumerate(lines[1:], start=2):
             try:
                 trace.add(decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except DAMAGED as error:
                 raise RequestError(f"{path}: line {number}: expected a step event, got: {error}") from error
         return trace
 
@@ -198,7 +202,7 @@ def save(trace: Trace, path: Path) -> None:
 def _header(path: Path, line: bytes) -> dict[str, Any]:
     try:
         header = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except DAMAGED as error:
         raise RequestError(f"{path}: line 1: expected the header of a trace, got: {error}") from error
     found = (header.pop("format", None), header.pop("version", None))
     if found != (FORMAT, VERSION):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from draftwood.environment import hide_torch_npu  # noqa: E402
 from draftwood.runtime.engines.sessions import share_threads  # noqa: E402
 
 hide_torch_npu()
+
+# What is remembered of opened bundles is remembered beside the tests' own files, not in a home.
+_cache = tempfile.TemporaryDirectory(prefix="draftwood-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name
 
 # Threads only quarrel over work this small: on a busy machine the suite takes minutes more with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -90,7 +95,7 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import save_file
 
     from draftwood.compiler.teachers.checkpoint import expected_tensors
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("teacher")
@@ -125,7 +130,8 @@ def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gears of three trees at two KV lengths. Read only: tests that alter a bundle copy it."""
-    from draftwood.compiler.bundle.build import BuildRequest, build
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.trees import Topology
 
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("ragged", Topology.from_paths(RAGGED)))
@@ -203,7 +209,8 @@ def tiny_draft_bundles(
 
     FastEagle's has two KV lengths, EAGLE-3's, whose every tree has a draft graph, one.
     """
-    from draftwood.compiler.bundle.build import BuildRequest, build
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.trees import RankPaths, Topology
     from draftwood.trees.spec import Budget
 

@@ -4,9 +4,10 @@ import ast
 import importlib
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 import draftwood
@@ -17,12 +18,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # What each folder may import of the project; "" is the root package itself.
 MAY_IMPORT = {
-    "": {"errors", "environment", "planning", "version"},
-    "trees": {"errors", "trees"},
+    "": {"errors", "environment", "files", "planning", "version"},
+    "trees": {"errors", "files", "trees"},
     "kernels": {"errors", "trees", "kernels"},
-    "compiler": {"errors", "environment", "manifest", "planning", "version", "trees", "kernels", "compiler"},
-    "runtime": {"errors", "environment", "manifest", "planning", "version", "trees", "runtime"},
+    "compiler": {"errors", "environment", "files", "manifest", "planning", "version", "trees", "kernels", "compiler"},
+    "runtime": {"errors", "environment", "files", "manifest", "planning", "version", "trees", "runtime"},
 }
+# The way of a build, folder by folder: each imports those before it only.
+COMPILER = ("checkpoints", "teachers", "steps", "drafters", "targets", "onnx", "ge", "bundle")
 FORBIDDEN_WORDS = ("/wo" + "rk/", "../sha" + "red", "sha" + "red/research", "sha" + "red/data")
 TEXT = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ".jinja", ".sh", ".yml", ".yaml", ""}
 
@@ -50,6 +53,34 @@ def imports(source: str) -> Iterator[str]:
                 yield name
 
 
+def import_graph() -> networkx.DiGraph:
+    """Every file of the package by its dotted name, with an edge to each file it imports, inside functions too."""
+    paths = {dotted(path): path for folder in ("", *FOLDERS) for path in modules(folder)}
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(paths)
+    for name, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            found = imported_modules(node, paths)
+            graph.add_edges_from((name, other) for other in found if other != name)
+    return graph
+
+
+def dotted(path: Path) -> str:
+    """A file's name as it is imported."""
+    parts = ("draftwood", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(node: ast.AST, known: Container[str]) -> Iterator[str]:
+    """The project's files that an import statement names; ``from folder import file`` names the file."""
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names if alias.name in known)
+        case ast.ImportFrom(module=str(module), names=names):
+            inner = (f"{module}.{alias.name}" for alias in names)
+            yield from (name if name in known else module for name in inner if name in known or module in known)
+
+
 def part(name: str) -> str:
     """The folder or root module of the project that a dotted name lies in."""
     _, _, rest = name.partition(".")
@@ -75,6 +106,20 @@ def test_importing_the_package_imports_next_to_nothing(python: Callable[..., str
     assert python(code).split() == ["draftwood", "draftwood.environment", "draftwood.version"]
     heavy = "import sys, draftwood; print({'numpy', 'torch', 'onnxruntime', 'msgspec'} & set(sys.modules))"
     assert python(heavy).strip() == "set()"
+
+
+def test_no_files_import_each_other() -> None:
+    circles = {frozenset(found) for found in networkx.strongly_connected_components(import_graph()) if len(found) > 1}
+    assert not circles
+
+
+def test_a_build_goes_one_way() -> None:
+    order = {folder: number for number, folder in enumerate(COMPILER)}
+    files = [name for name in import_graph() if name.startswith("draftwood.compiler.")]
+    room = {name: order[name.split(".")[2]] for name in files if name.split(".")[2] in order}
+    assert {order[folder] for folder in COMPILER} == set(room.values())
+    climbing = [(a, b) for a, b in import_graph().edges if a in room and b in room and room[a] < room[b]]
+    assert not climbing
 
 
 def test_trees_need_numpy_and_networkx_alone() -> None:

@@ -96,7 +96,7 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
 
 
 def _refuse(message: str) -> int:
-    print("draftwood: error:", "; ".join(message.splitlines()), file=sys.stderr)
+    print("draftwood: error:", message, file=sys.stderr)
     return 2
 
 

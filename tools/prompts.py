@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from draftwood.errors import RequestError
+from draftwood.files import read_text
 
 BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
 
@@ -29,8 +30,8 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
     """Reads a prompt file, the built-in one if None; RequestError names the line that does not fit."""
     path = path or BUILT_IN
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except OSError as error:
         raise RequestError(f"{path}: not a readable text file ({error})") from error
     parsed = (_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
     prompts = [prompt for turns in parsed for prompt in turns]
@@ -43,7 +44,7 @@ def _parse(path: Path, number: int, line: str) -> list[Prompt]:
     try:
         row = json.loads(line)
         texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [row["prompt"]]]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         texts = []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise RequestError(

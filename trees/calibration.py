@@ -151,9 +151,7 @@ class Calibration:
         Raises:
             TreeError: one of these is something else.
         """
-        ranks = rank_path(path)
-        if max(ranks, default=0) >= END or len(ranks) > END:
-            raise TreeError(f"rank path {path!r}: expected ranks and a length below {END}; end it where candidates end")
+        ranks = _short(rank_path(path))
         self._new.append(ranks, _fold(group), task, _bin(confidence), _step(context))
         self._grouped += isinstance(group, str)
 
@@ -240,7 +238,7 @@ class Calibration:
         result = cls()
         items = list(paths.items())
         for path, _ in items:
-            result._new.append(path, 0, "", UNKNOWN_BIN, 0)
+            result._new.append(_short(path), 0, "", UNKNOWN_BIN, 0)
         result._new.counts = [count for _, count in items]
         result._settle()
         return result
@@ -297,6 +295,12 @@ class _Columns:
             np.array(self.bins, np.uint8),
             np.array(self.steps, np.uint16),
         )
+
+
+def _short(path: tuple[int, ...]) -> tuple[int, ...]:
+    if max(path, default=0) >= END or len(path) > END:
+        raise TreeError(f"rank path {path!r}: expected ranks and a length below {END}; end it where candidates end")
+    return path
 
 
 def fold_of(group: str) -> int:

@@ -5,13 +5,14 @@ import tempfile
 from pathlib import Path
 
 from draftwood.errors import TreeError
+from draftwood.files import read_regular
 from draftwood.trees.calibration import Calibration
 
 
 def read_calibration(path: Path) -> Calibration:
     """The statistics in the file at `path`; TreeError if it cannot be read or is something else."""
     try:
-        return Calibration.from_bytes(path.read_bytes(), str(path))
+        return Calibration.from_bytes(read_regular(path), str(path))
     except OSError as error:
         raise TreeError(f"{path}: cannot read the calibration statistics: {error.strerror}; check the path") from error
 

@@ -12,6 +12,7 @@ import ast
 import json
 from pathlib import Path
 
+from draftwood import files
 from draftwood.errors import TreeError
 from draftwood.trees._json import expect_format, load_json
 from draftwood.trees.adjacency import format_nxdi, parse_nxdi
@@ -28,10 +29,9 @@ def read_tree(path: Path) -> Topology:
 def read_text(path: Path) -> str:
     """The UTF-8 text of a tree file; TreeError if there is no such file or it holds no text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise TreeError(f"{path}: cannot read the tree file: {reason}; check the path") from error
+        return files.read_text(path)
+    except OSError as error:
+        raise TreeError(f"{path}: cannot read the tree file: {error.strerror}; check the path") from error
 
 
 def parse_tree(text: str, where: str) -> Topology:

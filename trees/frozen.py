@@ -38,7 +38,7 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
     try:
         topology = Topology.from_paths([tuple(path) for path in fields["rank_paths"]])
         tables: dict[str, Any] = {name: np.array(fields[name], np.int64) for name in _BUFFERS}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TreeError(f"{where}: a table is not made of whole numbers: {error}; build the bundle again") from error
     for name in ("valid", "mask"):
         tables[name] = tables[name].astype(np.bool_)

@@ -15,6 +15,8 @@ from draftwood.trees._json import expect_format, load_json
 from draftwood.trees.topology import Topology, rank_path
 
 RANK_PATHS_FORMAT = "draftwood.rank-paths"
+# Of one path in one file; sums of them fit int64.
+MOST_COUNT = 2**32 - 1
 
 
 class RankPaths:
@@ -44,8 +46,8 @@ class RankPaths:
 
     def add(self, path: Sequence[int], count: int = 1) -> None:
         """Count `count` (1 or more) contexts that took `path`; it may be empty."""
-        if type(count) is not int or count < 1:
-            raise TreeError(f"rank path {path!r}: expected a count of 1 or more, got {count!r}")
+        if type(count) is not int or not 1 <= count <= MOST_COUNT:
+            raise TreeError(f"rank path {path!r}: expected a count of 1 to {MOST_COUNT}, got {count!r}")
         self._ends[rank_path(path)] += count
         self._trie = None
 

@@ -7,6 +7,9 @@ from typing import Self
 
 from draftwood.errors import TreeError
 
+# No vocabulary is larger, and tables of int32 hold it.
+MAX_RANK = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -132,8 +135,8 @@ def rank_path(path: Sequence[int]) -> tuple[int, ...]:
 
 
 def _rank(rank: int, path: Sequence[int]) -> int:
-    if isinstance(rank, bool) or not hasattr(rank, "__index__") or operator.index(rank) < 0:
-        raise TreeError(f"node {path!r}: a rank is an integer counted from 0, got {rank!r}; 0 is the best")
+    if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= operator.index(rank) <= MAX_RANK:
+        raise TreeError(f"node {path!r}: a rank is an integer from 0, the best, to {MAX_RANK}, got {rank!r}")
     return operator.index(rank)
 
 
@@ -171,7 +174,7 @@ def _check_rows(parents: tuple[int, ...], ranks: tuple[int, ...]) -> None:
         parent, rank = here
         where = f"topology row {row}"
         _require(0 <= parent < row, f"{where}: its parent must be an earlier row, 0..{row - 1}, got {parent}")
-        _require(rank >= 0, f"{where}: a rank must be 0 or more, got {rank}")
+        _require(0 <= rank <= MAX_RANK, f"{where}: a rank must be 0 or more, at most {MAX_RANK}, got {rank}")
         _require(here not in seen, f"{where}: sibling ranks must differ, got rank {rank} twice under {parent}")
         # Increasing (parent, rank) is the canonical order, without a rank path in hand.
         _require(here > last, f"{where}: rows go by depth, then rank path; build with Topology.from_paths")

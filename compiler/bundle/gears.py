@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from draftwood.errors import TreeError
 from draftwood.planning import Planning, StepTime
-from draftwood.trees import Topology
 from draftwood.trees.plan_file import ReadPlan
-from draftwood.trees.spec import Budget, GearSpec
-
-NamedTrees = Sequence[tuple[str, Topology | Budget]]
-
-
-def every_gear(trees: NamedTrees, slots: Iterable[int]) -> tuple[GearSpec, ...]:
-    """Every tree at every KV length: the gears of trees that were given by hand."""
-    lengths = tuple(slots)
-    return tuple(GearSpec((name,), length) for name, _ in trees for length in lengths)
+from draftwood.trees.spec import GearSpec
 
 
 def gear_names(gears: Sequence[GearSpec]) -> list[str]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from draftwood.errors import CheckpointError
+from draftwood.files import read_text
+
+_LARGEST = sys.float_info.max
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError if it is missing or something else."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; expected a Hugging Face folder that has it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); fetch the file again") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: holds a {type(values).__name__}; expected a JSON object")
@@ -53,7 +56,8 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
         value = self.get(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        # Compared, not converted: a whole number of hundreds of digits is no float.
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not -_LARGEST <= value <= _LARGEST:
             self.fail(name, "a finite number")
         return float(value)
 

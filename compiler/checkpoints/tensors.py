@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwood.compiler.teachers.checkpoint import DTYPES, Entry, read_header, read_tensor
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, finite, read_header, read_tensor
 from draftwood.errors import CheckpointError
 
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | {torch.int64: "I64", torch.bool: "BOOL"}
@@ -40,11 +40,12 @@ def open_tensors(file: Path) -> tuple[dict[str, Entry], Reader]:
             f"{file}: holds objects other than tensors, which could run code; expected a dict of tensors;"
             " do not load it, ask for a safetensors file"
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0][:160]
+    except Exception as error:  # what a damaged pickle says to its reader may fail in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise CheckpointError(f"{file}: not a whole torch zip file ({reason}); save it as safetensors") from None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise CheckpointError(f"{file}: holds no plain dict of tensors; expected the state dict of the drafter alone")
     kinds = {key: _KINDS.get(tensor.dtype, str(tensor.dtype)) for key, tensor in state.items()}
     entries = {str(key): Entry(file, tuple(tensor.shape), kinds[key]) for key, tensor in state.items()}
-    return entries, {str(key): tensor for key, tensor in state.items()}.__getitem__
+    tensors = {str(key): tensor for key, tensor in state.items()}
+    return entries, lambda key: finite(file, key, tensors[key])

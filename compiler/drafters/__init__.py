@@ -1,1 +1,1 @@
-"""What proposes tokens: one folder a kind of drafter."""
+"""Drafters: a folder a kind, known to everything else by the one object that the registry holds of it."""

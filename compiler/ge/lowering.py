@@ -15,7 +15,7 @@ from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, tensor_of
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
-from draftwood.compiler.steps.teacher import Step
+from draftwood.compiler.steps.step import Step
 from draftwood.errors import LoweringError
 from draftwood.manifest import GraphSignature
 

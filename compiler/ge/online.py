@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from draftwood.compiler.bundle.eager import bundle_drafts, bundle_modules, npu_weights
 from draftwood.compiler.ge.torchair_bridge import compile_step
-from draftwood.compiler.steps.teacher import Step, rebuild
+from draftwood.compiler.ge.weights import bundle_npu_weights
+from draftwood.compiler.steps.rebuild import rebuild
+from draftwood.compiler.steps.step import Step
+from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature, Manifest
 
@@ -31,13 +33,13 @@ class TorchairExecutor:
     """
 
     def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0", eagerly: bool = False) -> None:
-        assert manifest.npu is not None, "asked of a bundle with NPU graphs"
+        graphs = required_set(folder, manifest, "ge")
         self.folder, self.manifest = folder, manifest
         self.device, self.eagerly = torch.device(device), eagerly
-        self.dtype: torch.dtype = getattr(torch, manifest.npu.dtype)
-        modules = bundle_modules(manifest, npu_weights(folder, manifest))
+        self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
+        modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
         self.decoder = modules[0].to(self.device)
-        self._draft_steps = bundle_drafts(folder, manifest, modules, npu=True)
+        self._draft_steps = bundle_drafts(folder, manifest, graphs, modules)
         for step in self._draft_steps.values():
             step.module.to(self.device)
         self._steps: dict[str, InPlaceStep] = {}
@@ -106,11 +108,10 @@ def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature) -
 
     torchair's own key covers the module's structure and its options, but neither code nor weights.
     """
-    npu, files = manifest.npu, manifest.files
-    assert npu is not None
+    npu, files = required_set(folder, manifest, "ge"), manifest.files
     if npu.weights not in files:
         raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")
     packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
-    content = [files[signature.file], files[npu.weights], *map("=".join, packages.items())]
+    content = [files[signature.file].sha256, files[npu.weights].sha256, *map("=".join, packages.items())]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]

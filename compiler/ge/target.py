@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.build import BuildRequest, Progress, Sources, draft_steps, static_steps
-from draftwood.compiler.bundle.weights import WeightEntry
+from draftwood.compiler.checkpoints.safetensors_file import byte_offset
 from draftwood.compiler.ge.atc import atc_script
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
@@ -19,10 +16,13 @@ from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
-from draftwood.compiler.steps.teacher import Step, StepSizes
+from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
-from draftwood.compiler.teachers.checkpoint import byte_offset
-from draftwood.errors import LoweringError
+from draftwood.compiler.targets.precision import BF16, FP16, Precision
+from draftwood.compiler.targets.steps import draft_steps, static_steps
+from draftwood.compiler.targets.target import Lowering, Target
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.errors import LoweringError, RequestError
 
 INDEX_FILE = "npu/weights.json"
 WEIGHTS_FILE = "npu/weights.bin"
@@ -31,59 +31,91 @@ WEIGHTS_FILE = "npu/weights.bin"
 DECODE_ROWS = 2
 
 
-def lower_for_npu(folder: Path, request: BuildRequest, sources: Sources, progress: Progress) -> m.NpuTarget:
-    """Writes ``npu/`` of the bundle ``folder``, without ever holding the weights.
+class GeTarget(Target):
+    """Graphs for an Ascend NPU, lowered without ever holding the weights."""
 
-    Raises:
-        LoweringError: a step has an operator without a converter, copies a cache, or breaks a rule of the fused
-            attention.
-    """
-    (folder / "npu").mkdir()
-    dtype = _dtype(sources)
-    positions = max(request.slots)
-    entries = sources.weights(positions)
-    linked = _linked(sources, entries, dtype) if request.weights == "link" else {}
-    index = plan_weights(
+    name = "ge"
+    modes = ("copy", "link", "none")
+
+    def precision(self, config: TeacherConfig) -> Precision:
+        """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
+        return FP16 if config.dtype == "float16" else BF16
+
+    def check(self, precision: Precision) -> None:
+        types = precision.types
+        used = {types.weights, types.activations, types.caches}
+        if len(used) > 1 or not used <= {"float16", "bfloat16"}:
+            raise RequestError(
+                f"precision {types.name}: keeps numbers in {', '.join(sorted(used))}; the fused attention of an NPU"
+                " takes one of float16 and bfloat16 for all"
+            )
+
+    def lower(self, lowering: Lowering) -> m.GraphSet:
+        """Writes ``npu/``.
+
+        Raises:
+            LoweringError: a step has an operator without a converter, copies a cache, or breaks a rule of the fused
+                attention.
+        """
+        (lowering.folder / "npu").mkdir()
+        index = _plan(lowering)
+        write_index(lowering.folder / INDEX_FILE, index)
+        with shapes_only(lowering.precision.weights) as mode:
+            modules = lowering.modules()
+        types, asked = lowering.precision.types, lowering.shapes
+        sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
+        steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS)
+        graphs = []
+        for step in [*steps, *draft_steps(asked, sizes, lowering.drafter, modules, static=True)]:
+            lowering.progress(f"npu {step.signature.name}")
+            graphs.append(_lower(lowering.folder, step, index, mode))
+        (lowering.folder / "npu" / "atc.sh").write_text(atc_script([graph.file for graph in graphs], lowering.soc))
+        if lowering.mode != "none":
+            lowering.progress("npu weights")
+            _write(lowering, index)
+        return m.GraphSet(
+            target=self.name,
+            rank=0,
+            ranks=1,
+            precision=types,
+            weights=WEIGHTS_FILE,
+            index=INDEX_FILE,
+            soc=lowering.soc,
+            graphs=tuple(graphs),
+        )
+
+
+def _plan(lowering: Lowering) -> WeightIndex:
+    entries, dtype = lowering.weights, lowering.precision.weights
+    return plan_weights(
         {e.name: e.shape for e in entries},
-        getattr(torch, dtype),
+        dtype,
         Path(WEIGHTS_FILE).name,
         {e.name: e.parts for e in entries},
-        linked,
-        {e.name: e.dtype for e in entries if e.dtype is not None},
+        _linked(lowering) if lowering.mode == "link" else {},
+        {e.name: e.dtype for e in entries if e.dtype not in (None, dtype)},
     )
-    write_index(folder / INDEX_FILE, index)
-    with shapes_only(getattr(torch, dtype)) as mode:
-        modules = sources.modules(positions)
-    sizes = request.sizes
-    sizes = StepSizes(branch_rows=max(DECODE_ROWS, sizes.branch_rows), path_rows=sizes.path_rows, dtype=dtype)
-    graphs = []
-    steps = static_steps(request, sizes, modules[0], decode_rows=DECODE_ROWS)
-    for step in [*steps, *draft_steps(request, sizes, sources.kind, modules, static=True)]:
-        progress(f"npu {step.signature.name}")
-        graphs.append(_lower(folder, step, index, mode))
-    (folder / "npu" / "atc.sh").write_text(atc_script([graph.file for graph in graphs], request.soc))
-    if request.weights != "none":
-        progress("npu weights")
-        reads = {e.name: e.read for e in entries}
-        write_npu_weights(folder / WEIGHTS_FILE, index, lambda name: reads[name]())
-    return m.NpuTarget(dtype=dtype, soc=request.soc, index=INDEX_FILE, weights=WEIGHTS_FILE, graphs=tuple(graphs))
 
 
-def _dtype(sources: Sources) -> Literal["float16", "bfloat16"]:
-    """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
-    return "float16" if sources.teacher.config.dtype == "float16" else "bfloat16"
-
-
-def _linked(sources: Sources, entries: list[WeightEntry], dtype: str) -> dict[str, tuple[Path, int]]:
+def _linked(lowering: Lowering) -> dict[str, tuple[Path, int]]:
     """Weights that the teacher's files hold just as they are needed: one tensor, of the right type."""
-    if sources.teacher.config.dtype != dtype:
+    if not lowering.precision.keeps(lowering.config.dtype):
         return {}
-    held = sources.teacher.entries
+    held = lowering.held
     return {
         e.name: (held[e.parts[0]].file.resolve(), byte_offset(held[e.parts[0]].file, e.parts[0]))
-        for e in entries
+        for e in lowering.weights
         if len(e.parts) == 1 and e.parts[0] in held
     }
+
+
+def _write(lowering: Lowering, index: WeightIndex) -> None:
+    """The weights file; those that stay in the checkpoint's are read as well, to be checked."""
+    reads = {e.name: e.read for e in lowering.weights}
+    write_npu_weights(lowering.folder / WEIGHTS_FILE, index, lambda name: reads[name]())
+    for name, constant in index.constants.items():
+        if constant.location != Path(WEIGHTS_FILE).name:
+            reads[name]()
 
 
 def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -> m.GraphSignature:
@@ -103,6 +135,3 @@ def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -
         )
     air.with_suffix(".txt").write_text(graph.text())
     return msgspec.structs.replace(signature, file=f"npu/{signature.name}.air")
-
-
-__all__ = ["DECODE_ROWS", "INDEX_FILE", "WEIGHTS_FILE", "lower_for_npu"]

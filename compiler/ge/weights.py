@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal, cast
 
 import msgspec
 import numpy as np
@@ -18,8 +19,14 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BundleError
+from draftwood.files import open_regular, read_regular
+from draftwood.manifest import DAMAGED, GraphSet
 
 ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
+
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Dtype = Literal["float16", "bfloat16", "float32", "int64", "int32", "bool"]
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,20 +36,20 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     the weight is used in place. ``parts`` is empty for what is computed and not read, such as rotary tables.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Offset, ...]
     location: str
-    offset: int
-    length: int
+    offset: Offset
+    length: Offset
     parts: tuple[str, ...]
     # The element type where it is not the index's: whole numbers.
-    dtype: str | None = None
+    dtype: Dtype | None = None
 
 
 class WeightIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole index, ``npu/weights.json``; ``bytes`` is the size of the weights file."""
 
-    dtype: str
-    bytes: int
+    dtype: Dtype
+    bytes: Offset
     constants: dict[str, Constant]
 
 
@@ -73,8 +80,8 @@ def plan_weights(
     return WeightIndex(dtype=_name(dtype), bytes=at, constants=constants)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> Dtype:
+    return cast(Dtype, str(dtype).removeprefix("torch."))
 
 
 def write_index(path: Path, index: WeightIndex) -> None:
@@ -85,8 +92,8 @@ def write_index(path: Path, index: WeightIndex) -> None:
 def read_index(path: Path) -> WeightIndex:
     """BundleError where the index is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=WeightIndex)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_regular(path), type=WeightIndex)
+    except (OSError, *DAMAGED) as error:
         raise BundleError(f"{path}: not a weight index ({error}); build the bundle again") from error
 
 
@@ -119,15 +126,28 @@ def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | Non
         if len(raw) != constant.length:
             raise BundleError(f"{folder / constant.location}: ends before {name}; bind the weights again")
         dtype = getattr(torch, constant.dtype or index.dtype)
-        found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
+        try:
+            found[name] = torch.from_numpy(raw).view(dtype).view(constant.shape)
+        except (RuntimeError, ValueError) as error:
+            raise BundleError(
+                f"{folder / constant.location}: {name} does not fit its bytes ({error}); build it again"
+            ) from error
     return found
 
 
 def _map(path: Path, folder: Path) -> np.memmap:
     try:
         # Copy on write: torch wants writable memory, and nothing may ever change the file.
-        return np.memmap(path, np.uint8, mode="c")
+        with open_regular(path) as file:
+            return np.memmap(file, np.uint8, mode="c")
     except (OSError, ValueError):
         raise BundleError(
             f"{path}: no weights; the bundle was built without them; run draftwood bind {folder.parent} --model DIR"
         ) from None
+
+
+def bundle_npu_weights(folder: Path, graphs: GraphSet) -> dict[str, Tensor]:
+    """Views of the weights of a bundle's NPU graphs; BundleError where they are not bound yet."""
+    assert graphs.index is not None, "an NPU's weights have an index"
+    index = folder / graphs.index
+    return map_npu_weights(index.parent, read_index(index))

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
-from draftwood.compiler.bundle.weights import WeightSpan
-from draftwood.compiler.steps.teacher import Step
+from draftwood.compiler.onnx.weights import WeightSpan
+from draftwood.compiler.steps.step import Step
 from draftwood.kernels import onnx_forms
 
 OPSET = 18  # the newest that Ascend's ATC documents

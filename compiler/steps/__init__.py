@@ -1,1 +1,1 @@
-"""What a graph computes: prefill, decode and verify of the teacher, and their traces."""
+"""What a graph computes: prefill, decode and verify of the teacher, one file each, and their traces."""

@@ -14,7 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 
-from draftwood.compiler.steps.teacher import Step
+from draftwood.compiler.steps.step import Step
 
 _TORCH = Path(torch.__file__).parent
 

@@ -1,29 +1,26 @@
 """The teacher as a static step: a Llama-family decoder over explicit caches, with deferred commit.
 
-A step runs T new rows behind ``committed`` slots of every cache and, in the same single write, moves the
-accepted rows of the previous tree (the *branch*) into place. Three forms of its attention exist: ``fused``
-(the NPU operator), ``eager`` (plain PyTorch, the reference) and ``cpu`` (onnxruntime's operator).
+A family whose network differs subclasses ``Decoder`` where it differs: other blocks, a scaled embedding, other masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, NamedTuple, cast
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood import kernels
+from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement, place
 from draftwood.compiler.teachers.config import TeacherConfig
 
 # T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
-# H hidden, F features, N query heads, K key/value heads, D head dimension, C cache slots, S visible slots,
-# V vocabulary, L layers
+# H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
+# L layers
 
-Form = Literal["fused", "eager", "cpu"]
+# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D], key cache, value cache.
+Attended = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class StepOutput(NamedTuple):
@@ -34,183 +31,6 @@ class StepOutput(NamedTuple):
     features_RF: Tensor
     branch_L2TKD: Tensor
     caches: list[Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a static step writes and what it sees: index [W*K, 1] and masked [1, 1, T, C] (True = masked)."""
-
-    index: Tensor
-    masked: Tensor
-
-
-def place(
-    visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int, kv_heads: int
-) -> Placement:
-    """Cache rows and the mask of a static step, from values that vary at run time only.
-
-    The last ``moved`` = P path slots past ``accepted`` go to the spare slot C - 1, never onto a live one.
-    A cache row is head * C + slot.
-    """
-    rows = visible_TT.shape[0]
-    order_P = torch.arange(moved)
-    spare_P = torch.full_like(order_P, slots - 1)
-    moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, spare_P)
-    slot_W = torch.cat((moved_P, committed_1 + torch.arange(rows)))
-    index = (slot_W[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
-    # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.
-    row_C = torch.arange(slots) - committed_1
-    tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1))
-    seen_TC = (row_C < 0) | (tree_TC & (row_C >= 0) & (row_C < rows))
-    return Placement(index, (~seen_TC)[None, None])
-
-
-class Norm(nn.Module):
-    """RMS norm over the last dimension; ``forward`` normalises, ``added`` adds the residual first."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.npu.npu_rms_norm(x, self.weight, self.epsilon)[0]
-
-    def added(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        normed, _, total = torch.ops.npu.npu_add_rms_norm(x, residual, self.weight, self.epsilon)
-        return normed, total
-
-
-class Layer(nn.Module):
-    """One decoder block: merged qkv and gate-up projections, so that an NPU launches two kernels fewer."""
-
-    def __init__(self, config: TeacherConfig) -> None:
-        super().__init__()
-        self.config = config
-        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.attn_norm = Norm(config.hidden, config.rms_norm_eps)
-        self.qkv = nn.Linear(config.hidden, queries + 2 * keys, bias=config.qkv_bias)
-        self.o = nn.Linear(queries, config.hidden, bias=config.o_bias)
-        self.mlp_norm = Norm(config.hidden, config.rms_norm_eps)
-        self.gate_up = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
-        self.down = nn.Linear(config.intermediate, config.hidden, bias=False)
-
-    def enter(self, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """(normed, residual): what the block before still has to add is added here; the first has nothing."""
-        if added_TH is None:
-            return self.attn_norm(residual_TH), residual_TH
-        return self.attn_norm.added(added_TH, residual_TH)
-
-    def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [T, N*D], k and v [T, K*D], before rotary."""
-        config = self.config
-        keys = config.kv_heads * config.head_dim
-        return self.qkv(x_TH).split((config.heads * config.head_dim, keys, keys), -1)
-
-    def feed_forward(self, attended_TH: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """(down projection, new residual): their sum is the block's output, added by the next norm."""
-        normed_TH, residual_TH = self.mlp_norm.added(self.o(attended_TH), residual_TH)
-        return self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH))), residual_TH
-
-    def attend(
-        self,
-        x_TH: Tensor,
-        moved_2PKD: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        cos_T1D: Tensor,
-        sin_T1D: Tensor,
-        placement: Placement,
-        form: Form,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Static form over flat caches [K*C, D]: (rows [T, N*D], new rows [2, T, K, D], both caches)."""
-        config, ops = self.config, torch.ops.npu
-        q, k, v = self.project(x_TH)
-        q_TND = ops.npu_rotary_mul(q.unflatten(-1, (config.heads, config.head_dim)), cos_T1D, sin_T1D)
-        k_TKD = ops.npu_rotary_mul(k.unflatten(-1, (config.kv_heads, config.head_dim)), cos_T1D, sin_T1D)
-        v_TKD = v.unflatten(-1, (config.kv_heads, config.head_dim))
-        new_2TKD = torch.stack((k_TKD, v_TKD))
-        written_2WKD = torch.cat((moved_2PKD, new_2TKD), 1).flatten(1, 2)
-        key_cache = ops.npu_scatter_nd_update(key_cache, placement.index, written_2WKD[0])
-        value_cache = ops.npu_scatter_nd_update(value_cache, placement.index, written_2WKD[1])
-        out = self.over_cache(q_TND, (key_cache, value_cache), placement.masked, form)
-        return out, new_2TKD, key_cache, value_cache
-
-    def over_cache(self, q_TND: Tensor, cache: Sequence[Tensor], masked: Tensor, form: Form) -> Tensor:
-        """Attention of rotated rows over flat caches [K*C, D], key then value: [T, N*D]."""
-        config = self.config
-        query, scale = q_TND.transpose(0, 1)[None], config.head_dim**-0.5
-        keys, values = (c.view(1, config.kv_heads, -1, config.head_dim) for c in cache)
-        if form == "eager":
-            out = kernels.eager_attention(query, keys, values, masked, scale)
-        else:
-            out = torch.ops.npu.npu_fused_infer_attention_score(
-                query,
-                keys,
-                values,
-                atten_mask=masked,
-                num_heads=config.heads,
-                scale=scale,
-                input_layout="BNSD",
-                num_key_value_heads=config.kv_heads,
-                sparse_mode=1,
-            )[0]
-        return out[0].transpose(0, 1).flatten(1)
-
-    def append(
-        self,
-        x_TH: Tensor,
-        moved_2PKD: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
-        bias: Tensor,
-        last: Tensor,
-        total: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """CPU form over caches [1, K, C, D]: the moved and the new rows are appended as one block of W rows.
-
-        The moved rows carry zero queries: attention over them is thrown away and costs P rows.
-        """
-        config = self.config
-        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
-        moved_2PE = moved_2PKD.flatten(-2)
-        padding_1PE = q_1TE.new_zeros((1, moved_2PE.shape[1], q_1TE.shape[-1]))
-        rows = (
-            torch.cat((padding_1PE, q_1TE), 1),
-            torch.cat((moved_2PE[:1], k_1TE), 1),
-            torch.cat((moved_2PE[1:], v_1TE), 1),
-        )
-        out, key_cache, value_cache = self.append_rows(rows, (key_cache, value_cache), bias, last, total)
-        new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
-        return out[moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
-
-    def rotated_rows(self, x_TH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """CPU form: q [1, T, N*D] and k [1, T, K*D] turned by half tables [T, D/2], v [1, T, K*D]."""
-        q, k, v = (part[None] for part in self.project(x_TH))
-        rotary = torch.ops.draftwood.rotary_rows
-        return rotary(q, cos_TE, sin_TE, self.config.heads), rotary(k, cos_TE, sin_TE, self.config.kv_heads), v
-
-    def append_rows(
-        self,
-        rows: tuple[Tensor, Tensor, Tensor],
-        cache: Sequence[Tensor],
-        bias: Tensor | None,
-        last: Tensor,
-        total: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """CPU form: q, k and v appended to caches [1, K, C, D], as the ``append_attention`` contract has it.
-
-        Returns the attended rows [T, N*D] and both caches.
-        """
-        config = self.config
-        out, key_cache, value_cache = torch.ops.draftwood.append_attention(
-            *rows, *cache, bias, last, total, config.heads, config.kv_heads, config.head_dim**-0.5
-        )
-        return out[0], key_cache, value_cache
 
 
 class Decoder(nn.Module):
@@ -224,7 +44,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.aux_layers = config, aux_layers
         self.embed = nn.Embedding(config.vocabulary, config.hidden)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.make_layer(i) for i in range(config.layers))
         self.norm = Norm(config.hidden, config.rms_norm_eps)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
@@ -232,6 +52,10 @@ class Decoder(nn.Module):
         self.rope_sin: Tensor
         self.register_buffer("rope_cos", torch.empty(positions, config.head_dim))
         self.register_buffer("rope_sin", torch.empty(positions, config.head_dim))
+
+    def make_layer(self, index: int) -> Layer:
+        """Block ``index``; a family with blocks of its own makes them here."""
+        return Layer(self.config)
 
     @property
     def feature_width(self) -> int:
@@ -242,6 +66,16 @@ class Decoder(nn.Module):
     def head_weight(self) -> nn.Parameter:
         """The output matrix [V, H]: the embedding itself where the two are tied."""
         return cast(nn.Parameter, self.embed.weight if self.config.tied else self.lm_head.weight)
+
+    def embedded(self, tokens_T: Tensor) -> Tensor:
+        """[T, H] of token ids, as the first block gets them."""
+        return self.embed(tokens_T)
+
+    def placement(
+        self, visible_TT: Tensor, depths_T: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int
+    ) -> Placement:
+        """Where a static step writes and what it sees, for every block; a subclass may say more to its own blocks."""
+        return place(visible_TT, committed_1, accepted_1, moved, slots, self.config.kv_heads)
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         """Teacher logits [R, V] of final hidden states."""
@@ -261,12 +95,14 @@ class Decoder(nn.Module):
         form: Form = "fused",
     ) -> StepOutput:
         """Static step. caches: flat [K*C, D], key then value of every layer; rows_R None means all rows."""
-        kv_heads = self.config.kv_heads
-        slots = caches[0].shape[0] // kv_heads
-        placement = place(visible_TT, committed_1, accepted_1, path_P.shape[0], slots, kv_heads)
+        slots = caches[0].shape[0] // self.config.kv_heads
+        placement = self.placement(visible_TT, depths_T, committed_1, accepted_1, path_P.shape[0], slots)
         position_T = committed_1 + depths_T
         cos_T1D, sin_T1D = (t.index_select(0, position_T)[:, None] for t in (self.rope_cos, self.rope_sin))
-        attend = partial(Layer.attend, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form)
+
+        def attend(layer: Layer, *given: Tensor) -> Attended:
+            return layer.attend(*given, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form)
+
         return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
 
     def step_cpu(
@@ -284,7 +120,10 @@ class Decoder(nn.Module):
         """Symbolic step for onnxruntime. caches: [1, K, C, D]; bias covers the moved and the new rows."""
         half = self.config.head_dim // 2
         cos_TE, sin_TE = (t.index_select(0, positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
-        attend = partial(Layer.append, cos_TE=cos_TE, sin_TE=sin_TE, bias=bias_11WS, last=last_1, total=total)
+
+        def attend(layer: Layer, *given: Tensor) -> Attended:
+            return layer.append(*given, cos_TE=cos_TE, sin_TE=sin_TE, bias=bias_11WS, last=last_1, total=total)
+
         return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
 
     def _run(
@@ -293,10 +132,10 @@ class Decoder(nn.Module):
         moved_L2PKD: Tensor,
         caches: list[Tensor],
         rows_R: Tensor | None,
-        attend: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]],
+        attend: Callable[..., Attended],
     ) -> StepOutput:
         """All blocks, and the head on the rows asked for; ``attend`` runs one block's attention."""
-        residual_TH = self.embed(tokens_T)
+        residual_TH = self.embedded(tokens_T)
         added_TH: Tensor | None = None
         news: list[Tensor] = []
         written: list[Tensor] = []

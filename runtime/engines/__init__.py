@@ -34,11 +34,11 @@ def engine_names() -> list[str]:
 
 def default_engine(bundle: Bundle) -> str:
     """The NPU's where machine and bundle have one, else the CPU's."""
-    return "npu" if bundle.manifest.npu is not None and npu_count() else "cpu"
+    return "npu" if bundle.manifest.graph_set("ge") and npu_count() else "cpu"
 
 
 def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
-    """The engine asked for; without a name the NPU's where machine and bundle have one, else the CPU's.
+    """The engine asked for, or the default one.
 
     Raises:
         RequestError: no such engine, or no such device.

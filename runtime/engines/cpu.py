@@ -28,7 +28,7 @@ class CpuEngine(StagedEngine):
         dims, graph = bundle.manifest.dims, bundle.graph("step")
         self._bindings = Bindings(session(bundle, graph, threads), graph)
         self._drafts = OnnxExecutor(bundle, threads)
-        super().__init__(bundle, bundle.manifest.graphs)
+        super().__init__(bundle, bundle.manifest.graphs_of("onnx"))
         rows = dims.branch_rows
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)

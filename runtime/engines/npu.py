@@ -28,7 +28,7 @@ class NpuEngine(StaticEngine):
     def __init__(self, bundle: Bundle, threads: int | None = None, executor: Executor | None = None) -> None:
         if executor is None and not npu_count():
             raise RequestError("--engine npu: no NPU is found here; run draftwood doctor, or take --engine ge")
-        npu = bundle.manifest.npu
+        npu = bundle.manifest.graph_set("ge")
         if npu is None:
             raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
         super().__init__(bundle, npu.graphs, executor or _executor(bundle))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.kv_cache import Buffer, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
@@ -54,9 +55,11 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises classes of its own that share no base
         raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
+    check_session(opened, graph, path)
+    return opened
 
 
 def fixed(spec: TensorSignature) -> tuple[int, ...]:
@@ -74,7 +77,7 @@ class Bindings:
     """One session with its inputs and outputs bound by name to numpy memory."""
 
     def __init__(self, session: ort.InferenceSession, graph: GraphSignature) -> None:
-        self.session = session
+        self.session, self._name = session, graph.name
         self._binding = session.io_binding()
         self._types = {spec.name: NUMPY[spec.dtype] for spec in (*graph.inputs, *graph.outputs)}
         # A cache has its signature's shape; at most one of its sizes is chosen at run time.
@@ -114,7 +117,10 @@ class Bindings:
         return True
 
     def run(self) -> None:
-        self.session.run_with_iobinding(self._binding)
+        try:
+            self.session.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime raises classes of its own that share no base
+            raise BundleError(f"graph {self._name} fails as it runs: {str(error)[:200]}; build it again") from error
 
 
 class OnnxExecutor:

@@ -162,4 +162,4 @@ class OnnxStaticEngine(StaticEngine):
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        super().__init__(bundle, bundle.manifest.graphs, OnnxExecutor(bundle, threads))
+        super().__init__(bundle, bundle.manifest.graphs_of("onnx"), OnnxExecutor(bundle, threads))

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
-from draftwood.compiler.drafters.kinds import MedusaDrafter, MedusaSizes
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.drafters.medusa.model import MedusaConfig, MedusaModel
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.config import rope_tables
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.manifest import Manifest
 from draftwood.trees import Topology
 
@@ -145,6 +147,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, save_m
     request = BuildRequest(model=source, drafter=source / "heads", trees=trees, slots=(128,))
     folder = tmp_path_factory.mktemp("built") / "bundle"
     manifest = build(request, folder)
-    weights = folder / manifest.weights
-    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaDrafter(MedusaSizes(3, 1, False)))
+    weights = folder / manifest.graph_set("onnx").weights
+    decoder, heads = load_modules(weights, Checkpoint.open(source).config, MedusaModel(MedusaConfig(3, 1, False)))
     return Built(folder, request, manifest, decoder, heads)

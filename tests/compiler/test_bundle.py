@@ -11,12 +11,15 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from draftwood.compiler.bundle import build as module
-from draftwood.compiler.bundle.build import BuildRequest, build, load_modules
+from draftwood.compiler.bundle import build as writer
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.onnx import target as module
+from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError, TreeError, UserError
-from draftwood.manifest import SCHEMA_VERSION, Manifest, encode
+from draftwood.manifest import SCHEMA_VERSION, File, Manifest, encode
 from draftwood.trees import Topology
 from draftwood.trees.frozen import thaw
 
@@ -43,7 +46,9 @@ def test_manifest_digests_are_right(built: Any) -> None:
     manifest = files.pop("manifest.json")
     assert manifest == encode(built.manifest)
     assert encode(msgspec.json.decode(manifest, type=Manifest)) == manifest
-    assert built.manifest.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    assert built.manifest.files == {
+        name: File(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()
+    }
 
 
 def test_two_builds_are_equal_byte_for_byte(built: Any, tmp_path: Path) -> None:
@@ -59,7 +64,7 @@ def test_with_a_drafter(built: Any) -> None:
     assert manifest.drafter is not None and manifest.drafter.digest == drafter.digest()
     assert manifest.drafter.levels == 3 and manifest.drafter.config == {"heads": 3, "blocks": 1, "tied": False}
     assert manifest.drafter.candidates == 10
-    assert [graph.name for graph in manifest.graphs] == GRAPHS
+    assert [graph.name for graph in manifest.graphs_of("onnx")] == GRAPHS
     assert [(gear.name, gear.graph) for gear in manifest.gears] == [
         ("plain-kv128", "decode-kv128"), ("ragged-kv128", "verify-t7-kv128"),
     ]  # fmt: skip
@@ -70,7 +75,7 @@ def test_with_a_drafter(built: Any) -> None:
 def test_without_a_drafter(bare: tuple[Path, BuildRequest, Manifest]) -> None:
     folder, request, manifest = bare
     assert manifest.drafter is None and not manifest.tokenizer and not (folder / "tokenizer").exists()
-    assert {graph.kind for graph in manifest.graphs} == {"step", "prefill", "decode"}
+    assert {graph.kind for graph in manifest.graphs_of("onnx")} == {"step", "prefill", "decode"}
     assert [gear.name for gear in manifest.gears] == ["plain-kv128", "plain-kv256"]
     assert manifest.teacher.digest == Checkpoint.open(request.model).digest()
     assert manifest.dims.context == 255
@@ -90,7 +95,10 @@ def test_trees_are_frozen_in(built: Any) -> None:
 
 
 def test_weights_are_those_of_the_checkpoint(built: Any) -> None:
-    checkpoint, stored = Checkpoint.open(built.request.model), load_file(built.folder / built.manifest.weights)
+    checkpoint, stored = (
+        Checkpoint.open(built.request.model),
+        load_file(built.folder / built.manifest.graph_set("onnx").weights),
+    )
     for name in checkpoint.names():
         assert stored.pop(name).equal(checkpoint.weight(name).float())
     assert {name.partition(".")[0] for name in stored} == {"heads", "rope_cos", "rope_sin"}
@@ -99,7 +107,8 @@ def test_weights_are_those_of_the_checkpoint(built: Any) -> None:
 
 def test_modules_of_a_bundle_without_drafter(bare: tuple[Path, BuildRequest, Manifest]) -> None:
     folder, request, manifest = bare
-    decoder, heads = load_modules(folder / manifest.weights, Checkpoint.open(request.model).config, None)
+    weights = folder / manifest.graph_set("onnx").weights
+    decoder, heads = load_modules(weights, Checkpoint.open(request.model).config, None)
     assert heads is None and not any(parameter.requires_grad for parameter in decoder.parameters())
     assert decoder.head_weight is decoder.embed.weight and decoder.rope_cos.shape == (256, 16)
 
@@ -155,7 +164,7 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(
         (tmp_path / "out" / "theirs").write_text("")
         return False
 
-    monkeypatch.setattr(module, "_copy_tokenizer", appear)
+    monkeypatch.setattr(writer, "_copy_tokenizer", appear)
     with pytest.raises(RequestError, match="cannot be written"):
         build(built.request, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

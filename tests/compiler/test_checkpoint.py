@@ -12,7 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, teacher_parts, tokenizer_files
-from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig, read_config, rope_frequencies, rope_tables
+from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
+from draftwood.compiler.teachers.registry import read_config
+from draftwood.compiler.teachers.rope import rope_frequencies, rope_tables
 from draftwood.errors import CheckpointError
 
 SIZES = {

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from draftwood.compiler.teachers.decoder import Decoder, Form, StepOutput, place
+from draftwood.compiler.teachers.block import Form, place
+from draftwood.compiler.teachers.decoder import Decoder, StepOutput
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
 # T new rows, P path slots, V vocabulary

@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.compiler.device import model
-from draftwood.compiler.device.model import DEVICES, Eagle3, FastEagle, Medusa, Op, device, modelled_table, parts
+from draftwood.compiler.device import constants
+from draftwood.compiler.device.devices import DEVICES, Device, device, parts
+from draftwood.compiler.device.operators import Op, attention, attention_tiles, matmul
+from draftwood.compiler.device.steps import step_ops, step_s
+from draftwood.compiler.device.table import DraftCost, modelled_table
+from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
+from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
+from draftwood.compiler.drafters.medusa.cost import MedusaCost
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.errors import RequestError
 from draftwood.tools.measure.published import (
@@ -21,14 +27,14 @@ from draftwood.tools.measure.published import (
     solve,
     study,
 )
-from draftwood.trees.latency import LatencyTable
+from draftwood.trees.latency import Constant, LatencyTable
 
 B3 = DEVICES["ascend-910b3"]
 HBM = 1.6 * 2**40 * 0.6  # bytes/s that the vendor's simulator expects of a 910B3
 DIMS = OPENPANGU_7B
 
 
-def seconds(ops: list[Op], on: model.Device = B3) -> float:
+def seconds(ops: list[Op], on: Device = B3) -> float:
     return math.fsum(parts(on, ops).values())
 
 
@@ -39,15 +45,15 @@ def weights(ops: list[Op]) -> float:
 
 def test_a_step_reads_every_matrix_of_the_checkpoint_once() -> None:
     matrices = {n: s for n, s in expected_tensors(DIMS).items() if len(s) == 2 and n != "model.embed_tokens.weight"}
-    assert weights(model.step_ops(DIMS, 16, 1024)) == sum(math.prod(shape) for shape in matrices.values())
+    assert weights(step_ops(DIMS, 16, 1024)) == sum(math.prod(shape) for shape in matrices.values())
     # 14.8 GB in bf16: the bound of every step, 14 ms.
-    spent = parts(B3, model.step_ops(DIMS, 1, 128))
+    spent = parts(B3, step_ops(DIMS, 1, 128))
     assert spent["weights"] == pytest.approx(14.80e9 / HBM, rel=2e-3)  # activations of one row come on top
 
 
 def test_attention_reads_the_whole_static_cache() -> None:
     # 34 layers, keys and values, 8 heads of 128, bf16: 139264 bytes a slot, and 8 mask bytes a layer.
-    longer, shorter = (model.attention(DIMS, 1, slots).memory for slots in (3072, 2048))
+    longer, shorter = (attention(DIMS, 1, slots).memory for slots in (3072, 2048))
     assert 34 * (longer - shorter) == 1024 * (139264 + 34 * 8)
 
 
@@ -66,30 +72,30 @@ def test_attention_reads_the_whole_static_cache() -> None:
     ],
 )
 def test_tiles_follow_the_kernels_rules(group: int, rows: int, slots: int, tiles: int) -> None:
-    assert model.attention_tiles(group, rows, slots) == tiles
+    assert attention_tiles(group, rows, slots) == tiles
 
 
 def test_the_step_at_16_and_17_rows() -> None:
-    times = {rows: model.step_s(B3, DIMS, rows, 8192) for rows in (8, 9, 16, 17)}
+    times = {rows: step_s(B3, DIMS, rows, 8192) for rows in (8, 9, 16, 17)}
     again = 34 * 2 * 8 * 8192 * 128 * 2 / HBM  # keys and values a second time
     assert times[9] - times[8] == pytest.approx(again, rel=0.02)  # one more row costs a little besides
     assert times[16] - times[17] == pytest.approx(again, rel=0.02)
-    short = {rows: model.step_s(B3, DIMS, rows, 1024) for rows in (8, 9, 16, 17)}
+    short = {rows: step_s(B3, DIMS, rows, 1024) for rows in (8, 9, 16, 17)}
     assert short[8] < short[9] < short[16] < short[17] < 1.01 * short[8]
 
 
 def test_the_cube_decides_past_the_ridge() -> None:
     # 294.9 TFLOPS at 0.7 over the stream at 0.6, 2 FLOP a weight of 2 bytes: 195.5 rows by hand. Reading and
     # writing the activations of so many rows shifts the ridge up by some rows.
-    assert parts(B3, [model.matmul("m", 192, 4096, 4096)])["compute"] == 0
-    assert parts(B3, [model.matmul("m", 224, 4096, 4096)])["weights"] == 0
-    rows = [model.matmul("m", rows, 4096, 4096).cube for rows in (1, 16, 17, 32)]
+    assert parts(B3, [matmul("m", 192, 4096, 4096)])["compute"] == 0
+    assert parts(B3, [matmul("m", 224, 4096, 4096)])["weights"] == 0
+    rows = [matmul("m", rows, 4096, 4096).cube for rows in (1, 16, 17, 32)]
     assert rows[0] == rows[1] == rows[2] / 2 == rows[3] / 2  # padded to 16
 
 
 def test_half_the_bandwidth_is_twice_the_weights() -> None:
-    b4 = parts(device("ascend-910b4"), model.step_ops(DIMS, 1, 1024))
-    b3 = parts(B3, model.step_ops(DIMS, 1, 1024))
+    b4 = parts(device("ascend-910b4"), step_ops(DIMS, 1, 1024))
+    b3 = parts(B3, step_ops(DIMS, 1, 1024))
     assert b4["weights"] == 2 * b3["weights"] and b4["overhead"] == b3["overhead"]
 
 
@@ -99,20 +105,20 @@ def test_an_unknown_device_is_refused_in_one_line() -> None:
     assert "\n" not in str(refused.value)
 
 
-def drafts(drafter: model.Drafter) -> dict[tuple[int, int], list[Op]]:
+def drafts(drafter: DraftCost) -> dict[tuple[int, int], list[Op]]:
     return {(depth, width): ops for depth, width, ops in drafter.drafts(DIMS, 1024)}
 
 
 def test_medusa_heads_stream_their_matrices() -> None:
     H, V = 4096, 153376
-    ((shape, own),) = drafts(Medusa(levels=5)).items()
-    ((_, tied),) = drafts(Medusa(levels=5, tied=True)).items()
+    ((shape, own),) = drafts(MedusaCost(levels=5)).items()
+    ((_, tied),) = drafts(MedusaCost(levels=5, tied=True)).items()
     assert shape == (5, 16)
     assert weights(own) == 5 * (H * H + H * V) and weights(tied) == 5 * H * H + H * V
 
 
 def test_an_eagle3_pass_is_a_layer_over_two_inputs_and_a_head() -> None:
-    found = drafts(Eagle3(vocabulary=32000, levels=4, widths=(1, 16)))
+    found = drafts(Eagle3Cost(vocabulary=32000, levels=4, widths=(1, 16)))
     assert set(found) == {(depth, width) for depth in (1, 2, 3, 4) for width in (1, 16)}
     # qkv over 2 x 4096 inputs, o, gate, up, down, head; the feature projection enters once.
     one = 8192 * 6144 + 4096 * 4096 + 3 * 4096 * 12800 + 4096 * 32000
@@ -122,26 +128,28 @@ def test_an_eagle3_pass_is_a_layer_over_two_inputs_and_a_head() -> None:
 
 
 def test_fasteagle_is_one_pass_of_all_its_layers() -> None:
-    ((shape, ops),) = drafts(FastEagle(layers=7, vocabulary=32000)).items()
+    ((shape, ops),) = drafts(FastEagleCost(layers=7, vocabulary=32000)).items()
     layer = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 12800
     assert shape == (7, 16)
     assert weights(ops) == 7 * layer + 5 * 4096 * 4096 + 4096 * 32000
 
 
 def test_narrow_fasteagle_layers_stream_less() -> None:
-    narrow = FastEagle(layers=7, vocabulary=32000, heads=16, kv_heads=4, intermediate=2048)
+    narrow = FastEagleCost(layers=7, vocabulary=32000, heads=16, kv_heads=4, intermediate=2048)
     ((_, ops),) = drafts(narrow).items()
     layer = 4096 * 3072 + 2048 * 4096 + 3 * 4096 * 2048
     assert weights(ops) == 7 * layer + 5 * 4096 * 4096 + 4096 * 32000
 
 
 def test_the_table_says_it_is_modelled_and_where_every_figure_comes_from() -> None:
-    table = modelled_table(B3, DIMS, (1, 8, 17), (1024, 128), Eagle3(vocabulary=32000), {"name": "p"}, prefill=(32,))
+    table = modelled_table(
+        B3, DIMS, (1, 8, 17), (1024, 128), Eagle3Cost(vocabulary=32000), {"name": "p"}, prefill=(32,)
+    )
     assert (table.source, table.kv_read, table.slots) == ("modelled", "static", (128, 1024))
     assert table.rows(1024) == (1, 8, 17) and table.drafter["kind"] == "eagle3"
-    assert table.step_s(8, 1024) == model.step_s(B3, DIMS, 8, 1024)
+    assert table.step_s(8, 1024) == step_s(B3, DIMS, 8, 1024)
     assert table.host_s() == pytest.approx(1.6e-4) and table.graph_bytes(17, 1024) > table.graph_bytes(1, 1024) > 0
-    used = [constant for constant in vars(model).values() if isinstance(constant, model.Constant)]
+    used = [constant for constant in vars(constants).values() if isinstance(constant, Constant)]
     assert {constant.name for constant in used} <= {constant.name for constant in table.constants}
     assert all(constant.source and constant.unit for constant in table.constants)
     assert LatencyTable.from_json(table.to_json(), "t") == table
@@ -216,7 +224,7 @@ def test_break_even_and_solve() -> None:
 def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
     import json
 
-    from draftwood.compiler.teachers.config import read_config
+    from draftwood.compiler.teachers.registry import read_config
 
     fields = {
         "architectures": ["PanguEmbeddedForCausalLM"],

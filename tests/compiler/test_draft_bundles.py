@@ -10,12 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwood.compiler.bundle.build import BuildRequest, build, load_modules, rebuild_drafts
-from draftwood.compiler.bundle.weights import WeightSpan
-from draftwood.compiler.drafters.kinds import OpenedDrafter, drafter_of
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.checkpoints.safetensors_file import byte_offset
+from draftwood.compiler.drafters.registry import drafter_of, open_drafter
 from draftwood.compiler.onnx.lowering import lower_to_onnx
+from draftwood.compiler.onnx.weights import WeightSpan
 from draftwood.compiler.steps.tracing import trace
-from draftwood.compiler.teachers.checkpoint import Checkpoint, byte_offset
+from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.steps import rebuild_drafts
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError, TreeError, UserError
 from draftwood.manifest import read_manifest
@@ -40,12 +44,12 @@ def test_the_manifest_describes_the_drafter(
     kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
 ) -> None:
     manifest = read_manifest(tiny_draft_bundles[kind])
-    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
+    opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher))
     entry = manifest.drafter
-    assert entry is not None and entry.kind == opened.drafter.kind == kind and entry.digest == opened.digest()
+    assert entry is not None and entry.kind == opened.model.kind == kind and entry.digest == opened.digest()
     # What the eager reference is rebuilt from is what the checkpoint says.
-    assert drafter_of(entry) == opened.drafter
-    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.drafter.config))) == entry.config
+    assert drafter_of(entry) == opened.model
+    assert msgspec.json.decode(msgspec.json.encode(asdict(opened.model.config))) == entry.config
     assert (entry.features, entry.kv_heads, entry.head_dim) == (192, 2, 16)
     wanted = {"eagle3": (1, 3, 3), "fasteagle": (3, 3, 10)}
     assert (entry.layers, entry.levels, entry.candidates) == wanted[kind]
@@ -53,11 +57,11 @@ def test_the_manifest_describes_the_drafter(
 
 def test_every_tree_has_its_draft_graph(kind: str, tiny_draft_bundles: dict[str, Path]) -> None:
     manifest = read_manifest(tiny_draft_bundles[kind])
-    assert [graph.name for graph in manifest.graphs if graph.kind in ("extend", "draft")] == GRAPHS[kind]
+    assert [graph.name for graph in manifest.graphs_of("onnx") if graph.kind in ("extend", "draft")] == GRAPHS[kind]
     for gear in manifest.gears:
         own = None if gear.tree == "plain" else f"draft-{gear.tree}" if kind == "eagle3" else "draft"
         assert gear.draft == own and gear.graph.startswith("decode" if own is None else "verify-t7")
-    draft = next(graph for graph in manifest.graphs if graph.kind == "draft")
+    draft = next(graph for graph in manifest.graphs_of("onnx") if graph.kind == "draft")
     assert (draft.rows, draft.slots) == (0, 0)
     assert draft.caches[:2] == ["draft_key_cache.0", "draft_value_cache.0"]
     assert [spec.name for spec in draft.inputs[:4]] == ["tokens", "features", "committed", "accepted"]
@@ -76,7 +80,7 @@ def test_teacher_and_drafter_share_what_they_can(
     kind: str, tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_draft_bundles: dict[str, Path]
 ) -> None:
     stored = load_file(tiny_draft_bundles[kind] / "onnx" / "weights.safetensors")
-    opened = OpenedDrafter.open(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
+    opened = open_drafter(tiny_drafters[kind], Checkpoint.open(tiny_teacher)).checkpoint
     for name in opened.names():
         assert torch.equal(stored[name], opened.weight(name).float())
     for name, value in opened.buffers(stored["rope_cos"].shape[0]).items():
@@ -97,7 +101,7 @@ def test_what_is_rebuilt_from_the_manifest_lowers_to_equal_bytes(
     modules = load_modules(file, config, drafter_of(manifest.drafter))
     spans = {name: WeightSpan(tuple(t.shape), byte_offset(file, name), t.nbytes) for name, t in load_file(file).items()}
     topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
-    steps = rebuild_drafts(manifest, topologies, modules, npu=False)
+    steps = rebuild_drafts(manifest, manifest.graph_set("onnx"), topologies, modules)
     assert list(steps) == GRAPHS[kind]
     shutil.copyfile(file, tmp_path / file.name)  # a graph is checked with its weights beside it
     for name, step in steps.items():

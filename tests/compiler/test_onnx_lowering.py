@@ -12,12 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.compiler.bundle.weights import WeightEntry, write_weights
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.steps import medusa_step
+from draftwood.compiler.drafters.medusa.steps import medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx
-from draftwood.compiler.steps.teacher import Step, StepSizes, cpu_step, prefill_step, verify_step
+from draftwood.compiler.onnx.weights import write_weights
+from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.steps.verify import verify_step
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
 # fp32 against fp32 in onnxruntime's order of additions and with its exp; logits up to 5. Measured: 4e-6 at most.
@@ -196,7 +200,7 @@ def test_the_file_is_valid_opset_18(built: Any, name: str) -> None:
 @pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
 def test_names_and_shapes_are_the_signature(built: Any, name: str) -> None:
     model = onnx.load(built.folder / "onnx" / f"{name}.onnx", load_external_data=False)
-    signature = next(graph for graph in built.manifest.graphs if graph.name == name)
+    signature = next(graph for graph in built.manifest.graphs_of("onnx") if graph.name == name)
     kinds = {"int64": 7, "int32": 6, "bool": 9, "float32": 1}
     for values, specs in ((model.graph.input, signature.inputs), (model.graph.output, signature.outputs)):
         described = []

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.steps import medusa_step
-from draftwood.compiler.steps.teacher import Step, StepSizes, cache_names, cpu_step, prefill_step, verify_step
+from draftwood.compiler.drafters.medusa.steps import medusa_step
+from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.manifest import cache_names
 from draftwood.trees import Topology, tensorize
 
 # The same fp32 operators on the same values; a matmul of one row may add in another order than one of eight.

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwood.compiler.bundle.weights import WeightEntry, map_weights, write_weights
+from draftwood.compiler.checkpoints.safetensors_file import map_tensors
+from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.onnx.weights import write_weights
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -77,6 +79,6 @@ def test_a_tensor_of_another_shape_is_our_own_fault(tmp_path: Path) -> None:
 
 def test_mapped_weights(tmp_path: Path) -> None:
     write_weights(tmp_path / "w", entries(TENSORS))
-    mapped = map_weights(tmp_path / "w")
+    mapped = map_tensors(tmp_path / "w")
     assert mapped.keys() == TENSORS.keys()
     assert all(torch.equal(mapped[name], tensor.float()) for name, tensor in TENSORS.items())

@@ -2,10 +2,11 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from draftwood.errors import BundleError
-from draftwood.manifest import SCHEMA_VERSION
+from draftwood.manifest import SCHEMA_VERSION, list_file
 from draftwood.runtime.bundle import Bundle
 
 
@@ -26,7 +27,7 @@ def test_a_damaged_file_is_named(copy: Path, name: str, damage: str) -> None:
     else:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    with pytest.raises(BundleError, match=f"{name}.*(missing|altered or truncated)"):
+    with pytest.raises(BundleError, match=f"{name}.*(missing|altered)"):
         Bundle.open(copy)
 
 
@@ -58,13 +59,11 @@ def test_a_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_a_tree_with_a_cycle_is_refused(copy: Path) -> None:
-    from hashlib import sha256
-
     path = copy / "trees" / "ragged.json"
     tree = json.loads(path.read_text())
     tree["parents"][1], tree["parents"][4] = 4, 1
     path.write_text(json.dumps(tree))
     manifest = json.loads((copy / "manifest.json").read_text())
-    files = manifest["files"] | {"trees/ragged.json": sha256(path.read_bytes()).hexdigest()}
+    files = manifest["files"] | {"trees/ragged.json": msgspec.to_builtins(list_file(path))}
     with pytest.raises(BundleError, match=r"ragged\.json"):
         Bundle.open(edited(copy, files=files))

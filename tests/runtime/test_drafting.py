@@ -107,20 +107,20 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     engines: dict[str, StagedEngine], prompt: list[int], kind: str
 ) -> None:
     """The networks themselves, over the whole text at once: none of the runtime's bookkeeping is shared."""
-    import msgspec
     import torch
 
-    from draftwood.compiler.bundle.build import load_modules
     from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
-    from draftwood.compiler.drafters.kinds import drafter_of
-    from draftwood.compiler.teachers.config import TeacherConfig
+    from draftwood.compiler.drafters.registry import drafter_of
+    from draftwood.compiler.targets.modules import load_modules
+    from draftwood.compiler.teachers.registry import described_config
 
     engine, manifest = engines[kind], engines[kind].bundle.manifest
     state, text = committed(engine, "planned-kv128", prompt, 6)
     single.draft(engine, state, engine.bundle.gear("planned-kv128"), text[-1])
     length, order = len(text) - 1, torch.arange(len(text) - 1)
-    config = msgspec.convert(manifest.teacher.config, TeacherConfig)
-    decoder, drafter = load_modules(engine.bundle.folder / manifest.weights, config, drafter_of(manifest.drafter))
+    config = described_config(manifest.teacher.config)
+    weights = engine.bundle.folder / manifest.graph_set("onnx").weights
+    decoder, drafter = load_modules(weights, config, drafter_of(manifest.drafter))
     nothing = torch.zeros(1, dtype=torch.int64)
     ours = [torch.from_numpy(buffer).flatten(0, 1) for buffer in state.draft.buffers]
     out = decoder.step(
@@ -154,7 +154,7 @@ def test_rows_that_wait_are_written_in_pieces(
             state.commit([0])
         assert state.draft.waiting <= (most or 256)
         found.append(single.draft(engine, state, gear, 7))
-        rows = next(graph.rows for graph in engine.bundle.manifest.graphs if graph.name == gear.draft)
+        rows = next(graph.rows for graph in engine.bundle.manifest.graphs_of("onnx") if graph.name == gear.draft)
         assert state.draft.waiting <= (rows or most or 256)
     for other in found[1:]:
         assert np.array_equal(other.tokens_T, found[0].tokens_T)

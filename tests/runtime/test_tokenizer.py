@@ -366,7 +366,7 @@ def test_a_failing_template_is_one_clear_line(tmp_path, template):
         ("tokenizer.json", None, "No such file"),
         ("tokenizer.json", b"{", "truncated"),
         ("tokenizer.json", b"{}", "(?i)model missing"),
-        ("tokenizer.json", b"\xff", "decode byte"),
+        ("tokenizer.json", b"\xff", "not UTF-8 text at byte 0;"),
         ("tokenizer_config.json", b"[]", "Expected `object`"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template"),
         ("tokenizer_config.json", b'{"bos_token": {"id": 3}}', r"`content` - at `\$.bos_token`"),

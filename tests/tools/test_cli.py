@@ -94,7 +94,7 @@ def test_a_command_decides_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_user_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(monkeypatch, failing(TreeError("node 3:\nno parent"))) == 2
-    assert capsys.readouterr().err == "draftwood: error: node 3:; no parent\n"
+    assert capsys.readouterr().err == "draftwood: error: node 3:\\nno parent\n"
 
 
 def test_a_missing_package_names_its_remedy(

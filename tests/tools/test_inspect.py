@@ -1,15 +1,14 @@
 """What `draftwood inspect` shows of trees and bundles."""
 
-import hashlib
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from draftwood import manifest as m
 from draftwood.tools.cli import main
 from draftwood.trees import Topology, write_tree
-from draftwood.trees.frozen import freeze
 
 TREE = Topology.from_paths([(0,), (1,), (0, 0)])
 DRAWING = """\
@@ -25,47 +24,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def show(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
     assert main(["inspect", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-@pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    """As small as a bundle can be that opens; its graphs are never run."""
-    folder = tmp_path / "bundle"
-    contents = {"weights.bin": "w" * 100, "g.onnx": "graph", "trees/a.json": freeze(TREE)}
-    contents["trees/plain.json"] = freeze(Topology.plain())
-    for name, text in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    dims = m.Dims(
-        **dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary"), 8),
-        branch_rows=4,
-        path_rows=3,
-        context=127,
-    )
-    trees = [("plain", Topology.plain()), ("a", TREE)]
-    manifest = m.Manifest(
-        schema_version=m.SCHEMA_VERSION,
-        dims=dims,
-        teacher=m.Teacher(digest="0" * 64, bos=None, eos=(1,), config={}),
-        drafter=None,
-        trees=tuple(
-            m.Tree(name=name, file=f"trees/{name}.json", rows=tree.rows, depth=tree.depth, width=tree.width)
-            for name, tree in trees
-        ),
-        gears=(m.Gear(name="a-kv128", tree="a", slots=128, graph="g", draft=None),),
-        graphs=(
-            m.GraphSignature(
-                name="g", kind="verify", file="g.onnx", rows=4, slots=128, inputs=(), outputs=(), aliases={}
-            ),
-        ),
-        weights="weights.bin",
-        npu=None,
-        tokenizer=False,
-        provenance={"draftwood": "0"},
-        files={name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()},
-    )
-    (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
-    return folder
 
 
 def test_a_tree_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -100,20 +58,22 @@ def test_a_tree_as_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert (tmp_path / "tree.png").read_bytes().startswith(PNG)
 
 
-def test_a_bundle_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = show(capsys, bundle)
-    assert found == show(capsys, bundle / "manifest.json")
-    assert found["weights"] == {"file": "weights.bin", "bytes": 100}
-    assert found["files_verified"] == 4
-    assert found["graphs"] == [{"name": "g", "kind": "verify", "rows": 4, "slots": 128, "file": "g.onnx", "bytes": 5}]
-    assert [tree["name"] for tree in found["trees"]] == ["plain", "a"]
+def test_a_bundle_as_json(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = show(capsys, tiny_bundle)
+    assert found == show(capsys, tiny_bundle / "manifest.json")
+    weights, step = (tiny_bundle / "onnx" / name for name in ("weights.safetensors", "step.onnx"))
+    assert found["weights"] == {"file": "onnx/weights.safetensors", "bytes": weights.stat().st_size}
+    assert found["files_verified"] == len(json.loads((tiny_bundle / "manifest.json").read_text())["files"])
+    facts = {"name": "step", "kind": "step", "rows": 0, "slots": 0, "file": "onnx/step.onnx"}
+    assert facts | {"bytes": step.stat().st_size} in found["graphs"]
+    assert [tree["name"] for tree in found["trees"]] == ["plain", "chain-2", "ragged"]
 
 
-def test_a_bundle_as_text_and_picture(bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["inspect", str(bundle), "--png", str(tmp_path / "trees.png")]) == 0
+def test_a_bundle_as_text_and_picture(tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["inspect", str(tiny_bundle), "--png", str(tmp_path / "trees.png")]) == 0
     out = capsys.readouterr().out
-    assert "files    4 verified" in out
-    assert "  a-kv128  a     128    g\n" in out
+    assert " verified, " in out
+    assert re.search("^  ragged-kv128 +ragged +128 +verify-t7-kv128$", out, re.M)
     assert (tmp_path / "trees.png").read_bytes().startswith(PNG)
 
 
@@ -143,10 +103,11 @@ def test_what_cannot_be_inspected(
     assert err.count("\n") == 1
 
 
-def test_a_damaged_bundle(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (bundle / "weights.bin").write_text("x" * 100)
-    assert main(["inspect", str(bundle)]) == 2
-    assert "weights.bin: altered or truncated" in capsys.readouterr().err
+def test_a_damaged_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_bundle, tmp_path / "copy")
+    (copy / "onnx" / "step.onnx").write_text("x" * 100)
+    assert main(["inspect", str(copy)]) == 2
+    assert "step.onnx: altered or truncated" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from draftwood.environment import torch_npu_installed
 from draftwood.errors import BundleError
 from draftwood.kernels import eager_attention
+from draftwood.manifest import File
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
@@ -94,14 +95,15 @@ def test_check_names_the_node_at_which_a_wrong_graph_parts(
     next(op for op in model.graph[0].op if op.name == "AddRmsNorm_1").attr["epsilon"].f = 1.0
     path.write_bytes(model.SerializeToString())
     fields = json.loads((folder / m.MANIFEST_FILE).read_text())
-    fields["files"]["npu/verify-t7-kv128.air"] = m.file_digest(path)
+    listed = m.list_file(path)
+    fields["files"]["npu/verify-t7-kv128.air"] = {"bytes": listed.bytes, "sha256": listed.sha256}
     (folder / m.MANIFEST_FILE).write_text(json.dumps(fields))
     report = output(capsys, "check", folder, "--limit", 1, code=1)
     assert not report["graphs"]["verify-t7-kv128"]["ge"]["ok"] and report["graphs"]["decode-kv128"]["ge"]["ok"]
     lines = report["first_divergences"]
     assert lines and all(line.startswith("verify-t7-kv128: ") for line in lines)
     assert all("first at AddRmsNorm_1, npu.npu_add_rms_norm.default at " in line for line in lines), lines
-    assert all("decoder.py:" in line for line in lines)
+    assert all("block.py:" in line for line in lines)
 
 
 @needs_converters
@@ -133,9 +135,10 @@ def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> No
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
         assert [c for c in found if not c.ok] == []
-    assert bundle.manifest.npu is not None
-    folders = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in bundle.manifest.npu.graphs}
-    assert len(folders) == len(bundle.manifest.npu.graphs)
+    npu = bundle.manifest.graph_set("ge")
+    assert npu is not None
+    folders = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in npu.graphs}
+    assert len(folders) == len(npu.graphs)
 
 
 @needs_converters
@@ -145,13 +148,12 @@ def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
     from draftwood.compiler.ge.online import compile_cache
 
     bundle = Bundle.open(npu_bundle)
-    assert bundle.manifest.npu is not None
-    graph, files = bundle.manifest.npu.graphs[0], bundle.manifest.files
-    other = msgspec.structs.replace(bundle.manifest, files=files | {bundle.manifest.npu.weights: "0" * 64})
+    npu = bundle.manifest.graph_set("ge")
+    assert npu is not None
+    graph, files = npu.graphs[0], bundle.manifest.files
+    other = msgspec.structs.replace(bundle.manifest, files=files | {npu.weights: File(bytes=0, sha256="0" * 64)})
     assert compile_cache(bundle.folder, bundle.manifest, graph) != compile_cache(bundle.folder, other, graph)
-    unbound = msgspec.structs.replace(
-        bundle.manifest, files={n: d for n, d in files.items() if n != bundle.manifest.npu.weights}
-    )
+    unbound = msgspec.structs.replace(bundle.manifest, files={n: d for n, d in files.items() if n != npu.weights})
     with pytest.raises(BundleError, match="no weights are bound; run draftwood bind"):
         compile_cache(bundle.folder, unbound, graph)
 

@@ -16,25 +16,27 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.compiler.drafters.common.block import Block, Sizes
 from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
 from draftwood.compiler.drafters.eagle3 import network as compiled_eagle3
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.fasteagle import network as compiled_fasteagle
 from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
+from draftwood.compiler.drafters.fasteagle.training import narrowed
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training import student
+from draftwood.compiler.training.precision import autocast
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.tools.commands import train as command
-from draftwood.tools.training import drafter as drafter_module
 from draftwood.tools.training import rank_paths, states, vocabulary_sizes
-from draftwood.tools.training.block import Block, Sizes, narrowed
-from draftwood.tools.training.contexts import INDEX, Distilled
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import begin, complete, load
-from draftwood.tools.training.precision import autocast
 from draftwood.tools.training.rank_paths import count_paths, counted_texts
 from draftwood.tools.training.states import States
+from draftwood.tools.training.students import begin, load
+from draftwood.tools.training.texts import INDEX, Distilled
 from draftwood.tools.training.trainer import train
 
 VOCABULARY, HIDDEN, LAYERS, PROMPT = 24, 32, 6, 3
@@ -97,9 +99,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """All products in float32."""
-    for module in (states, drafter_module):
+    for module in (states, student):
         monkeypatch.setattr(module, "autocast", lambda device: torch.autocast(device.type, enabled=False))
-    monkeypatch.setattr(drafter_module, "compute_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(student, "compute_dtype", lambda device: torch.float32)
 
 
 def last_nats(out: Path) -> list[float]:
@@ -197,7 +199,7 @@ def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: 
 def test_the_training_time_test_is_a_cached_draft(folder: Path, tmp_path: Path, exact: None) -> None:
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(1)
-    drafter = begin("eagle3", complete("eagle3", {"levels": 3, **AUX["eagle3"]}), model, None)
+    drafter = begin("eagle3", kind_named("eagle3").complete({"levels": 3, **AUX["eagle3"]}), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()  # as it is stored
     drafter.save(tmp_path)
@@ -223,7 +225,7 @@ def test_fasteagle_is_a_stack_of_llama_layers(folder: Path, tmp_path: Path, exac
     """Against transformers' own decoder: the same weights in a Llama that is given the fused inputs."""
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(2)
-    drafter = begin("fasteagle", complete("fasteagle", {"levels": 3, **AUX["fasteagle"]}), model, None)
+    drafter = begin("fasteagle", kind_named("fasteagle").complete({"levels": 3, **AUX["fasteagle"]}), model, None)
     drafter.scale = 2.0  # exact in bfloat16
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()  # as it is stored
@@ -259,7 +261,7 @@ def test_the_compiler_drafts_what_was_trained(
     """The file that is written, opened and run over a cache by the compiler's own modules, slot by slot."""
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(3)
-    drafter = begin(kind, complete(kind, {"levels": 3, **AUX[kind], **options}), model, None)
+    drafter = begin(kind, kind_named(kind).complete({"levels": 3, **AUX[kind], **options}), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
     drafter.scale = 2.0  # of FastEagle; exact in bfloat16
@@ -334,7 +336,7 @@ WORKER = """
 import sys
 from pathlib import Path
 import torch
-from draftwood.tools.training import precision
+from draftwood.compiler.training import precision
 precision.compute_dtype = lambda device: torch.float32
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.trainer import train
@@ -364,7 +366,7 @@ def test_two_processes_train_what_one_does(folder: Path, tmp_path: Path, exact: 
     assert [worker.returncode for worker in workers] == [0, 0], errors
     train("eagle3", *folders, tmp_path / "one", steps=4, batch=16, log_every=4, levels=2, **AUX["eagle3"])
     torch.manual_seed(0)
-    options = complete("eagle3", {"levels": 2, **AUX["eagle3"]})
+    options = kind_named("eagle3").complete({"levels": 2, **AUX["eagle3"]})
     begun = begin("eagle3", options, load_teacher(folders[0]), None).state_dict()
     one, two = (torch.load(tmp_path / n / "checkpoint.pt", weights_only=True)["drafter"] for n in ("one", "two"))
     for name, start in begun.items():
@@ -521,7 +523,12 @@ def test_a_narrow_layer_begins_as_part_of_the_teachers_last() -> None:
 )
 def test_sizes_of_a_layer_that_cannot_be_begun_are_refused(folder: Path, options: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        begin("fasteagle", complete("fasteagle", {**AUX["fasteagle"], **options}), load_teacher(folder / "noise"), None)
+        begin(
+            "fasteagle",
+            kind_named("fasteagle").complete({**AUX["fasteagle"], **options}),
+            load_teacher(folder / "noise"),
+            None,
+        )
 
 
 def run(*words: object) -> int:

@@ -11,16 +11,16 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
 from draftwood.errors import RequestError
 from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.training import quality, rank_paths
-from draftwood.tools.training.contexts import Distilled, shuffled
 from draftwood.tools.training.corpus import Row, read_folder, read_rows
 from draftwood.tools.training.distill import distill
 from draftwood.tools.training.generate import generate, load_teacher
-from draftwood.tools.training.losses import Distribution, HeadLoss, Written
 from draftwood.tools.training.ngram import NGrams
 from draftwood.tools.training.states import States
+from draftwood.tools.training.texts import Distilled, shuffled
 from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, train_tokenizer
 from draftwood.tools.training.visited import path_of
 from draftwood.trees import RankPaths

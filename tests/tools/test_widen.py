@@ -10,14 +10,17 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.bundle.build import BuildRequest, Sources, load_modules
-from draftwood.compiler.drafters.kinds import ANY_LENGTH, OpenedDrafter
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.bundle.sources import Sources
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.steps.teacher import StepSizes
+from draftwood.compiler.drafters.model import ANY_LENGTH
+from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.steps.step import StepSizes
+from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools import demo
-from draftwood.tools.demo.widen import main, widen, widen_drafter, widen_medusa
+from draftwood.tools.demo.widen import main, widen, widen_drafter
 from draftwood.trees import Topology
 
 SIZES = {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2}
@@ -169,7 +172,7 @@ def test_medusa_logits_are_kept(tmp_path: Path, tied: bool, hidden: int) -> None
     save_heads(tmp_path / "heads", tied)
     before = Checkpoint.open(tmp_path / "small").config
     wide = widen(tmp_path / "small", tmp_path / "wide", hidden=hidden)
-    widen_medusa(tmp_path / "heads", tmp_path / "wide_heads", before, hidden=hidden)
+    widen_drafter(tmp_path / "heads", tmp_path / "wide_heads", tmp_path / "small", wide)
     model = LlamaForCausalLM.from_pretrained(tmp_path / "wide").eval()
     opened = MedusaCheckpoint.open(tmp_path / "heads", before)
     widened = MedusaCheckpoint.open(tmp_path / "wide_heads", wide)
@@ -229,7 +232,7 @@ def assert_drafts_are_kept(folder: Path, teacher: Path, drafter: Path, shape: di
     wide = widen(teacher, folder / "wide", **shape, dtype="float32")
     widen_drafter(drafter, folder / "wide_drafter", teacher, wide, dtype="float32")
     pairs = (drafter, teacher), (folder / "wide_drafter", folder / "wide")
-    small, block = (OpenedDrafter.open(d, Checkpoint.open(t)).drafter.config.block for d, t in pairs)
+    small, block = (open_drafter(d, Checkpoint.open(t)).model.config.block for d, t in pairs)
     # Too small for the drafts to show it.
     assert block.rms_norm_eps == pytest.approx(small.rms_norm_eps * small.hidden / wide.hidden)
     # A block stands to the widened teacher's as it stood to the teacher's.

@@ -98,7 +98,7 @@ def test_no_contexts_and_bad_values_are_refused():
         ({"contexts": 5}, "expected 3 contexts, got 5"),
         ({"paths": {}}, r"expected a list of \[path, count\] pairs"),
         ({"paths": [[[0]]]}, r"expected a \[path, count\] pair"),
-        ({"paths": [[[0], 0]]}, "expected a count of 1 or more"),
+        ({"paths": [[[0], 0]]}, "expected a count of 1 to 4294967295"),
         ({"paths": [["0", 3]]}, "expected a list of ranks"),
         ({"more": 1}, "expected the keys"),
     ],

@@ -87,7 +87,7 @@ def test_refused_arrays(parents, ranks, message):
         (["0"], "expected a list of ranks"),
         ([(True,)], "a rank is an integer"),
         ([(0.0,)], "a rank is an integer"),
-        ([(-1,)], "counted from 0, got -1"),
+        ([(-1,)], "an integer from 0, the best, to 2147483647, got -1"),
     ],
 )
 def test_refused_paths(paths, message):

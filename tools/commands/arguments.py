@@ -7,11 +7,13 @@ import json
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
+from draftwood.files import read_text
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Options
-    from draftwood.runtime.policy import Policies
+    from draftwood.runtime.decoding import Asked, Options
+    from draftwood.runtime.opened import Prompt
+    from draftwood.runtime.policy import Policies, PolicyName
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,60 +40,72 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verify_argument(parser: argparse.ArgumentParser) -> None:
+    """``args.verify`` is what ``Bundle.open`` takes."""
+    parser.add_argument(
+        "--verify",
+        choices=("full", "fast"),
+        help="full: hash every file and look at every weight; fast: what can be said without reading them (default:"
+        " full once on this machine for files that have not changed since)",
+    )
+
+
 POLICIES = ("adaptive", "planned", "fixed", "plain")
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    """What chooses the gear of each step; ``policies_of`` reads it back."""
+    """What chooses the gear of each step; ``policy_name`` and ``policies_of`` read it back."""
     parser.add_argument("--policy", choices=POLICIES, help="what chooses each step's gear (default: adaptive)")
     parser.add_argument("--gear", metavar="NAME", help="always this gear's tree; grows to larger KV lengths as needed")
 
 
-def policies_of(bundle: Bundle, args: argparse.Namespace, plain: bool = False) -> Policies:
-    """What the arguments ask for, with the step times that ``tune`` measured here if there are any.
+def policy_name(args: argparse.Namespace, plain: bool = False) -> PolicyName:
+    """The policy that is asked for; RequestError where arguments contradict each other."""
+    if plain and (args.gear or args.policy not in (None, "plain")):
+        raise RequestError(f"--plain and {'--gear' if args.gear else '--policy'} exclude each other; give one")
+    name: PolicyName = args.policy or ("plain" if plain else "fixed" if args.gear else "adaptive")
+    if (args.gear is not None) != (name == "fixed"):
+        raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
+    return name
 
-    Raises:
-        RequestError: arguments that contradict each other, or ask for what the bundle has not.
-    """
+
+def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
+    """What the arguments ask for, with the step times that ``tune`` measured here if there are any."""
     from draftwood.runtime.engines import default_engine
     from draftwood.runtime.policy import Policies
     from draftwood.runtime.policy.tuned import tuned_times
 
-    if plain and (args.gear or args.policy not in (None, "plain")):
-        raise RequestError(f"--plain and {'--gear' if args.gear else '--policy'} exclude each other; give one")
-    name = args.policy or ("plain" if plain else "fixed" if args.gear else "adaptive")
-    return Policies(bundle, name, args.gear, tuned_times(bundle, args.engine or default_engine(bundle), args.threads))
+    times = tuned_times(bundle, args.engine or default_engine(bundle), args.threads)
+    return Policies(bundle, policy_name(args), args.gear, times)
+
+
+def decoding_options(args: argparse.Namespace) -> Asked:
+    """What ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
+    from draftwood.runtime.decoding import Asked
+
+    return Asked(**{name: getattr(args, name) for name in Asked.__annotations__})
 
 
 def options(args: argparse.Namespace) -> Options:
-    """Decoding options from parsed arguments; RequestError where a value makes no sense."""
+    """The same as a value, for tools that decode with engines of their own; RequestError where one makes no sense."""
     from draftwood.runtime.decoding import Options
-    from draftwood.runtime.sampling import Sampling
 
-    sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, seed=args.seed)
-    return Options(
-        max_new_tokens=args.max_new_tokens,
-        sampling=sampling,
-        ignore_eos=args.ignore_eos,
-        stop_strings=tuple(args.stop),
-    )
+    return Options.of(**decoding_options(args))
 
 
-def given_prompt_ids(bundle: Bundle, args: argparse.Namespace) -> list[int]:
-    """Token ids of the prompt that was given as ``--prompt-ids``, ``--prompt`` or ``--chat``."""
-    from draftwood.runtime.opened import prompt_ids
-
+def given_prompt(args: argparse.Namespace) -> Prompt:
+    """The prompt that was given as ``--prompt``, ``--prompt-ids`` or ``--chat``; RequestError where it is none."""
     if args.prompt_ids is not None:
         try:
             return [int(part) for part in args.prompt_ids.split(",")]
         except ValueError:
             raise RequestError(f"--prompt-ids {args.prompt_ids}: expected whole numbers, such as 1,2,3") from None
-    if bundle.tokenizer is None:
-        raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
     if args.prompt is not None:
-        return prompt_ids(bundle, args.prompt)
+        return str(args.prompt)
     try:
-        messages = json.loads(args.chat.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        messages = json.loads(read_text(args.chat))
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"--chat {args.chat}: not a readable JSON file ({error})") from error
-    return bundle.tokenizer.chat(messages)
+    if not isinstance(messages, list):
+        raise RequestError(f"--chat {args.chat}: expected a list of messages, got {type(messages).__name__}")
+    return messages

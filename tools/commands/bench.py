@@ -12,6 +12,7 @@ from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
     add_policy_arguments,
+    add_verify_argument,
     options,
     policies_of,
 )
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the speed-ups of the turns")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_decoding_arguments(parser)
     add_policy_arguments(parser)
@@ -36,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.measure.bench import bench
     from draftwood.tools.prompts import read_prompts
 
-    bundle = Bundle.open(args.bundle)
+    bundle = Bundle.open(args.bundle, args.verify)
     prompts, chosen = read_prompts(args.prompts, args.limit), options(args)
     if bundle.tokenizer is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")

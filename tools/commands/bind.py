@@ -15,12 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.compiler.ge.binding import bind
+    from draftwood.compiler.bundle.binding import bind
     from draftwood.tools.demo import resolve
 
     manifest = bind(args.bundle, resolve(args.model), resolve(args.drafter) if args.drafter else None)
-    assert manifest.npu is not None
-    path = args.bundle / manifest.npu.weights
+    npu = manifest.graph_set("ge")
+    assert npu is not None, "weights were bound to it"
+    path = args.bundle / npu.weights
     found = {"bundle": str(args.bundle), "weights": str(path), "bytes": path.stat().st_size}
     print(json.dumps(found) if args.json else f"{path}: {found['bytes'] / 1e6:.1f} MB bound")
     return 0

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.files import read_regular
+from draftwood.tools.commands.arguments import add_verify_argument
 
 if TYPE_CHECKING:
     from draftwood.trees.calibration import Calibration
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that answer and count")
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -80,7 +83,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
-    bundle = Bundle.open(args.bundle)
+    bundle = Bundle.open(args.bundle, args.verify)
     if bundle.manifest.drafter is None or bundle.tokenizer is None:
         raise RequestError(
             f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
@@ -160,7 +163,7 @@ def import_paths(calibration: Calibration, file: Path) -> int:
     from draftwood.trees.path_lines import add_lines
 
     try:
-        return add_lines(calibration, file.read_bytes(), str(file))
+        return add_lines(calibration, read_regular(file), str(file))
     except OSError as error:
         raise RequestError(f"--from-paths {file}: cannot be read: {error.strerror}; check the path") from error
 

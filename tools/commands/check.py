@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from draftwood.tools.commands.arguments import add_verify_argument
+
 QUANTITIES = ("logits", "features", "choice", "draft scores", "draft tokens", "cache after commit", "draft cache")
 
 
@@ -16,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="prompts to use (default 2)")
     parser.add_argument("--replay", type=Path, metavar="DUMP", help="run one dumped step again, and nothing else")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -29,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
 
         return replay([str(args.replay), "--bundle", str(args.bundle), *(["--json"] if args.json else [])])
     share_threads()
-    bundle = Bundle.open(args.bundle)
+    bundle = Bundle.open(args.bundle, args.verify)
     report = check(bundle, list(sample_prompts(bundle, args.prompts, args.limit)), progress=_progress)
     (args.bundle / "check.json").write_text(json.dumps(report, indent=1) + "\n")
     if args.json:

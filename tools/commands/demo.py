@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -24,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from draftwood.errors import BundleError
 from draftwood.manifest import SCHEMA_VERSION
+from draftwood.runtime.bundle.remembered import cache_home
 from draftwood.tools import demo
 from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
 from draftwood.tools.prompts import read_prompts
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         _print_plan(paths, trees)
     folder = args.out or _cache_folder(args)
-    built = _build(trees, folder, args)
+    built = _built(trees, folder, args)
     share_threads()
     bundle = Bundle.open(folder)
     _say("checking every gear against eager PyTorch")
@@ -98,31 +99,51 @@ def _say(what: str) -> None:
 
 
 def _cache_folder(args: argparse.Namespace) -> Path:
-    """A folder named by what goes into the bundle, so that another version never meets an old one."""
+    """A folder named by what goes into the bundle and by the code that builds it, so that nothing old is met."""
     content = hashlib.sha256(f"{__version__} {SCHEMA_VERSION}".encode())
-    for path in sorted(demo.FOLDER.rglob("*")):
-        if path.suffix in (".safetensors", ".json"):
+    package = Path(demo.FOLDER).parents[1]
+    sources = [demo.FOLDER, *(package / folder for folder in ("trees", "kernels", "compiler"))]
+    for path in sorted(path for folder in sources for path in folder.rglob("*")):
+        if path.suffix in (".safetensors", ".json", ".py"):
             content.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "draftwood" / f"{args.drafter}-{args.size}-{content.hexdigest()[:16]}"
+    return cache_home() / "draftwood" / f"{args.drafter}-{args.size}-{content.hexdigest()[:16]}"
 
 
-def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> float:
-    """Builds the bundle anew, whatever lies in the demo's own cache folder; returns the seconds it took."""
-    from draftwood.compiler.bundle.build import BuildRequest, build
+def _built(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> float:
+    """Sees to it that the bundle is there; returns the seconds it took.
+
+    In the demo's own cache folder what another demo made is used, also one that is still at it; what does not open
+    is made again.
+    """
+    from draftwood.compiler.bundle.staging import exclusive
+    from draftwood.runtime.bundle import Bundle
+
+    began = time.monotonic()
+    if folder != _cache_folder(args):
+        _build(trees, folder, args)
+        return time.monotonic() - began
+    with exclusive(folder, tell=_say):
+        try:
+            Bundle.open(folder)
+            _say(f"taking the bundle that was built before, {folder}")
+        except BundleError:
+            shutil.rmtree(folder, ignore_errors=True)
+            _build(trees, folder, args)
+    return time.monotonic() - began
+
+
+def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> None:
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.tools.demo.sizes import models
     from draftwood.trees import Topology
 
-    if folder == _cache_folder(args):
-        shutil.rmtree(folder, ignore_errors=True)
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="draftwood-demo-") as work:
         _say(f"widening the models to {args.size}" if args.size != "native" else "taking the models as they are")
         teacher, drafter = models(args.size, Path(work), args.drafter)
         planned = (("plain", Topology.plain()), *trees)
         request = BuildRequest(model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,))
         build(request, folder, progress=lambda what: _say(f"building {what}"))
-    return time.monotonic() - began
 
 
 def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> Answer:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import add_verify_argument
 
 if TYPE_CHECKING:
-    from draftwood.manifest import GraphSignature, NpuTarget
+    from draftwood.manifest import GraphSet, GraphSignature
     from draftwood.runtime.bundle import Bundle
     from draftwood.trees import Topology
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
     parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -35,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     if path is not None and path.is_dir():
         from draftwood.runtime.bundle import Bundle
 
-        bundle = Bundle.open(path)
+        bundle = Bundle.open(path, args.verify)
         name, (topology, _) = max(bundle.trees.items(), key=lambda item: item[1][0].rows)
         if args.npu:
             from draftwood.tools.show.npu_graphs import npu_figures, npu_text
@@ -133,24 +135,25 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
     # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
     values = msgspec.to_builtins(manifest, builtin_types=())
     keep = ("schema_version", "dims", "drafter", "trees", "gears", "tokenizer", "provenance")
-    sizes = {name: (bundle.folder / name).stat().st_size for name in manifest.files}
+    cpu, npu = manifest.graph_set("onnx"), manifest.graph_set("ge")
+    sizes = {name: file.bytes for name, file in manifest.files.items()}
     return {
         "kind": "bundle",
         "folder": str(bundle.folder),
         **{key: values[key] for key in keep},
         "teacher": values["teacher"],
-        "graphs": [_graph(graph, sizes) for graph in manifest.graphs],
-        "weights": {"file": manifest.weights, "bytes": sizes[manifest.weights]} if manifest.weights else None,
-        "npu": _npu(manifest.npu, sizes) if manifest.npu else None,
+        "graphs": [_graph(graph, sizes) for graph in manifest.graphs_of("onnx")],
+        "weights": {"file": cpu.weights, "bytes": sizes[cpu.weights]} if cpu else None,
+        "npu": _npu(npu, sizes) if npu else None,
         "files_verified": len(sizes),
         "bytes": sum(sizes.values()),
         "invariants_hold": True,  # or the bundle had not opened
     }
 
 
-def _npu(npu: NpuTarget, sizes: dict[str, int]) -> dict[str, Any]:
+def _npu(npu: GraphSet, sizes: dict[str, int]) -> dict[str, Any]:
     return {
-        "dtype": npu.dtype,
+        "dtype": npu.precision.weights,
         "soc": npu.soc,
         "graphs": [_graph(graph, sizes) for graph in npu.graphs],
         "weights": {"file": npu.weights, "bytes": sizes.get(npu.weights)},

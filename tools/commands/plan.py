@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError, TreeError
+from draftwood.files import read_text
 
 if TYPE_CHECKING:
     from draftwood.trees.latency import LatencyTable
@@ -76,10 +77,9 @@ def read_latency(path: Path) -> LatencyTable:
     from draftwood.trees.latency import LatencyTable
 
     try:
-        return LatencyTable.from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RequestError(f"--latency {path}: cannot be read: {reason}; check the path") from error
+        return LatencyTable.from_json(read_text(path), str(path))
+    except OSError as error:
+        raise RequestError(f"--latency {path}: cannot be read: {error.strerror}; check the path") from error
 
 
 def realised_figures(path: Path) -> list[dict[str, Any]]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
     add_policy_arguments,
-    given_prompt_ids,
-    options,
-    policies_of,
+    add_verify_argument,
+    decoding_options,
+    given_prompt,
+    policy_name,
 )
+
+if TYPE_CHECKING:
+    from draftwood.runtime.decoding import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,52 +34,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
+    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Decoding
-    from draftwood.runtime.engines import open_engine
+    import draftwood
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.trace import Trace, form_of, save
 
+    prompt, options, name = given_prompt(args), decoding_options(args), policy_name(args, args.plain)
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
-    bundle = Bundle.open(args.bundle)
     trace = Trace() if args.trace else None
-    prompt, chosen = given_prompt_ids(bundle, args), options(args)
-    policy = policies_of(bundle, args, args.plain).new(chosen.sampling.greedy)
     share_threads(args.threads)
-    decoding = Decoding(open_engine(bundle, args.engine), prompt, chosen, policy, trace)
-    for piece in decoding:
-        if not args.json:
-            print(piece, end="", flush=True)
-    result = decoding.result
-    assert result is not None
+    with draftwood.open(args.bundle, engine=args.engine, verify=args.verify) as model:
+        stream = model.stream(prompt, **options, policy=args.gear or name, trace=trace)
+        for piece in stream:
+            if not args.json:
+                print(piece, end="", flush=True)
+    assert stream.result is not None
     if trace is not None:
         save(trace, args.trace)
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "token_ids": list(result.token_ids),
-                    "text": result.text,
-                    "steps": result.steps,
-                    "accept_length_mean": result.accept_length_mean,
-                    "prefill_seconds": result.prefill_seconds,
-                    "decode_seconds": result.decode_seconds,
-                    "host_share": result.host_share,
-                    "finish_reason": result.finish_reason,
-                }
-            )
-        )
-        return 0
-    print("" if bundle.tokenizer else ",".join(map(str, result.token_ids)))
+    print(json.dumps(asdict(stream.result)) if args.json else _ending(stream.result))
+    return 0
+
+
+def _ending(result: Result) -> str:
+    """What follows the streamed text: ids where there was none, and on stderr the figures."""
     rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
     print(
         f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"
         f" {rate:.0f} tokens/s, ended by {result.finish_reason}",
         file=sys.stderr,
     )
-    return 0
+    return ",".join(map(str, result.token_ids)) if result.text is None else ""

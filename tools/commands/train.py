@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
+from draftwood.compiler.drafters.kind import Kind, Option
+from draftwood.compiler.drafters.registry import kinds, names
 from draftwood.errors import RequestError
-
-KINDS = ("medusa", "eagle3", "fasteagle")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=KINDS, metavar="KIND", help="medusa, eagle3 or fasteagle")
+    parser.add_argument("kind", choices=names(), metavar="KIND", help=f"one of {', '.join(names())}")
     parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DIR",
@@ -29,35 +30,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-gb", type=float, default=8.0, help="largest size of that folder (default %(default)s)")
     parser.add_argument("--save-every", type=int, default=250, help="steps between checkpoints (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the final accuracy as JSON")
-    # What belongs to one kind has no default here, so that it is refused with another.
-    one = parser.add_argument_group("of a kind")
-    one.add_argument("--levels", type=int, help="heads (4), steps of the training-time test (7), or layers (4)")
-    one.add_argument("--blocks", type=int, help="medusa: residual blocks a head (1)")
-    one.add_argument(
-        "--own-output", action="store_const", const=True,
-        help="medusa, eagle3: train an output matrix, do not share the teacher's",
-    )  # fmt: skip
-    one.add_argument(
-        "--aux-layers", type=int, nargs=3, metavar="LAYER",
-        help="eagle3, fasteagle: layers whose entering states are read (2, L // 2, L - 3)",
-    )  # fmt: skip
-    one.add_argument(
-        "--draft-vocab", type=int, metavar="N", help="eagle3, fasteagle: draft only the N most written ids"
-    )
-    for name, what in (("heads", "query heads"), ("kv-heads", "key/value heads"), ("intermediate", "MLP width")):
-        one.add_argument(f"--{name}", type=int, metavar="N", help=f"fasteagle: {what} of a layer (the teacher's)")
-    one.add_argument("--token-weight", type=float, help="fasteagle: weight of the cross-entropy (1)")
-    one.add_argument("--feature-weight", type=float, help="fasteagle: weight of the smooth-L1 distance (1)")
-    one.add_argument("--last-only", action="store_const", const=True, help="fasteagle: supervise the last layer alone")
+    _add_options(parser.add_argument_group("of a kind"), kinds())
+
+
+def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
+    """A flag for every option of a kind; none has a default here, so that it is refused with another kind."""
+    meant: dict[str, dict[Kind, Option]] = {}
+    for kind in kinds:
+        for name, option in kind.options.items():
+            meant.setdefault(name, {})[kind] = option
+    for name, options in meant.items():
+        option = next(iter(options.values()))
+        kinds_of: dict[str, list[str]] = {}
+        for kind, one in options.items():
+            kinds_of.setdefault(one.help, []).append(kind.name)
+        help = "; ".join(f"{', '.join(found)}: {text}" for text, found in kinds_of.items())
+        flag = f"--{name.replace('_', '-')}"
+        if option.read is None:
+            group.add_argument(flag, action="store_const", const=True, help=help)
+        else:
+            group.add_argument(flag, type=option.read, nargs=option.count, metavar=option.value, help=help)
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.tools.training.kinds import OPTIONS
     from draftwood.tools.training.team import Team
     from draftwood.tools.training.trainer import train
 
-    names = {name for options in OPTIONS.values() for name in options}
-    options = {name: value for name in names if (value := getattr(args, name)) is not None}
+    known = {name for kind in kinds() for name in kind.options}
+    options = {name: value for name in known if (value := getattr(args, name)) is not None}
     if not args.data.is_dir():
         raise RequestError(f"--data {args.data}: no such folder; write texts with draftwood.tools.training.distill")
     with Team.join() as team:

@@ -93,10 +93,10 @@ def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[ND
 def _pairs(bundle: Bundle) -> dict[str, Pair]:
     """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
     pairs = []
-    eager = EagerEngine(bundle) if bundle.manifest.graphs else None
+    eager = EagerEngine(bundle) if bundle.manifest.graph_set("onnx") else None
     if eager is not None:
         pairs += [Pair(name, eager, _opened(bundle, name), TOLERANCE) for name in ("cpu", "static")]
-    if bundle.manifest.npu is not None:
+    if bundle.manifest.graph_set("ge"):
         rounded = EagerEngine(bundle, npu=True)
         names = ("ge", "npu") if npu_count() else ("ge",)
         pairs += [Pair(name, rounded, _opened(bundle, name), HALF_TOLERANCE) for name in names]

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from draftwood.compiler.ge.graph import Node
 from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
-from draftwood.compiler.steps.teacher import rebuild
+from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.tracing import trace
 from draftwood.manifest import GraphSignature
 from draftwood.tools.reference.eager import EagerEngine

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftwood.compiler.drafters.registry import names
 from draftwood.errors import RequestError
 from draftwood.trees import RankPaths
 
 FOLDER = Path(__file__).parent
-NAMES = {
-    "demo": FOLDER / "teacher",
-    "demo-medusa": FOLDER / "medusa",
-    "demo-eagle3": FOLDER / "eagle3",
-    "demo-fasteagle": FOLDER / "fasteagle",
-}
+NAMES = {"demo": FOLDER / "teacher"} | {f"demo-{kind}": FOLDER / kind for kind in names() if (FOLDER / kind).is_dir()}
 DRAFTERS = tuple(name for name in NAMES if name != "demo")
 
 # Configurations without weights: "shape:llama-3.1-8b".

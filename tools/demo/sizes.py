@@ -6,7 +6,7 @@ import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from draftwood.compiler.teachers.config import read_config
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.tools import demo
 from draftwood.tools.demo.widen import widen, widen_drafter
 

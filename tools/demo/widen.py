@@ -25,10 +25,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftwood.compiler.drafters.common.checkpoint import DrafterCheckpoint
-from draftwood.compiler.drafters.common.config import AUX_STATES, DrafterConfig
-from draftwood.compiler.drafters.kinds import OpenedDrafter
-from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.drafters.model import DrafterCheckpoint
+from draftwood.compiler.drafters.registry import kind_of
+from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
 from draftwood.compiler.teachers.config import DType, TeacherConfig
 from draftwood.errors import RequestError
@@ -36,40 +36,10 @@ from draftwood.tools.script import refusing
 
 # H hidden size, H' the widened one; q heads of one key/value head form a group of g, widened g'.
 
-# Which axis each dimension of a tensor lies along, by the end of its name.
-_AXES = {
-    "embed_tokens.weight": ("vocabulary", "hidden"),
-    "lm_head.weight": ("vocabulary", "hidden"),
-    "norm.weight": ("hidden",),
-    "q_proj.weight": ("query", "hidden"),
-    "k_proj.weight": ("key", "hidden"),
-    "v_proj.weight": ("key", "hidden"),
-    "o_proj.weight": ("hidden", "query"),
-    "gate_proj.weight": ("inner", "hidden"),
-    "up_proj.weight": ("inner", "hidden"),
-    "down_proj.weight": ("hidden", "inner"),
-    "q_proj.bias": ("query",),
-    "k_proj.bias": ("key",),
-    "v_proj.bias": ("key",),
-    "o_proj.bias": ("hidden",),
-}
-# What drafters have beside a Llama's tensors, and EAGLE-3's, whose q, k and v read two hidden states side by side.
-_DRAFTER_AXES = _AXES | {
-    "lm_head.weight": ("draft vocabulary", "hidden"),
-    "fc.weight": ("hidden", "states"),
-    "input_norm.weight": ("states",),
-    **{f"fc_norm.{i}.weight": ("hidden",) for i in range(AUX_STATES)},
-}
-_FASTEAGLE_AXES = _DRAFTER_AXES | {"proj.weight": ("hidden", "pair")}
-_EAGLE3_AXES = _DRAFTER_AXES | {
-    f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "query"), ("k", "key"), ("v", "key"))
-}
 # What these write is read through zero columns of o_proj and down_proj, or reads zero hidden columns.
 _FREE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _SPREAD = 0.02
 _SIZES = ("hidden", "intermediate", "layers", "heads", "kv_heads")
-# Where a drafter's config.json lists the teacher's states, at the top or in eagle_config.
-_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def widen(
@@ -114,65 +84,52 @@ def widen(
     return wide
 
 
-def widen_medusa(
-    source: Path, target: Path, teacher: TeacherConfig, *, hidden: int, dtype: DType | None = None
-) -> None:
-    """Writes Medusa heads of ``teacher`` for its widened form: a folder with medusa_lm_head.safetensors.
-
-    A block x + silu(Wx + b) leaves the padding at zero when W and b are zero there, since silu(0) = 0; the
-    columns of an output matrix that read the padding are zero.
-
-    Raises:
-        CheckpointError: the heads do not fit the teacher.
-        RequestError: the target exists, or ``hidden`` is smaller than the teacher's.
-    """
-    heads = MedusaCheckpoint.open(source, teacher)
-    if hidden < teacher.hidden:
-        raise RequestError(f"hidden is {hidden}; expected at least the teacher's {teacher.hidden}")
-    tensors = _medusa_tensors(heads, hidden, heads.dtype if dtype is None else getattr(torch, dtype))
-    with _new_folder(target) as folder:
-        _save(tensors, folder / "medusa_lm_head.safetensors")
-        stated = {"medusa_num_heads": heads.heads, "medusa_num_layers": heads.blocks}
-        (folder / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
-
-
 def widen_drafter(
     source: Path, target: Path, teacher: Path, wide: TeacherConfig, *, dtype: DType | None = None, seed: int = 0
 ) -> None:
     """Writes a drafter of the folder ``teacher`` for its widened form ``wide``: a folder with the same kind's files.
 
-    Medusa heads are those of ``widen_medusa``. EAGLE-3's and FastEagle's blocks take the widened teacher's hidden
-    size, grow in MLP width and heads as its blocks do, so that narrow blocks stay narrow, and are padded as those
-    are; every hidden state that fc or another matrix reads beside others is padded in its own place. The teacher's
-    new layers come last, so the states that it reads enter the layers they entered before; the ids are written out,
-    for the usual ones depend on the number of layers.
+    Its kind says along which axes its tensors lie. A block takes the widened teacher's hidden size, grows in MLP width
+    and heads as the teacher's do, so that narrow blocks stay narrow, and is padded as those are; every hidden state
+    that a matrix reads beside others is padded in its own place. The teacher's new layers come last, so the states
+    that a drafter reads enter the layers they entered before.
 
     Raises:
         CheckpointError: the source is no drafter of this teacher.
         RequestError: the target exists, the drafter's hidden size is not the teacher's, or a size of ``wide`` is
             smaller than the drafter's or does not fit the others.
     """
-    checkpoint = Checkpoint.open(teacher)
-    opened = OpenedDrafter.open(source, checkpoint)
-    drafter = opened.checkpoint
-    if isinstance(drafter, MedusaCheckpoint):
-        widen_medusa(source, target, checkpoint.config, hidden=wide.hidden, dtype=dtype)
-        return
-    small: DrafterConfig = drafter.config
-    if small.block.hidden != small.target_hidden:
-        raise RequestError(
-            f"{source}: hidden size is {small.block.hidden}; expected {small.target_hidden}, as the teacher's: a"
-            " drafter of another width is not widened"
-        )
-    sizes = _in_proportion(small.block, checkpoint.config, wide)
-    _check_sizes(small.block, sizes)
-    eps = small.block.rms_norm_eps * small.block.hidden / wide.hidden
-    kept = str(drafter.dtype).removeprefix("torch.")
-    block = replace(small.block, **sizes, rms_norm_eps=eps, dtype=dtype or kept)
-    axes = _EAGLE3_AXES if opened.drafter.kind == "eagle3" else _FASTEAGLE_AXES
+    small, kind = Checkpoint.open(teacher), kind_of(source)
+    opened = kind.open(source, small)
+    widening = opened.model.widening()
+    if widening is None:
+        raise RequestError(f"{source}: nobody has said how {kind.title} grows; expected a drafter of another kind")
+    kept: Any = dtype or str(opened.checkpoint.dtype).removeprefix("torch.")
+    if widening.block is None:
+        _check_sizes(small.config, {name: getattr(wide, name) for name in _SIZES})
+        before, after = small.config, replace(wide, dtype=kept)
+    else:
+        before, after = widening.block, _widened_block(source, widening.block, small.config, wide, kept)
+    config = (source if source.is_dir() else source.parent) / "config.json"
+    fields = widening.fields(read_json(config) if config.is_file() else {}, after)
     with _new_folder(target) as folder:
-        _write_drafter_config(drafter, folder, block)
-        _save(_drafter_tensors(drafter, block, axes, seed), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        tensors = _drafter_tensors(opened.checkpoint, widening, before, after, seed)
+        _save(tensors, folder / kind.weights_file)
+
+
+def _widened_block(
+    source: Path, block: TeacherConfig, teacher: TeacherConfig, wide: TeacherConfig, dtype: DType
+) -> TeacherConfig:
+    """A drafter's block for the widened teacher."""
+    if block.hidden != teacher.hidden:
+        raise RequestError(
+            f"{source}: hidden size is {block.hidden}; expected {teacher.hidden}, as the teacher's: a drafter of"
+            " another width is not widened"
+        )
+    sizes = _in_proportion(block, teacher, wide)
+    _check_sizes(block, sizes)
+    return replace(block, **sizes, rms_norm_eps=block.rms_norm_eps * block.hidden / wide.hidden, dtype=dtype)
 
 
 def _in_proportion(small: TeacherConfig, teacher: TeacherConfig, wide: TeacherConfig) -> dict[str, int]:
@@ -192,51 +149,24 @@ def _in_proportion(small: TeacherConfig, teacher: TeacherConfig, wide: TeacherCo
 
 
 def _drafter_tensors(
-    drafter: DrafterCheckpoint[Any], wide: TeacherConfig, axes: Mapping[str, tuple[str, ...]], seed: int
+    drafter: DrafterCheckpoint, widening: Widening, small: TeacherConfig, wide: TeacherConfig, seed: int
 ) -> dict[str, Tensor]:
     """Every tensor of a widened drafter by its key in the source, and the map between the vocabularies."""
-    small: DrafterConfig = drafter.config
-    places = _places(small.block, wide) | {"draft vocabulary": torch.arange(small.draft_vocabulary)}
-    for axis, states in (("pair", 2), ("states", AUX_STATES)):
+    places, lengths = _places(small, wide), _lengths(wide)
+    for axis, length in widening.kept.items():
+        places[axis], lengths[axis] = torch.arange(length), length
+    for axis, states in widening.states.items():
         places[axis] = (torch.arange(states)[:, None] * wide.hidden + places["hidden"]).flatten()
-    lengths = _lengths(wide) | {"draft vocabulary": small.draft_vocabulary}
-    lengths |= {"pair": 2 * wide.hidden, "states": AUX_STATES * wide.hidden}
-    gain = (small.block.hidden / wide.hidden) ** 0.5
+        lengths[axis] = states * wide.hidden
+    gain = (small.hidden / wide.hidden) ** 0.5
     random = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, wide.dtype)
     tensors = {}
-    for key in (key for part in drafter.parts.values() for key, _ in part):
-        along = _along(key, axes)
+    for key in (key for name in drafter.names() for key in drafter.keys(name)):
+        along = _along(key, widening.axes)
         shape = tuple(lengths[axis] for axis in along)
-        tensors[key] = _padded(key, drafter.read(key), shape, [places[axis] for axis in along], gain, dtype, random)
-    if small.mapped:
-        tensors["d2t"] = drafter.ids - torch.arange(small.draft_vocabulary)
-    return tensors
-
-
-def _write_drafter_config(drafter: DrafterCheckpoint[Any], folder: Path, wide: TeacherConfig) -> None:
-    config: dict[str, Any] = json.loads(drafter.files[0].read_text())
-    # The speculators layout nests the block's fields.
-    block = config.get("transformer_layer_config") or config
-    block |= _fields(wide, block)
-    aux = list(drafter.config.aux_layers)
-    config |= {"target_hidden_size": wide.hidden, "aux_layer_ids": aux}
-    for fields in (config, config.get("eagle_config") or {}):
-        if fields.get(_AUX_IDS) is not None:
-            fields[_AUX_IDS] = aux
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _medusa_tensors(heads: MedusaCheckpoint, hidden: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every tensor padded with zeros to the widened hidden size, by its key in the source."""
-    tensors = {}
-    for name, key in heads.keys.items():
-        stored = heads.weight(name)
-        shape = (stored.shape[0], hidden) if name.endswith(".out.weight") else (hidden,) * stored.ndim
-        wide = torch.zeros(shape, dtype=dtype)
-        wide[tuple(slice(size) for size in stored.shape)] = stored.to(dtype)
-        tensors[key] = wide
-    return tensors
+        tensors[key] = _padded(key, drafter.stored(key), shape, [places[axis] for axis in along], gain, dtype, random)
+    return tensors | drafter.maps()
 
 
 def _check_sizes(small: TeacherConfig, sizes: Mapping[str, int]) -> None:
@@ -265,12 +195,12 @@ def _teacher_tensors(teacher: Checkpoint, wide: TeacherConfig, seed: int) -> dic
     tensors = {}
     for name, shape in expected_tensors(wide).items():
         stored = teacher.tensor(name) if name in teacher.entries else None
-        along = [places[axis] for axis in _along(name, _AXES)]
+        along = [places[axis] for axis in _along(name, LLAMA_AXES)]
         tensors[name] = _padded(name, stored, shape, along, gain, dtype, random)
     return tensors
 
 
-def _along(name: str, axes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _along(name: str, axes: Axes) -> tuple[str, ...]:
     """The axes of a tensor, by the longest end of its name that has an entry."""
     return axes[max((end for end in axes if name.endswith(end)), key=len)]
 
@@ -324,22 +254,9 @@ def _lengths(wide: TeacherConfig) -> dict[str, int]:
     }
 
 
-def _fields(wide: TeacherConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json that widening changes; ``config`` says how it spells the dtype."""
-    return {
-        "hidden_size": wide.hidden,
-        "intermediate_size": wide.intermediate,
-        "num_attention_heads": wide.heads,
-        "num_key_value_heads": wide.kv_heads,
-        "head_dim": wide.head_dim,
-        "rms_norm_eps": wide.rms_norm_eps,
-        "dtype" if "dtype" in config else "torch_dtype": wide.dtype,
-    }
-
-
 def _write_config(source: Path, folder: Path, wide: TeacherConfig) -> None:
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
-    config |= _fields(wide, config) | {"num_hidden_layers": wide.layers}
+    config |= size_fields(wide, config) | {"num_hidden_layers": wide.layers}
     if config.get("layer_types"):
         config["layer_types"] = ["full_attention"] * wide.layers
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

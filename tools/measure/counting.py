@@ -104,7 +104,7 @@ def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor 
 def count(job: Job) -> bytes:
     """One job's statistics, as ``Calibration.to_bytes`` writes them."""
     hide_torch_npu()
-    from draftwood.tools.training.contexts import NONE
+    from draftwood.compiler.training.batch import NONE
     from draftwood.tools.training.states import States
     from draftwood.tools.training.trainer import ranks_of
 
@@ -152,7 +152,7 @@ def _prompt(text: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
 def _loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyped-def]
     """Once a process: tokenizer, teacher and drafter."""
     from draftwood.tools.training.generate import load_teacher
-    from draftwood.tools.training.kinds import load
+    from draftwood.tools.training.students import load
 
     model = load_teacher(teacher)
     return Tokenizer.load(teacher), model, load(drafter, model, levels)
@@ -192,7 +192,7 @@ def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
 
 def _distilled(texts, temperature: float, checkpoint: Checkpoint):  # type: ignore[no-untyped-def]
     """(prompt, answer) pairs in the form that the trainers read."""
-    from draftwood.tools.training.contexts import INDEX, Distilled
+    from draftwood.tools.training.texts import INDEX, Distilled
 
     index_W = np.zeros(len(texts), INDEX)
     index_W["prompt"] = [len(prompt) for prompt, _ in texts]

@@ -32,8 +32,9 @@ def measure(folder: Path) -> dict[str, float | int | bool]:
         state = engine.begin(gear.slots)
         engine.start(state, np.zeros(8, np.int64))
         engine.step([state], gear)
-    assert bundle.manifest.weights is not None, "a bundle that a CPU engine runs has ONNX weights"
-    weights = (folder / bundle.manifest.weights).stat().st_size / 1e6
+    graphs = bundle.manifest.graph_set("onnx")
+    assert graphs is not None, "a bundle that a CPU engine runs has ONNX graphs"
+    weights = (folder / graphs.weights).stat().st_size / 1e6
     pss = _proportional_set_mb()
     return {
         "gears": len(bundle.manifest.gears),

@@ -22,19 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from draftwood.compiler.device.model import (
-    DEVICES,
-    Device,
-    Eagle3,
-    Medusa,
-    Op,
-    attention,
-    copy,
-    elementwise,
-    matmul,
-    parts,
-    step_s,
-)
+from draftwood.compiler.device.devices import DEVICES, Device, parts
+from draftwood.compiler.device.operators import Op, attention, copy, elementwise, matmul
+from draftwood.compiler.device.steps import step_s
+from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
+from draftwood.compiler.drafters.medusa.cost import MedusaCost
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees.latency import Constant
 
@@ -276,8 +268,8 @@ def _static(device: Device) -> dict[str, Any]:
     plain = step_s(device, config, 1, 1024)
     share = solve(EAGLE["accept"], lambda share: accept_length(int(EAGLE["nodes"]), 10, share), 0.1, 0.95)
     drafts = {
-        "medusa, own matrices": Medusa(levels=MEDUSA_HEADS),
-        "medusa, tied": Medusa(levels=MEDUSA_HEADS, tied=True),
+        "medusa, own matrices": MedusaCost(levels=MEDUSA_HEADS),
+        "medusa, tied": MedusaCost(levels=MEDUSA_HEADS, tied=True),
     }
     verify = step_s(device, config, MEDUSA_NODES + 1, 1024)
     result: dict[str, Any] = {"plain_ms": 1e3 * plain}
@@ -285,7 +277,7 @@ def _static(device: Device) -> dict[str, Any]:
         ((_, _, ops),) = drafter.drafts(config, 1024)
         cost = math.fsum(parts(device, ops).values())
         result[name] = {length: accept * plain / (verify + cost) for length, (accept, _) in MEDUSA.items()}
-    drafts_of = {(d, w): ops for d, w, ops in Eagle3(vocabulary=32000, levels=10).drafts(config, 1024)}
+    drafts_of = {(d, w): ops for d, w, ops in Eagle3Cost(vocabulary=32000, levels=10).drafts(config, 1024)}
     result["eagle3, 32000 tokens"] = {
         nodes: max(
             accept_length(nodes, depth, share)

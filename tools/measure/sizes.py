@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import RequestError
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle

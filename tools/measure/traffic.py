@@ -58,6 +58,8 @@ def count_traffic(
 def _name(bundle: Bundle, prompt: Prompt, options: Options) -> str:
     """Stands for all that decides a turn's steps."""
     drafter = bundle.manifest.drafter.digest if bundle.manifest.drafter else ""
-    trees = [(tree.name, bundle.manifest.files.get(tree.file or "")) for tree in bundle.manifest.trees]
+    trees = [
+        (tree.name, bundle.manifest.files[tree.file].sha256 if tree.file else None) for tree in bundle.manifest.trees
+    ]
     content = f"{bundle.manifest.teacher.digest} {drafter} {trees} {options} {prompt}"
     return f"traffic-{zlib.crc32(content.encode()):08x}"

@@ -24,8 +24,9 @@ from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
+from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
-from draftwood.tools.commands.arguments import add_decoding_arguments, given_prompt_ids, options
+from draftwood.tools.commands.arguments import add_decoding_arguments, given_prompt, options
 from draftwood.tools.demo import resolve
 from draftwood.tools.measure.bench import TIES_PER_TOKEN
 from draftwood.tools.measure.traffic import widest_gear
@@ -120,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 def _prompts(bundle: Bundle, args: argparse.Namespace) -> dict[str, list[int]]:
     """Token ids by prompt id; every prompt is a conversation's first turn."""
     if args.prompt_ids is not None:
-        return {"ids": given_prompt_ids(bundle, args)}
+        return {"ids": prompt_ids(bundle, given_prompt(args))}
     tokenizer = bundle.tokenizer
     if tokenizer is None:
         raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")

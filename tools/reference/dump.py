@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from draftwood.compiler.bundle.build import staged
-from draftwood.errors import RequestError
-from draftwood.manifest import cache_names
+from draftwood.compiler.bundle.staging import staged
+from draftwood.errors import RequestError, TreeError
+from draftwood.files import open_regular, read_regular
+from draftwood.manifest import DAMAGED, cache_names
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.sequence import SequenceState
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.compare import host
 from draftwood.tools.comparison.single import Rows
 from draftwood.tools.reference.branch_cache import BranchCache
-from draftwood.trees import TreeBuffers
+from draftwood.trees import TreeBuffers, require
 
 # K key/value heads, D head dimension, T tree rows
 
@@ -105,10 +106,12 @@ class StepDump:
             RequestError: not a dump, or one that is damaged.
         """
         try:
-            step = msgspec.json.decode((folder / STEP_FILE).read_bytes(), type=_Step)
+            step = msgspec.json.decode(read_regular(folder / STEP_FILE), type=_Step)
+            open_regular(folder / TENSORS_FILE).close()  # the library would wait for a FIFO
             tensors = load_file(folder / TENSORS_FILE)
             tree = TreeBuffers(**{field.name: tensors[f"tree.{field.name}"] for field in fields(TreeBuffers)})
-        except (OSError, KeyError, msgspec.DecodeError, SafetensorError) as error:
+            require(tree, str(folder))
+        except (OSError, KeyError, *DAMAGED, SafetensorError, TreeError) as error:
             raise RequestError(
                 f"{folder}: not a step's dump ({error}); expected a folder written by draftwood.tools.reference"
             ) from error

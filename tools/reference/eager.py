@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwood.compiler.bundle.eager import bundle_drafts, bundle_modules, npu_weights, onnx_weights
 from draftwood.compiler.ge.online import host
+from draftwood.compiler.ge.weights import bundle_npu_weights
+from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, onnx_weights, required_set
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine
@@ -28,11 +29,12 @@ class EagerEngine(StagedEngine):
 
     def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
         manifest = bundle.manifest
-        super().__init__(bundle, manifest.npu.graphs if npu and manifest.npu else manifest.graphs)
-        weights = (npu_weights if npu else onnx_weights)(bundle.folder, manifest)
+        graphs = required_set(bundle.folder, manifest, "ge" if npu else "onnx")
+        super().__init__(bundle, graphs.graphs)
+        weights = bundle_npu_weights(bundle.folder, graphs) if npu else onnx_weights(bundle.folder, manifest)
         self.decoder, self.drafter = bundle_modules(manifest, weights)
         self.dtype = weights["norm.weight"].dtype
-        self.draft_steps = bundle_drafts(bundle.folder, manifest, (self.decoder, self.drafter), npu)
+        self.draft_steps = bundle_drafts(bundle.folder, manifest, graphs, (self.decoder, self.drafter))
 
     @property
     def zeros(self) -> Zeros:

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.compiler.bundle.eager import npu_weights
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter
 from draftwood.compiler.ge.online import host
-from draftwood.errors import BundleError
+from draftwood.compiler.ge.weights import bundle_npu_weights
+from draftwood.compiler.targets.bundled import required_set
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.static import StaticEngine, fill_tree
@@ -30,13 +30,11 @@ class InterpreterExecutor:
     """
 
     def __init__(self, bundle: Bundle, mutate: Callable[[Graph], Graph]) -> None:
-        npu = bundle.manifest.npu
-        if npu is None:
-            raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
-        self.dtype: torch.dtype = getattr(torch, npu.dtype)
+        graphs = required_set(bundle.folder, bundle.manifest, "ge")
+        self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         self.observe: Observe | None = None
         self._folder, self._mutate = bundle.folder, mutate
-        self._weights = npu_weights(bundle.folder, bundle.manifest)
+        self._weights = bundle_npu_weights(bundle.folder, graphs)
         self._opened: dict[str, Interpreter] = {}
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
@@ -81,8 +79,7 @@ class GeEngine(StaticEngine):
         mutate: Callable[[Graph], Graph] = lambda graph: graph,
     ) -> None:
         executor = InterpreterExecutor(bundle, mutate)
-        assert bundle.manifest.npu is not None
-        super().__init__(bundle, bundle.manifest.npu.graphs, executor)
+        super().__init__(bundle, bundle.manifest.graphs_of("ge"), executor)
 
     def inputs_of(self, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> dict[str, Tensor]:
         """What the gear's graph is given at its first tree step behind a prompt, on seeded random tokens."""

@@ -20,7 +20,7 @@ _CARRIERS = ("Const", "FileConstant", "Data", "RefData", "NetOutput")
 
 def npu_figures(bundle: Bundle) -> dict[str, Any]:
     """Per graph: operators, caches with their proof, findings, files; and the converter coverage of all."""
-    npu = bundle.manifest.npu
+    npu = bundle.manifest.graph_set("ge")
     if npu is None:
         raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
     loaded = [(signature, Graph.load(bundle.folder / signature.file)) for signature in npu.graphs]
@@ -29,7 +29,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         coverage.update(converted(graph))
     return {
         "kind": "npu",
-        "dtype": npu.dtype,
+        "dtype": npu.precision.weights,
         "soc": npu.soc,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],

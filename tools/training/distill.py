@@ -23,9 +23,9 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.runtime.tokenizer import Tokenizer
 from draftwood.tools.script import refusing
-from draftwood.tools.training.contexts import INDEX
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher
+from draftwood.tools.training.texts import INDEX
 
 # B rows of a batch, N new tokens
 

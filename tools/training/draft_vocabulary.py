@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from draftwood.errors import RequestError
-from draftwood.tools.training.contexts import Distilled
+from draftwood.tools.training.texts import Distilled
 
 # W texts, V draft vocabulary, N tokens
 

@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training.batch import NONE
+from draftwood.compiler.training.student import Student
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
-from draftwood.tools.training.contexts import NONE, Distilled
 from draftwood.tools.training.curves import draw_positions
-from draftwood.tools.training.drafter import Drafter
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import load
 from draftwood.tools.training.states import States
+from draftwood.tools.training.students import load
+from draftwood.tools.training.texts import Distilled
 from draftwood.tools.training.trainer import ranks_of
 from draftwood.tools.training.visited import path_of, visited
 from draftwood.trees import RankPaths
@@ -55,7 +56,7 @@ def counted_texts(texts: Distilled, temperature: float, contexts: int = 50_000) 
     return chosen_W
 
 
-def count_paths(drafter: Drafter, states: States, text_W: np.ndarray, levels: int) -> RankPaths:
+def count_paths(drafter: Student, states: States, text_W: np.ndarray, levels: int) -> RankPaths:
     """Rank paths at the contexts of the texts where a decoding would stand.
 
     Contexts so near to the end of a text that was cut short that one of ``levels`` true tokens is unknown are

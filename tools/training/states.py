@@ -16,27 +16,16 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.precision import autocast
 from draftwood.errors import RequestError
-from draftwood.tools.training.contexts import Batch, Distilled, by_length, padded
-from draftwood.tools.training.precision import autocast
+from draftwood.tools.training.texts import Distilled, batch_of, by_length, padded
 
 # W texts, B texts a batch, S tokens of the longest, H hidden size, F width of the aux states, A width of all
 
 BLOCK = 1024
 # Texts that the teacher reads at a time.
 _BATCH = 32
-
-
-def default_aux_layers(layers: int) -> tuple[int, int, int]:
-    """The layers whose entering states EAGLE-3 takes as features (SafeAILab/EAGLE): 2, L // 2 and L - 3.
-
-    Raises:
-        RequestError: the teacher has too few layers for three different ones.
-    """
-    aux = (2, layers // 2, layers - 3)
-    if not aux[0] < aux[1] < aux[2]:
-        raise RequestError(f"the teacher has {layers} layers: too few for the usual three; name some with --aux-layers")
-    return aux
 
 
 class States:
@@ -103,7 +92,7 @@ class States:
         else:
             states_BSA = self._computed(text_B)
         hidden = self.model.config.hidden_size
-        return Batch.of(self.texts, text_B, states_BSA[..., :hidden], states_BSA[..., hidden:])
+        return batch_of(self.texts, text_B, states_BSA[..., :hidden], states_BSA[..., hidden:])
 
     def _read(self, text_B: np.ndarray) -> Tensor:
         lengths = self.texts.index_W["length"][text_B]

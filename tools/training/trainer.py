@@ -17,17 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training.batch import NONE, Batch
+from draftwood.compiler.training.student import Student
 from draftwood.errors import RequestError
-from draftwood.tools.training.contexts import NONE, Batch, Distilled, by_length, shuffled
 from draftwood.tools.training.curves import draw_losses
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
-from draftwood.tools.training.drafter import Drafter
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import aux_layers, begin, complete
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import States
+from draftwood.tools.training.students import begin
 from draftwood.tools.training.team import Team
+from draftwood.tools.training.texts import Distilled, by_length, shuffled
 
 # W texts, N contexts, I levels
 
@@ -40,7 +42,7 @@ _WIDE = 32
 class Run:
     """The state that outlives a stop: drafter, optimiser, step, seconds spent; and the log."""
 
-    def __init__(self, out: Path, drafter: Drafter, learning_rate: float, settings: dict[str, Any]) -> None:
+    def __init__(self, out: Path, drafter: Student, learning_rate: float, settings: dict[str, Any]) -> None:
         self.out, self.drafter, self.settings, self.step, self.seconds = out, drafter, settings, 0, 0.0
         self.optimizer = HybridOptimizer(drafter, learning_rate, weight_decay=0.0)
         out.mkdir(parents=True, exist_ok=True)
@@ -79,55 +81,73 @@ def train(
     Args:
         batch: texts a step, over all processes.
         cache: folder for the teacher's states; by default beside the texts.
-        options: what ``kinds.OPTIONS`` names for the kind.
+        options: those of the kind.
 
     Raises:
         RequestError: the texts are of another teacher or too few, or ``out`` holds a run of other settings.
     """
-    team, options = team or Team(), complete(kind, options)
+    team, options = team or Team(), kind_named(kind).complete(options)
     if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0 or cache_gb < 0:
         raise RequestError("expected 1 or more steps, a text a batch for every process, and a positive learning rate")
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
-    held_W, some_W = texts.held_out(), texts.spans() > 0
-    train_W, valid_W = (~held_W & some_W).nonzero()[0], (held_W & some_W).nonzero()[0]
-    if len(train_W) < team.size or not len(valid_W):
-        raise RequestError(f"{distilled}: too few texts to train on and to validate with; distill more")
+    train_W, valid_W = _shares(texts, distilled, team)
     torch.manual_seed(seed)
     model = load_teacher(teacher)
-    ids_V = None
-    if options.get("draft_vocab"):
-        ids_V = torch.from_numpy(most_frequent(texts, train_W, options["draft_vocab"], model.config.vocab_size))
-    drafter = begin(kind, options, model, ids_V)
+    drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocab_size))
     settings = {
         "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
     run = Run(out, drafter, learning_rate, settings)
-    states = States(model, texts, aux_layers(kind, options, model), cache or distilled / "states", int(cache_gb * 1e9))
-    began = time.monotonic()
-    states.fill(team.rank, team.size)
-    team.wait()
-    if team.rank == 0:
-        run.log({
-            "texts": len(train_W), "contexts": int(texts.spans()[train_W].sum()), "held_out": len(valid_W),
-            "states_s": round(time.monotonic() - began, 1), "processes": team.size,
-            "parameters": sum(p.numel() for p in drafter.parameters()),
-            **({} if ids_V is None else {"coverage": round(coverage(texts, valid_W, ids_V.numpy()), 4)}),
-        })  # fmt: skip
+    states = States(model, texts, drafter.aux, cache or distilled / "states", int(cache_gb * 1e9))
+    _fill(run, states, train_W, valid_W, team)
     for record in _steps(run, states, train_W, steps, batch, seed, log_every, team):
         if team.rank == 0:
             run.log(record)
             if run.step % save_every == 0:
                 run.save()
                 run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
-    final: dict[str, Any] = {}
-    if team.rank == 0:
-        run.save()
-        drafter.save(out)
-        final = accuracy(drafter, states, valid_W)
-        run.log({"step": run.step, "seconds": round(run.seconds), "final": final})
-        draw_losses(out / "log.jsonl", out / "curves.png")
+    final = _finish(run, states, valid_W) if team.rank == 0 else {}
     team.wait()
+    return final
+
+
+def _shares(texts: Distilled, folder: Path, team: Team) -> tuple[np.ndarray, np.ndarray]:
+    """The texts to train on and those that are held out."""
+    held_W, some_W = texts.held_out(), texts.spans() > 0
+    train_W, valid_W = (~held_W & some_W).nonzero()[0], (held_W & some_W).nonzero()[0]
+    if len(train_W) < team.size or not len(valid_W):
+        raise RequestError(f"{folder}: too few texts to train on and to validate with; distill more")
+    return train_W, valid_W
+
+
+def _draft_ids(texts: Distilled, train_W: np.ndarray, options: dict[str, Any], vocabulary: int) -> Tensor | None:
+    """The teacher's ids that the drafter may propose, int64 [V]; None for all of them."""
+    size = options.get("draft_vocab")
+    return torch.from_numpy(most_frequent(texts, train_W, size, vocabulary)) if size else None
+
+
+def _fill(run: Run, states: States, train_W: np.ndarray, valid_W: np.ndarray, team: Team) -> None:
+    """Computes the teacher's states, each process its share, and logs what the training has."""
+    began, texts, ids_V = time.monotonic(), states.texts, run.drafter.ids_V
+    states.fill(team.rank, team.size)
+    team.wait()
+    if team.rank == 0:
+        run.log({
+            "texts": len(train_W), "contexts": int(texts.spans()[train_W].sum()), "held_out": len(valid_W),
+            "states_s": round(time.monotonic() - began, 1), "processes": team.size,
+            "parameters": sum(p.numel() for p in run.drafter.parameters()),
+            **({} if ids_V is None else {"coverage": round(coverage(texts, valid_W, ids_V.cpu().numpy()), 4)}),
+        })  # fmt: skip
+
+
+def _finish(run: Run, states: States, valid_W: np.ndarray) -> dict[str, Any]:
+    """Writes the checkpoint, the drafter and the curves; returns the accuracy on all held-out texts."""
+    run.save()
+    run.drafter.save(run.out)
+    final = accuracy(run.drafter, states, valid_W)
+    run.log({"step": run.step, "seconds": round(run.seconds), "final": final})
+    draw_losses(run.out / "log.jsonl", run.out / "curves.png")
     return final
 
 
@@ -166,7 +186,7 @@ def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]
 
 
 def ranks_of(
-    drafter: Drafter, states: States, text_W: np.ndarray, candidates: int
+    drafter: Student, states: States, text_W: np.ndarray, candidates: int
 ) -> Iterator[tuple[np.ndarray, Batch, Tensor, Tensor]]:
     """Batches of the texts, in order of length: (texts, batch, the drafter's features [N, I, H], ranks of the true
     tokens, int64 [N, I], on the host)."""
@@ -176,7 +196,7 @@ def ranks_of(
         yield text_B, batch, features_NIH, drafter.ranks(batch, candidates, features_NIH).cpu()
 
 
-def accuracy(drafter: Drafter, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
+def accuracy(drafter: Student, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:
     """Per level the share of targets that are first, and among the first five; greedy and sampled texts apart."""
     result = {}
     greedy_W = states.texts.index_W["temperature"][text_W] == 0

@@ -19,21 +19,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood.compiler.drafters.registry import kind_of, kinds
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
-from draftwood.tools.training.contexts import Batch, Distilled
 from draftwood.tools.training.curves import draw_vocabularies
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
-from draftwood.tools.training.drafter import Drafter
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.kinds import load
 from draftwood.tools.training.rank_paths import TEMPERATURES, count_paths, counted_texts
 from draftwood.tools.training.states import States
+from draftwood.tools.training.students import load
+from draftwood.tools.training.texts import Distilled
 
 # V draft vocabulary, H hidden size
 
-# Rows of the tree whose accept length is given, root counted; levels an EAGLE-3 layer drafts.
+# Rows of the tree whose accept length is given, root counted; how far a drafter drafts that does not know.
 _ROWS, _LEVELS = 16, 5
 _TIMED = 50
 
@@ -48,8 +50,9 @@ def measure(teacher: Path, distilled: Path, drafter: Path, sizes: Sequence[int])
     """
     model = load_teacher(teacher)
     loaded = load(drafter, model, _LEVELS)
-    if loaded.ids_V is not None or not loaded.aux:
-        raise RequestError(f"{drafter}: expected an EAGLE-3 or FastEagle drafter with the teacher's whole vocabulary")
+    if loaded.ids_V is not None or "draft_vocab" not in kind_of(drafter).options:
+        able = " or ".join(kind.title for kind in kinds() if "draft_vocab" in kind.options)
+        raise RequestError(f"{drafter}: expected {able} with the teacher's whole vocabulary")
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
     states, whole_VH = States(model, texts, loaded.aux), loaded.output_VH
     held_W, found = texts.held_out(), []
@@ -69,7 +72,7 @@ def measure(teacher: Path, distilled: Path, drafter: Path, sizes: Sequence[int])
 
 
 @torch.no_grad()
-def _head_milliseconds(drafter: Drafter, batch: Batch) -> float:
+def _head_milliseconds(drafter: Student, batch: Batch) -> float:
     """Median time of the output matrix and the choice of candidates for one row, all levels."""
     feature_1H = batch.last_BSH[:, 0].to(drafter.output_VH.dtype)
     times = []
@@ -86,7 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
     parser.add_argument("--distilled", type=Path, required=True, help="folder that distill wrote")
-    parser.add_argument("--drafter", type=Path, required=True, help="folder of an EAGLE-3 or FastEagle drafter")
+    parser.add_argument(
+        "--drafter", type=Path, required=True, help="folder of a drafter whose kind knows --draft-vocab"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], metavar="N")
     parser.add_argument("--png", type=Path, metavar="FILE", help="plot speed against acceptance")
     args = parser.parse_args(arguments)

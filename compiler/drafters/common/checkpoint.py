@@ -1,4 +1,4 @@
-"""What the checkpoints of EAGLE-3 and FastEagle share: weights by our names, and the map between vocabularies."""
+"""What the checkpoints of drafters with caches share: weights by our names, and the map between vocabularies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader
-from draftwood.compiler.drafters.common.config import DrafterConfig
-from draftwood.compiler.teachers.checkpoint import DTYPES, Checkpoint, Entry, check_kinds, sha256_of
-from draftwood.compiler.teachers.config import TeacherConfig, rope_tables
+from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.errors import CheckpointError
 
-Config = TypeVar("Config", bound=DrafterConfig)
+Config = TypeVar("Config", bound=CachedConfig)
 # Our weight name -> the file's keys, each with its shape, that concatenated along dimension 0 make it.
 Parts = dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
 
@@ -24,7 +26,7 @@ _MAPS = {"d2t": "I64", "t2d": "BOOL"}
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterCheckpoint(Generic[Config]):
+class CachedCheckpoint(Generic[Config]):
     """A drafter on disk that fits its teacher."""
 
     # config.json and the file of tensors.
@@ -41,12 +43,20 @@ class DrafterCheckpoint(Generic[Config]):
         """Our weight names: the parameters of the network."""
         return list(self.parts)
 
+    def keys(self, name: str) -> tuple[str, ...]:
+        """The file's keys of what makes a weight."""
+        return tuple(key for key, _ in self.parts[name])
+
+    def stored(self, key: str) -> Tensor:
+        """A tensor under its key in the file."""
+        return self.read(key)
+
     def weight(self, name: str) -> Tensor:
         """A weight under our name, as stored; a missing output matrix is the teacher's, cut to the draft's ids."""
         if name == "draft_head.weight" and self.config.tied_head:
             head = "embed.weight" if self.teacher.config.tied else "lm_head.weight"
             return self.teacher.weight(head).index_select(0, self.ids)
-        parts = [self.read(key) for key, _ in self.parts[name]]
+        parts = [self.read(key) for key in self.keys(name)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def buffers(self, positions: int) -> dict[str, Tensor]:
@@ -54,6 +64,10 @@ class DrafterCheckpoint(Generic[Config]):
         tables = zip(("draft_cos", "draft_sin"), rope_tables(self.config.block, positions), strict=True)
         mapped = {"teacher_ids": self.ids} if self.config.mapped else {}
         return mapped | {name: torch.from_numpy(table) for name, table in tables}
+
+    def maps(self) -> dict[str, Tensor]:
+        """The offsets from draft ids to the teacher's, ``d2t`` int64 [draft_vocabulary]; nothing without a subset."""
+        return {"d2t": self.ids - torch.arange(len(self.ids))} if self.config.mapped else {}
 
     def digest(self) -> str:
         """SHA-256, in hex, over config.json and the file of tensors."""
@@ -81,7 +95,7 @@ def block_parts(block: TeacherConfig, ours: str, theirs: str, width: int) -> Par
     return parts
 
 
-def end_parts(config: DrafterConfig) -> Parts:
+def end_parts(config: CachedConfig) -> Parts:
     """The weights behind the blocks; an output matrix cut from the teacher's has no keys."""
     hidden = config.block.hidden
     parts: Parts = {"draft_norm.weight": (("norm.weight", (hidden,)),)}

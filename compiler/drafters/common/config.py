@@ -1,24 +1,21 @@
-"""What an EAGLE-3 or a FastEagle drafter is: its blocks, the teacher states it reads, the tokens it proposes."""
+"""What a drafter with caches is: its blocks, the teacher states it reads, the tokens it proposes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.teachers.config import TeacherConfig, dimensions, refuse_unsupported, switches
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.errors import CheckpointError
 
 AUX_STATES = 3
 
-# Where the teacher states are normalised before fc: not at all, as one vector, or each state on its own.
-FeatureNorm = Literal["none", "whole", "each"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DrafterConfig:
-    """What both drafters share."""
+class CachedConfig:
+    """What all of them share."""
 
     # Their decoder blocks are a Llama's; its vocabulary is the teacher's.
     block: TeacherConfig
@@ -45,19 +42,10 @@ class DrafterConfig:
         return self.mapped or not self.tied_head
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Eagle3Config(DrafterConfig):
-    """An EAGLE-3 drafter with the norms that its successors move; all off is the published network."""
-
-    feature_norm: FeatureNorm = "none"
-    # The block's residual is the normalised hidden state instead of the hidden state.
-    norm_before_residual: bool = False
-    # What is fed back is the hidden state behind the last norm (EAGLE-3.1) instead of the one before it.
-    norm_output: bool = False
-
-
-def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherConfig:
+def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: str = "llama") -> TeacherConfig:
     """The drafter's blocks from the fields that a Llama's configuration has, checked against the teacher.
+
+    ``model_type`` is what the kind of drafter calls such blocks.
 
     Raises:
         CheckpointError: a field is missing or unsupported, or belongs to a drafter of another teacher.
@@ -65,16 +53,15 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int) -> TeacherCo
     # Drafters state the length they were trained at, if any: rotary tables are made as long as the cache.
     usual = {"max_position_embeddings": teacher.max_positions, "num_hidden_layers": layers}
     fields = Fields(fields.path, fields.values | {name: fields.get(name, value) for name, value in usual.items()})
-    refuse_unsupported(fields)
-    if fields.get("model_type", "llama") not in ("llama", "fasteagle"):
-        fields.fail("model_type", "'llama'; blocks of no other family are supported")
+    values = LLAMA.values(fields) | {"bos": None, "eos": ()}
+    if fields.get("model_type", model_type) != model_type:
+        fields.fail("model_type", f"{model_type!r}; blocks of no other family are supported")
     if fields.whole("vocab_size") != teacher.vocabulary:
         fields.fail("vocab_size", f"{teacher.vocabulary} as the teacher has; use the drafter of this teacher")
     if fields.whole("num_hidden_layers") != layers:
         fields.fail("num_hidden_layers", f"{layers}; a deeper drafter of this kind is not supported")
     try:
-        merged = {**dimensions(fields), **switches(fields, "llama"), "family": "llama", "bos": None, "eos": ()}
-        return TeacherConfig(**merged)
+        return TeacherConfig(**values)
     except CheckpointError as error:
         text = str(error)
         raise CheckpointError(text if text.startswith(str(fields.path)) else f"{fields.path}: {text}") from None

@@ -1,4 +1,4 @@
-"""What the networks of EAGLE-3 and FastEagle share: a cache of the accepted text, and the ends of the network.
+"""What the networks with caches share: a cache of the accepted text, and the ends of the network.
 
 Slot j of a drafter's cache stands for token j + 1 beside the teacher's states of token j. A draft step *extends*
 the cache once, by the rows that the last verify step accepted; nothing of a draft tree is ever written to it.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.drafters.common.config import DrafterConfig
+from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Form, Layer, Norm, Placement
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, N query heads, K key/value heads,
 # G = N / K, D head dimension, C cache slots, H hidden, V vocabulary, U draft vocabulary
@@ -42,6 +42,16 @@ class Waiting(NamedTuple):
     features_PF: Tensor
     committed_1: Tensor
     accepted_1: Tensor
+
+
+class Extended(Protocol):
+    """What an extend pass leaves: the root's hidden states behind the last norm, one a layer [I, H], and the caches."""
+
+    @property
+    def normed(self) -> Tensor: ...
+
+    @property
+    def caches(self) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -137,13 +147,13 @@ class DraftLayer(Layer):
         return out_KGRD.unflatten(1, grouped).flatten(0, 1).transpose(0, 1).flatten(1)
 
 
-class DraftModule(nn.Module):
+class CachedNetwork(nn.Module):
     """Embedding, fc, last norm, output matrix, vocabulary map and rotary tables of a drafter.
 
     Parameter names differ from the teacher's, so that one bundle can hold both.
     """
 
-    def __init__(self, config: DrafterConfig, positions: int) -> None:
+    def __init__(self, config: CachedConfig, positions: int) -> None:
         super().__init__()
         self.config, block = config, config.block
         if config.own_embedding:
@@ -159,6 +169,13 @@ class DraftModule(nn.Module):
         self.draft_sin: Tensor
         self.register_buffer("draft_cos", torch.empty(positions, block.head_dim))
         self.register_buffer("draft_sin", torch.empty(positions, block.head_dim))
+
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Extended:
+        """Writes the waiting rows into the caches, key then value of every layer, and runs the last that counts.
+
+        ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D].
+        """
+        raise NotImplementedError
 
     def embed(self, tokens_R: Tensor, teacher: TeacherWeights) -> Tensor:
         """[R, H] of the teacher's token ids."""

@@ -11,19 +11,19 @@ from pathlib import Path
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.tensors import find_file, open_tensors
 from draftwood.compiler.drafters.common.checkpoint import (
-    DrafterCheckpoint,
+    CachedCheckpoint,
     Parts,
     block_parts,
     check_tensors,
     end_parts,
     teacher_ids,
 )
-from draftwood.compiler.drafters.common.config import AUX_STATES, Eagle3Config
-from draftwood.compiler.drafters.eagle3.config import EMBED, read_eagle3_config, read_layout
+from draftwood.compiler.drafters.common.config import AUX_STATES
+from draftwood.compiler.drafters.eagle3.config import EMBED, Eagle3Config, read_eagle3_config, read_layout
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 
-def open_eagle3(path: Path, teacher: Checkpoint) -> DrafterCheckpoint[Eagle3Config]:
+def open_eagle3(path: Path, teacher: Checkpoint) -> CachedCheckpoint[Eagle3Config]:
     """Opens a folder with config.json and model.safetensors or pytorch_model.bin, or such a file in it.
 
     Raises:
@@ -39,7 +39,7 @@ def open_eagle3(path: Path, teacher: Checkpoint) -> DrafterCheckpoint[Eagle3Conf
     parts = _parts(config, "layers.0" if layout == "speculators" else "midlayer")
     dtype = check_tensors(file, entries, parts)
     ids = teacher_ids(file, entries, read, config.draft_vocabulary, config.block.vocabulary)
-    return DrafterCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
+    return CachedCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
 
 
 def _parts(config: Eagle3Config, at: str) -> Parts:

@@ -19,38 +19,46 @@ layers whose entering states are meant.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.drafters.common.config import (
-    Eagle3Config,
-    FeatureNorm,
-    check_aux_layers,
-    read_block,
-    read_widths,
-)
+from draftwood.compiler.drafters.common.config import CachedConfig, check_aux_layers, read_block, read_widths
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
+# Where the teacher states are normalised before fc: not at all, as one vector, or each state on its own.
+FeatureNorm = Literal["none", "whole", "each"]
 Layout = Literal["SafeAILab", "SpecForge", "speculators"]
 # Keys of the two matrices that a drafter may share with its teacher.
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
 
-_LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, Layout] = {
     "LlamaForCausalLM": "SafeAILab",
     "LlamaForCausalLMEagle3": "SpecForge",
     "Eagle3Speculator": "speculators",
     "Eagle3DraftModel": "speculators",
 }
-_IDS = "eagle_aux_hidden_state_layer_ids"
+AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eagle3Config(CachedConfig):
+    """An EAGLE-3 drafter with the norms that its successors move; all off is the published network."""
+
+    feature_norm: FeatureNorm = "none"
+    # The block's residual is the normalised hidden state instead of the hidden state.
+    norm_before_residual: bool = False
+    # What is fed back is the hidden state behind the last norm (EAGLE-3.1) instead of the one before it.
+    norm_output: bool = False
 
 
 def read_layout(fields: Fields) -> Layout:
     """Which layout config.json is written in; CheckpointError if in none."""
     named = fields.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in _LAYOUTS:
-        fields.fail("architectures", f"one of {', '.join(_LAYOUTS)}, the published layouts of EAGLE-3")
-    layout = _LAYOUTS[named[0]]
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in LAYOUTS:
+        fields.fail("architectures", f"one of {', '.join(LAYOUTS)}, the published layouts of EAGLE-3")
+    layout = LAYOUTS[named[0]]
     kind = fields.get("speculators_model_type")
     if kind != ("eagle3" if layout == "speculators" else None):
         fields.fail(
@@ -141,20 +149,20 @@ def _aux_layers(fields: Fields, nested: Fields, layout: Layout, teacher: Teacher
     layers = teacher.layers
     entering = (2, layers // 2, layers - 3)
     leaving = tuple(layer - 1 for layer in entering)
-    lists = [source.tokens(name, None) for source, name in ((fields, _IDS), (nested, _IDS))]
+    lists = [source.tokens(name, None) for source, name in ((fields, AUX_IDS), (nested, AUX_IDS))]
     found = {ids for ids in lists if ids}
     if fields.get("aux_layer_ids") is not None:
         return check_aux_layers(fields, "aux_layer_ids", fields.tokens("aux_layer_ids", None), teacher)
     if len(found) == 2:
-        fields.fail(_IDS, f"the same as in eagle_config, {nested.get(_IDS)!r}, or only one of the two")
+        fields.fail(AUX_IDS, f"the same as in eagle_config, {nested.get(AUX_IDS)!r}, or only one of the two")
     if not found:
-        return check_aux_layers(fields, f"{_IDS} left out", entering, teacher)
+        return check_aux_layers(fields, f"{AUX_IDS} left out", entering, teacher)
     ids = found.pop()
     if layout == "SpecForge" and ids in (entering, leaving):
-        return check_aux_layers(fields, _IDS, entering, teacher)
+        return check_aux_layers(fields, AUX_IDS, entering, teacher)
     if layout == "SpecForge" or ids == leaving:
         raise CheckpointError(
-            f"{fields.path}: {_IDS} is {list(ids)}, which may mean states entering or leaving these layers; expected"
+            f"{fields.path}: {AUX_IDS} is {list(ids)}, which may mean states entering or leaving these layers; expected"
             f" {list(entering)} here; state the layers that the states enter as aux_layer_ids"
         )
-    return check_aux_layers(fields, _IDS, ids, teacher)
+    return check_aux_layers(fields, AUX_IDS, ids, teacher)

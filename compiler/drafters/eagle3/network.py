@@ -13,10 +13,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.config import AUX_STATES, Eagle3Config
-from draftwood.compiler.drafters.common.layers import DraftLayer, DraftModule, TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.config import AUX_STATES
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
+from draftwood.compiler.drafters.eagle3.config import Eagle3Config
+from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Form, Norm
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, F = 3 * teacher's hidden size, H hidden,
 # K key/value heads, D head dimension, C cache slots
@@ -65,7 +66,7 @@ class Branch(NamedTuple):
     values_SKD: Tensor
 
 
-class Eagle3(DraftModule):
+class Eagle3(CachedNetwork):
     """The network. Parameter names are the bundle's weight names; the caller fills them."""
 
     config: Eagle3Config

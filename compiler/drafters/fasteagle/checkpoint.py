@@ -14,7 +14,7 @@ from pathlib import Path
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.tensors import find_file, open_tensors
 from draftwood.compiler.drafters.common.checkpoint import (
-    DrafterCheckpoint,
+    CachedCheckpoint,
     Parts,
     block_parts,
     check_tensors,
@@ -23,7 +23,7 @@ from draftwood.compiler.drafters.common.checkpoint import (
 )
 from draftwood.compiler.drafters.common.config import (
     AUX_STATES,
-    DrafterConfig,
+    CachedConfig,
     check_aux_layers,
     read_block,
     read_widths,
@@ -32,7 +32,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
-def open_fasteagle(path: Path, teacher: Checkpoint) -> DrafterCheckpoint[DrafterConfig]:
+def open_fasteagle(path: Path, teacher: Checkpoint) -> CachedCheckpoint[CachedConfig]:
     """Opens a folder with config.json and model.safetensors or pytorch_model.bin, or such a file in it.
 
     Raises:
@@ -46,18 +46,18 @@ def open_fasteagle(path: Path, teacher: Checkpoint) -> DrafterCheckpoint[Drafter
     parts = _parts(config)
     dtype = check_tensors(file, entries, parts)
     ids = teacher_ids(file, entries, read, config.draft_vocabulary, config.block.vocabulary)
-    return DrafterCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
+    return CachedCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
 
 
-def _config(fields: Fields, teacher: TeacherConfig, tied_head: bool) -> DrafterConfig:
+def _config(fields: Fields, teacher: TeacherConfig, tied_head: bool) -> CachedConfig:
     for name, expected in (("architectures", ["FastEagleDrafter"]), ("model_type", "fasteagle")):
         if fields.get(name) != expected:
             fields.fail(name, f"{expected!r}, a FastEagle drafter")
-    block = read_block(fields, teacher, layers=max(fields.whole("num_hidden_layers"), 1))
+    block = read_block(fields, teacher, layers=max(fields.whole("num_hidden_layers"), 1), model_type="fasteagle")
     target, draft = read_widths(fields, teacher, block)
     if block.hidden != teacher.hidden:
         fields.fail("hidden_size", f"{teacher.hidden} as the teacher has, whose embedding the drafter reads")
-    return DrafterConfig(
+    return CachedConfig(
         block=block,
         target_hidden=target,
         aux_layers=check_aux_layers(fields, "aux_layer_ids", fields.tokens("aux_layer_ids", None), teacher),
@@ -67,7 +67,7 @@ def _config(fields: Fields, teacher: TeacherConfig, tied_head: bool) -> DrafterC
     )
 
 
-def _parts(config: DrafterConfig) -> Parts:
+def _parts(config: CachedConfig) -> Parts:
     hidden = config.block.hidden
     parts: Parts = {
         "fc.weight": (("fc.weight", (hidden, AUX_STATES * config.target_hidden)),),

@@ -13,9 +13,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.config import DrafterConfig
-from draftwood.compiler.drafters.common.layers import DraftLayer, DraftModule, TeacherWeights, Waiting
-from draftwood.compiler.teachers.decoder import Form
+from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
+from draftwood.compiler.teachers.block import Form
 
 # P rows that extend the cache, F = 3 * teacher's hidden size, H hidden, I levels
 
@@ -32,10 +32,10 @@ class Cascade(NamedTuple):
         return self.normed_IH
 
 
-class FastEagle(DraftModule):
+class FastEagle(CachedNetwork):
     """The network; every block has a cache of accepted text. Parameter names are the bundle's weight names."""
 
-    def __init__(self, config: DrafterConfig, positions: int) -> None:
+    def __init__(self, config: CachedConfig, positions: int) -> None:
         super().__init__(config, positions)
         self.proj = nn.Linear(2 * config.block.hidden, config.block.hidden, bias=False)
         self.cascade = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))

@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader, open_tensors
-from draftwood.compiler.teachers.checkpoint import DTYPES, Entry, check_kinds, sha256_of
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_MOST = 1000  # heads, and blocks of one
 _PREFIX = "medusa_head."
-_KEY = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(linear\.weight|linear\.bias|weight)")
+_NUMBER = r"(0|[1-9][0-9]{0,3})"
+_KEY = re.compile(rf"{_NUMBER}\.{_NUMBER}\.(linear\.weight|linear\.bias|weight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class MedusaCheckpoint:
     # Whether the teacher's output matrix serves every head.
     tied: bool
     dtype: torch.dtype
-    keys: Mapping[str, str]
+    # Our weight name -> the file's key.
+    parts: Mapping[str, str]
     read: Reader
 
     @classmethod
@@ -69,8 +72,8 @@ class MedusaCheckpoint:
         """Heads as a folder's config.json counts them, their weights unread and maybe absent; untied, in bf16."""
         fields = Fields(path / "config.json", read_json(path / "config.json"))
         heads, blocks = fields.whole("medusa_num_heads"), fields.whole("medusa_num_layers")
-        if heads < 1 or blocks < 0:
-            raise CheckpointError(f"{fields.path}: {heads} heads of {blocks} blocks; expected at least one head")
+        if not 1 <= heads <= _MOST or not 0 <= blocks <= _MOST:
+            raise CheckpointError(f"{fields.path}: {heads} heads of {blocks} blocks; expected 1 to {_MOST} heads")
 
         def absent(key: str) -> Tensor:
             raise CheckpointError(f"{path}: {key} cannot be read; the heads were described and not opened")
@@ -79,11 +82,27 @@ class MedusaCheckpoint:
 
     def names(self) -> list[str]:
         """Our weight names: ``heads.{i}.blocks.{j}.weight``, ``.bias`` and ``heads.{i}.out.weight``."""
-        return list(self.keys)
+        return list(self.parts)
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """The file's key of a weight."""
+        return (self.parts[name],)
+
+    def stored(self, key: str) -> Tensor:
+        """A tensor under its key in the file."""
+        return self.read(key)
 
     def weight(self, name: str) -> Tensor:
         """A weight under our name, as stored: blocks [H, H] and [H], output matrices [V, H]."""
-        return self.read(self.keys[name])
+        return self.read(self.parts[name])
+
+    def buffers(self, positions: int) -> dict[str, Tensor]:
+        """Heads have none."""
+        return {}
+
+    def maps(self) -> dict[str, Tensor]:
+        """Heads rank the teacher's own vocabulary."""
+        return {}
 
     def digest(self) -> str:
         """SHA-256, in hex, over the file."""

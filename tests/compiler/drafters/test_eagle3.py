@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
 from draftwood.compiler.drafters.eagle3.network import Eagle3
-from draftwood.compiler.drafters.steps import ExtendStep, TreeStep
+from draftwood.compiler.drafters.eagle3.steps import TreeStep
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology

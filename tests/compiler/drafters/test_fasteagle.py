@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
-from draftwood.compiler.drafters.steps import ExtendStep, FastEagleStep
+from draftwood.compiler.drafters.fasteagle.steps import FastEagleStep
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import CheckpointError

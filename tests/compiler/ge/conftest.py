@@ -31,13 +31,15 @@ class Lowered:
 
 def lower_tiny(source: Path) -> Lowered:
     """Prefill, decode, verify and draft of a tiny teacher at KV length 640, in bf16."""
-    from draftwood.compiler.bundle.build import BuildRequest, Sources, draft_steps, static_steps
+    from draftwood.compiler.bundle.request import BuildRequest
+    from draftwood.compiler.bundle.sources import Sources
     from draftwood.compiler.ge.graph import Graph
     from draftwood.compiler.ge.lowering import lower_to_ge
     from draftwood.compiler.ge.torchair_bridge import ge_ir
     from draftwood.compiler.ge.weights import plan_weights
-    from draftwood.compiler.steps.teacher import StepSizes
+    from draftwood.compiler.steps.step import StepSizes
     from draftwood.compiler.steps.tracing import shapes_only, trace
+    from draftwood.compiler.targets.steps import draft_steps, static_steps
     from draftwood.trees import Topology
 
     tree = Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
@@ -54,8 +56,8 @@ def lower_tiny(source: Path) -> Lowered:
         modules = sources.modules(640)
     sizes = StepSizes(branch_rows=7, path_rows=4, dtype="bfloat16")
     airs, signatures = {}, {}
-    steps = static_steps(request, sizes, modules[0], decode_rows=2)
-    for step in [*steps, *draft_steps(request, sizes, sources.kind, modules, static=True)]:
+    steps = static_steps(request.shapes, sizes, modules[0], decode_rows=2)
+    for step in [*steps, *draft_steps(request.shapes, sizes, sources.kind, modules, static=True)]:
         with mode:
             program = trace(step)
         name = step.signature.name

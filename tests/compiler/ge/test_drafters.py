@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood.compiler.bundle.build import BuildRequest, build
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
@@ -44,8 +45,8 @@ def bundle(
 
 
 def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
-    assert bundle.manifest.npu is not None and bundle.manifest.drafter is not None
-    found = [graph for graph in bundle.manifest.npu.graphs if graph.kind in ("extend", "draft")]
+    assert bundle.manifest.graph_set("ge") is not None and bundle.manifest.drafter is not None
+    found = [graph for graph in bundle.manifest.graph_set("ge").graphs if graph.kind in ("extend", "draft")]
     assert [graph.name for graph in found] == ["extend-t8-kv128", *DRAFTS[bundle.manifest.drafter.kind]]
     for signature in found:
         proof = prove_in_place(Graph.load(bundle.folder / signature.file), signature)

@@ -11,21 +11,24 @@ import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.drafters.common.config import Eagle3Config
 from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree
+from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.drafters.eagle3.steps import TreeStep
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.steps import TreeStep, medusa_step
+from draftwood.compiler.drafters.medusa.steps import medusa_step
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter, shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import plan_weights
-from draftwood.compiler.steps.teacher import Step, StepSizes, prefill_step, verify_step
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
+from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.checkpoint import Checkpoint, teacher_parts
-from draftwood.compiler.teachers.config import rope_tables
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.errors import BundleError, LoweringError, RequestError
 
 SLOTS, CHUNK, LAYERS, KV_HEADS, HEAD_DIM = 64, 8, 2, 2, 16

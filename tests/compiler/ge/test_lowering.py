@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.weights import plan_weights
-from draftwood.compiler.steps.teacher import Step
+from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.errors import LoweringError
 from draftwood.manifest import GraphSignature, TensorSignature

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.compiler.bundle.build import BuildRequest, build
-from draftwood.compiler.ge.binding import bind
+from draftwood.compiler.bundle.binding import bind
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.errors import BundleError, CheckpointError, RequestError
 from draftwood.manifest import Manifest, encode
@@ -39,15 +40,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
     folder, manifest = copied
-    assert manifest.npu is not None and manifest.graphs == () and manifest.weights is None
-    assert [graph.name for graph in manifest.npu.graphs] == [
+    npu = manifest.graph_set("ge")
+    assert npu is not None and manifest.graph_sets == (npu,)
+    assert [graph.name for graph in npu.graphs] == [
         "prefill-t8-kv128",
         "decode-kv128",
         "verify-t5-kv128",
         "draft",
     ]
-    assert {graph.kind: graph.rows for graph in manifest.npu.graphs}["decode"] == 2  # padded: see DECODE_ROWS
-    for graph in manifest.npu.graphs:
+    assert {graph.kind: graph.rows for graph in npu.graphs}["decode"] == 2  # padded: see DECODE_ROWS
+    for graph in npu.graphs:
         assert (folder / graph.file).is_file() and (folder / graph.file).with_suffix(".txt").is_file()
     assert [gear.graph for gear in manifest.gears] == ["decode-kv128", "verify-t5-kv128"]
     script = (folder / "npu" / "atc.sh").read_text()
@@ -58,8 +60,8 @@ def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
 def test_weights_are_the_checkpoints(copied: tuple[Path, Manifest], tiny_source: Path) -> None:
     folder, manifest = copied
     stored = load_file(tiny_source / "model.safetensors")
-    assert manifest.npu is not None
-    index = read_index(folder / manifest.npu.index)
+    assert manifest.graph_set("ge") is not None
+    index = read_index(folder / manifest.graph_set("ge").index)
     found = map_npu_weights(folder / "npu", index)
     for name, tensor in found.items():
         parts = index.constants[name].parts

@@ -1,0 +1,100 @@
+"""Binds weights to a bundle whose NPU graphs were built without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from draftwood import manifest as m
+from draftwood.compiler.bundle.sources import Sources
+from draftwood.compiler.bundle.staging import exclusive
+from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.ge.weights import read_index, write_npu_weights
+from draftwood.compiler.targets.precision import PRECISIONS
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.errors import BundleError, CheckpointError, RequestError
+
+# What a checkpoint may say differently from the configuration a bundle was built from.
+_FREE = ("dtype",)
+
+
+def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
+    """Writes the weights file and then, in one step, the manifest that vouches for it.
+
+    Raises:
+        BundleError: the bundle has no NPU graphs, or its weights already.
+        CheckpointError: the checkpoint does not fit the graphs.
+        RequestError: a drafter is missing or too many.
+    """
+    m.read_manifest(folder)  # nothing is made beside what is no bundle
+    with exclusive(folder, wait=False):
+        return _bind(folder, model, drafter)
+
+
+def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
+    manifest = m.read_manifest(folder)
+    npu = manifest.graph_set("ge")
+    if npu is None:
+        raise BundleError(f"{folder}: holds no NPU graphs; build it with --target ge")
+    if npu.weights in manifest.files:
+        raise BundleError(f"{folder}: has its weights already; build another bundle for other weights")
+    precision = PRECISIONS.get(npu.precision.name)
+    if precision is None or precision.types != npu.precision:
+        known = ", ".join(PRECISIONS)
+        raise BundleError(
+            f"{folder}: precision {npu.precision.name}; expected one of {known}; build it with its weights"
+        )
+    if (manifest.drafter is None) != (drafter is None):
+        raise RequestError(
+            f"--drafter: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
+        )
+    teacher = Checkpoint.open(model)
+    _same(folder, model, manifest.teacher.config, asdict(teacher.config))
+    opened = open_drafter(drafter, teacher) if drafter else None
+    wanted = manifest.drafter
+    if opened and wanted and drafter:
+        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)
+        _same(folder, drafter, *kinds)
+    entries = Sources(teacher, opened).weights(manifest.dims.context + 1)
+    _write(folder, npu, {entry.name: precision.stored(entry).read for entry in entries})
+    bound = msgspec.structs.replace(
+        manifest,
+        teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest()),
+        drafter=msgspec.structs.replace(wanted, digest=opened.digest()) if wanted and opened else None,
+        files=dict(sorted((manifest.files | {npu.weights: m.list_file(folder / npu.weights)}).items())),
+    )
+    part = folder / f"{m.MANIFEST_FILE}.part"
+    part.write_bytes(m.encode(bound))
+    part.replace(folder / m.MANIFEST_FILE)
+    return bound
+
+
+def _same(folder: Path, source: Path, want: dict[str, object], got: dict[str, object]) -> None:
+    got = msgspec.json.decode(msgspec.json.encode(got))  # as the manifest has it: lists, no tuples
+    for name, value in want.items():
+        if name not in _FREE and got.get(name) != value:
+            raise CheckpointError(
+                f"{source}: {name} is {got.get(name)!r}; the graphs of {folder} expect {value!r};"
+                " name the checkpoint that they were built for"
+            )
+
+
+def _write(folder: Path, npu: m.GraphSet, reads: Mapping[str, Callable[[], Tensor]]) -> None:
+    assert npu.index is not None, "graphs for an NPU have an index of their weights"
+    index = read_index(folder / npu.index)
+    target = folder / npu.weights
+    # Under its final name in a folder of its own: the index knows the file by that name.
+    staging = target.parent / ".binding"
+    staging.mkdir(exist_ok=True)
+    try:
+        write_npu_weights(staging / target.name, index, lambda name: reads[name]())
+        (staging / target.name).replace(target)
+    except OSError as error:
+        raise RequestError(f"{target}: cannot be written ({error})") from error
+    finally:
+        (staging / target.name).unlink(missing_ok=True)
+        staging.rmdir()

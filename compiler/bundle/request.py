@@ -1,0 +1,85 @@
+"""What to build, and what can be said of it before a file is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draftwood.compiler.bundle.targets import TARGETS
+from draftwood.compiler.ge.atc import DEFAULT_SOC
+from draftwood.compiler.targets.precision import Precision
+from draftwood.compiler.targets.steps import Shapes
+from draftwood.compiler.targets.target import WeightMode
+from draftwood.errors import RequestError, TreeError
+from draftwood.trees import Topology
+from draftwood.trees.plan_file import ReadPlan
+from draftwood.trees.spec import Budget, GearSpec
+
+PREFILL_ROWS = (32, 128)
+# A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
+SLOT_MULTIPLE = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRequest:
+    """What to build. ``trees`` are named, the plain tree first; ``slots`` are KV lengths C, ascending."""
+
+    model: Path
+    drafter: Path | None
+    trees: tuple[tuple[str, Topology | Budget], ...]
+    slots: tuple[int, ...]
+    prefill_rows: tuple[int, ...] = PREFILL_ROWS
+    targets: tuple[str, ...] = ("onnx",)
+    # By target; one that is not named takes what suits it and the teacher.
+    precisions: Mapping[str, Precision] = field(default_factory=dict)
+    weights: WeightMode = "copy"
+    # The chip that the NPU's compile commands name.
+    soc: str = DEFAULT_SOC
+    # What is built of the trees and KV lengths; every tree at every length where none are given.
+    gears: tuple[GearSpec, ...] = ()
+    # The plan they come from, whose figures go into the manifest.
+    plan: ReadPlan | None = None
+
+    @property
+    def shapes(self) -> Shapes:
+        """What its steps are made for."""
+        every = tuple(GearSpec((name,), slots) for name, _ in self.trees for slots in self.slots)
+        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every)
+
+
+def check_request(request: BuildRequest, out: Path) -> None:
+    """Raises RequestError or TreeError where the request cannot be served by any checkpoint."""
+    if out.exists():
+        raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
+    _check_targets(request)
+    for slots in request.slots:
+        if slots % SLOT_MULTIPLE or slots <= 0:
+            raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
+    if min(request.prefill_rows) < 1 or min(request.prefill_rows) >= max(request.slots):
+        raise RequestError(
+            f"--prefill {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
+            f" {max(request.slots)}"
+        )
+    trees = dict(request.trees)
+    for gear in request.shapes.gears:
+        for name in gear.trees:
+            if trees[name].rows + trees[name].depth + 1 >= gear.slots:
+                raise TreeError(f"tree {name}: {trees[name].rows} rows do not fit KV length {gear.slots}; raise --kv")
+
+
+def _check_targets(request: BuildRequest) -> None:
+    known = ", ".join(TARGETS)
+    if not request.targets or len(set(request.targets)) < len(request.targets):
+        raise RequestError(f"--target {','.join(request.targets)}: expected one or more of {known}, each once")
+    for name in (*request.targets, *request.precisions):
+        if name not in TARGETS:
+            raise RequestError(f"--target {name}: expected one or more of {known}")
+    for name in request.targets:
+        if request.weights not in TARGETS[name].modes:
+            able = " or ".join(target.name for target in TARGETS.values() if request.weights in target.modes)
+            raise RequestError(
+                f"--weights {request.weights}: {name.upper()} graphs need their weights; give --target {able} alone"
+            )
+        if name in request.precisions:
+            TARGETS[name].check(request.precisions[name])

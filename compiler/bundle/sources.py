@@ -1,0 +1,79 @@
+"""The opened checkpoints of a request: whether they can serve it, and every weight that they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from draftwood.compiler.bundle.request import SLOT_MULTIPLE, BuildRequest
+from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.drafters.model import DraftModel, Modules, OpenedDrafter
+from draftwood.compiler.drafters.registry import check_tree, describe_drafter, open_drafter
+from draftwood.compiler.targets.modules import make_modules
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.registry import family_of
+from draftwood.errors import RequestError, TreeError
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """A teacher's checkpoint and a drafter's."""
+
+    teacher: Checkpoint
+    drafter: OpenedDrafter | None
+
+    @classmethod
+    def open(cls, request: BuildRequest) -> Sources:
+        """Reads headers only; without weights, configurations only."""
+        if request.weights == "none":
+            teacher = Checkpoint.describe(request.model)
+            return cls(teacher, describe_drafter(request.drafter) if request.drafter else None)
+        teacher = Checkpoint.open(request.model)
+        return cls(teacher, open_drafter(request.drafter, teacher) if request.drafter else None)
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The drafter without its weights."""
+        return self.drafter.model if self.drafter else None
+
+    def modules(self, positions: int) -> Modules:
+        """The modules without values, on the device of the context."""
+        return make_modules(self.teacher.config, self.draft_model, positions)
+
+    def weights(self, positions: int) -> list[WeightEntry]:
+        """Every weight of the bundle, rotary tables for ``positions`` positions among them."""
+        teacher, drafter = self.teacher, self.drafter
+        with torch.device("meta"):
+            modules = self.modules(positions)
+        shapes = {n: tuple(t.shape) for module in modules if module for n, t in module.state_dict().items()}
+        entries = [
+            WeightEntry(n, shapes[n], partial(teacher.weight, n), p.concatenated) for n, p in teacher.parts.items()
+        ]
+        if drafter:
+            entries += drafter.weights(shapes, positions)
+        tables = family_of(teacher.config).tables(teacher.config, positions).items()
+        return entries + [WeightEntry(name, table.shape, partial(torch.from_numpy, table)) for name, table in tables]
+
+
+def check_fit(request: BuildRequest, sources: Sources) -> None:
+    """Raises RequestError or TreeError where these checkpoints cannot serve the request."""
+    config, drafter = sources.teacher.config, sources.draft_model
+    longest = max(request.slots)
+    if longest > config.max_positions:
+        raise RequestError(
+            f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
+            f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
+        )
+    for gear in request.shapes.gears:
+        if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
+            raise TreeError(
+                f"gear of {', '.join(gear.trees)}: this drafter has a graph for each tree, so it cannot choose one by"
+                " its own confidence; plan with --classes 1"
+            )
+    for name, tree in request.trees:
+        if drafter is not None:
+            check_tree(drafter, name, tree, config)
+        elif tree.nodes:
+            raise TreeError(f"tree {name}: {tree.depth} levels deep, but there is no --drafter; name one")

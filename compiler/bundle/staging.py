@@ -1,0 +1,103 @@
+"""A folder appears whole or not at all, and one process at a time makes it.
+
+The lock is a file beside the folder that its owner holds with ``flock``, which the kernel lets go of however the
+owner ends. Whoever has the lock knows that an unfinished folder which lies there is nobody's, and sweeps it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from draftwood.errors import RequestError
+
+_held = threading.local()
+
+
+@contextmanager
+def exclusive(out: Path, wait: bool = True, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """In the body no other process, and no other thread, makes the folder ``out``; ``staged`` may stand inside.
+
+    Another owner is waited for, ``tell`` hearing of it in one line, or refused.
+
+    Raises:
+        RequestError: ``out`` is being made elsewhere, or nothing can be written beside it.
+    """
+    mine: set[Path] = _held.__dict__.setdefault("locks", set())
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = out.parent.resolve() / f".{out.name}.lock"
+        file = None if lock in mine else _lock(lock, out, wait, tell)
+    except OSError as error:
+        raise RequestError(f"{out}: cannot be written ({error}); choose another --out") from error
+    if file is None:
+        yield
+        return
+    mine.add(lock)
+    try:
+        yield
+    finally:
+        mine.remove(lock)
+        lock.unlink(missing_ok=True)
+        file.close()
+
+
+@contextmanager
+def staged(out: Path, wait: bool = False) -> Iterator[Path]:
+    """A folder beside ``out`` that becomes ``out`` if the body succeeds, and vanishes otherwise.
+
+    Raises:
+        RequestError: ``out`` exists, is being made by another process (unless it is to be waited for), or cannot be
+            written, the body's own writing included.
+    """
+    folder = out.with_name(f".{out.name}.partial")
+    with exclusive(out, wait):
+        if out.exists():
+            raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            yield folder
+            folder.chmod(0o755)
+            folder.rename(out)
+        except OSError as error:
+            raise RequestError(f"{out}: cannot be written ({error}); choose another --out") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(lock: Path, out: Path, wait: bool, tell: Callable[[str], None]) -> BinaryIO:
+    """The lock's file, held. Its owner removes it, so what was locked may no longer be what lies there."""
+    while True:
+        file = lock.open("a+b", buffering=0)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                busy = f"{out}: process {file.read().decode() or 'unknown'} is writing it"
+                if not wait:
+                    raise RequestError(f"{busy}; wait until it is done, or choose another --out") from None
+                tell(f"{busy}; waiting until it is done")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _still_there(lock, file):
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _still_there(lock: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(lock.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,65 @@
+"""The tensors of a Hugging Face folder, in one file or in shards, held against what is expected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.checkpoints.safetensors_file import Entry, read_header
+from draftwood.errors import CheckpointError
+
+_CONVERT = "load it once with transformers and save_pretrained(..., safe_serialization=True)"
+
+
+def folder_entries(folder: Path) -> dict[str, Entry]:
+    """All tensors of a Hugging Face folder; a single file goes before an index, as in transformers.
+
+    Raises:
+        CheckpointError: there are none, a file is missing or damaged, or the index names what is not there.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return read_header(folder / "model.safetensors")
+    if index.is_file():
+        return _sharded(folder, index)
+    if any(folder.glob("pytorch_model*.bin*")):
+        raise CheckpointError(f"{folder}: has pytorch_model.bin only, a pickle; expected safetensors; {_CONVERT}")
+    raise CheckpointError(f"{folder}: no weights; expected model.safetensors or {index.name} with its shards")
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, Entry]:
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
+        raise CheckpointError(f"{index}: weight_map is missing or not names to files; fetch it again")
+    if outside := [file for file in placed.values() if Path(file).name != file]:
+        raise CheckpointError(f"{index}: weight_map names {outside[0]!r}; expected files of the same folder")
+    headers = {file: read_header(folder / file) for file in sorted(set(placed.values()))}
+    for name, file in placed.items():
+        if name not in headers[file]:
+            raise CheckpointError(f"{folder / file}: no tensor {name}; expected by {index.name}; fetch both again")
+    found = {name: entry for header in headers.values() for name, entry in header.items()}
+    return found | {name: headers[file][name] for name, file in placed.items()}
+
+
+def check_names(folder: Path, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Entry]) -> None:
+    """CheckpointError where a tensor is missing, unexpected or of another shape."""
+    missing = [name for name in expected if name not in stored]
+    extra = sorted(name for name in stored if name not in expected)
+    if missing:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} tensors missing, first {missing[0]}; expected it with shape"
+            f" {list(expected[missing[0]])} from config.json; found {', '.join(extra[:3]) or 'nothing'}"
+            " instead; fetch the whole checkpoint"
+        )
+    if extra:
+        raise CheckpointError(
+            f"{folder}: {len(extra)} tensors that config.json does not explain: {', '.join(extra[:3])};"
+            " expected a plain decoder; biases, adapters and extra heads must be merged or removed"
+        )
+    for name, shape in expected.items():
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f"{stored[name].file}: {name} has shape {list(stored[name].shape)}; expected {list(shape)}"
+                " from config.json; one of the two belongs to another checkpoint"
+            )

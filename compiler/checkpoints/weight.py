@@ -1,0 +1,54 @@
+"""A weight of ours: which published tensors make it, and how it is read when its turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The published tensors that make one weight: their names and shapes, in order.
+
+    They are concatenated along dimension 0, unless ``combine`` makes the weight of them in another way.
+    """
+
+    tensors: tuple[tuple[str, Shape], ...]
+    combine: Callable[[Sequence[Tensor]], Tensor] | None = None
+
+    @property
+    def concatenated(self) -> tuple[str, ...]:
+        """Names of the tensors that, concatenated, are the weight; none where it is computed."""
+        return () if self.combine else tuple(name for name, _ in self.tensors)
+
+    def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
+        """The weight, from a reader of published tensors."""
+        found = [tensor(name) for name, _ in self.tensors]
+        if self.combine:
+            return self.combine(found)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def shapes_of(parts: Mapping[str, Parts]) -> dict[str, Shape]:
+    """Published name -> shape of all that the weights are made of."""
+    return {name: shape for part in parts.values() for name, shape in part.tensors}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEntry:
+    """A tensor to be written: ``read`` is called once, when its turn comes.
+
+    ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
+    ``dtype`` is None for a weight, which takes the type of the file; whole numbers keep theirs.
+    """
+
+    name: str
+    shape: Shape
+    read: Callable[[], Tensor]
+    parts: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None

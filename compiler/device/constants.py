@@ -1,0 +1,88 @@
+"""The constants of the device model that hold for every device, each with its source."""
+
+from __future__ import annotations
+
+from draftwood.trees.latency import Constant
+
+CUBE_EFFICIENCY = Constant(
+    name="cube efficiency",
+    value=0.7,
+    unit="of peak",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: compute_efficiency, said there to need calibration",
+)
+MEMORY_EFFICIENCY = Constant(
+    name="memory efficiency",
+    value=0.6,
+    unit="of peak",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: memory_efficiency, said there to need calibration",
+)
+CUBE_OVERHEAD = Constant(
+    name="fixed cost of an operator with matrix work",
+    value=5e-6,
+    unit="s",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: mma_op_cost_s, said there to need confirmation",
+)
+VECTOR_OVERHEAD = Constant(
+    name="fixed cost of a vector operator",
+    value=2e-6,
+    unit="s",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: gp_op_cost_s, said there to need confirmation",
+)
+FRACTAL_ROWS = Constant(
+    name="rows a matrix product is padded to",
+    value=16,
+    unit="rows",
+    mark="public document",
+    source="Ascend C guide: the cube works on 16 x 16 fractals of fp16 or bf16",
+)
+L2_RATIO = Constant(
+    name="L2 bandwidth over HBM bandwidth",
+    value=5,
+    unit="times",
+    mark="code",
+    source="hicann/catlass, include/acot/arch/arch.hpp",
+)
+SCORE_BYTES = Constant(
+    name="bytes of a score that pass between cube and vector cores",
+    value=12,
+    unit="bytes",
+    mark="assumption",
+    source="scores in fp32 and probabilities in bf16, each written once and read once through L2, because the two"
+    " kinds of core share no buffer (Ascend C architecture guide)",
+)
+ELEMENT_WORK = Constant(
+    name="vector work per element of a norm, softmax, activation or argmax",
+    value=8,
+    unit="FLOP",
+    mark="assumption",
+    source="order of magnitude; where it decides, the result is no better than a factor of two",
+)
+MOVED_ROWS = Constant(
+    name="accepted rows that a step writes into place",
+    value=8,
+    unit="rows",
+    mark="assumption",
+    source="deferred commit moves at most depth + 1 rows inside the step's own cache write",
+)
+INPUT_SECONDS = Constant(
+    name="host: copying a step's inputs to the device",
+    value=5e-5,
+    unit="s",
+    mark="public document",
+    source="fengz72/qwen2.5-varlen-npu, latency_benchmark.md: 0.05 ms, .om of a 0.5B model on Ascend910_9382",
+)
+OUTPUT_SECONDS = Constant(
+    name="host: copying a step's results back",
+    value=1.1e-4,
+    unit="s",
+    mark="public document",
+    source="fengz72/qwen2.5-varlen-npu, latency_benchmark.md: 0.11 ms for 3 MB of logits; choices alone are less",
+)
+COMMON = (
+    *(CUBE_EFFICIENCY, MEMORY_EFFICIENCY, CUBE_OVERHEAD, VECTOR_OVERHEAD, FRACTAL_ROWS, L2_RATIO),
+    *(SCORE_BYTES, ELEMENT_WORK, MOVED_ROWS, INPUT_SECONDS, OUTPUT_SECONDS),
+)

@@ -1,0 +1,97 @@
+"""What a step is made of: operators and their loads, as this project's graphs have them in bf16."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from draftwood.compiler.device.constants import ELEMENT_WORK, FRACTAL_ROWS, SCORE_BYTES
+from draftwood.compiler.teachers.config import TeacherConfig
+
+# T rows of a step, C cache slots, G query heads a key/value head, K key/value heads
+
+BYTES = 2  # of a bf16 element
+# Where the tiling of a fused attention was read.
+TILING = "cannmirror/ops-transformer 9.1.0, attention/common/op_host/arch22/fia_tiling_nonquant.cpp"
+# Rows of the largest M tile by the length of the inner KV tile, and the inner tile by group: see `attention_tiles`.
+_M_TILES = ((512, 512), (1024, 256), (2048, 128), (4096, 64), (8192, 32))
+_WIDE_ROWS = 16  # above this many query rows the kernel tiles the KV axis by 512
+
+Engine = Literal["matmul", "attention", "vector"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operator and how often it runs; loads are of one run."""
+
+    name: str
+    engine: Engine
+    count: int = 1
+    # Bytes from and to HBM.
+    memory: float = 0.0
+    # Bytes between cube and vector cores, through L2.
+    exchange: float = 0.0
+    # FLOP of the cube and of the vector cores.
+    cube: float = 0.0
+    vector: float = 0.0
+
+
+def matmul(name: str, rows: int, inner: int, outer: int, count: int = 1) -> Op:
+    """[rows, inner] times weights [inner, outer]: the weights are streamed once, rows are padded to fractals."""
+    memory = BYTES * (inner * outer + rows * (inner + outer))
+    return Op(name=name, engine="matmul", count=count, memory=memory, cube=2.0 * _fractals(rows) * inner * outer)
+
+
+def elementwise(name: str, elements: float, operands: int, count: int = 1) -> Op:
+    """A vector operator over `elements`, which reads and writes `operands` tensors of that size."""
+    work = ELEMENT_WORK.value * elements
+    return Op(name=name, engine="vector", count=count, memory=BYTES * operands * elements, vector=work)
+
+
+def copy(name: str, elements: float, count: int = 1, width: int = BYTES) -> Op:
+    """A vector operator that only moves `elements` of `width` bytes."""
+    return Op(name=name, engine="vector", count=count, memory=2.0 * width * elements)
+
+
+def attention_tiles(group: int, rows: int, slots: int) -> int:
+    """How often a fused attention streams the keys and values: the M tiles of its score product.
+
+    M is the G x T query rows of a key/value head. Up to 16 query rows the kernel tiles the KV axis by 8192, 4096
+    or 2048 (G below 5, below 10, else), at most by the KV length, and the longer that tile the fewer rows fit
+    beside it; above 16 rows both tiles are 512. Source: ``TILING``.
+    """
+    longest = 8192 if group < 5 else 4096 if group < 10 else 2048
+    inner = 512 if rows > _WIDE_ROWS else min(longest, slots)
+    tile = next(rows for length, rows in _M_TILES if inner <= length)
+    return math.ceil(group * rows / tile)
+
+
+def attention(config: TeacherConfig, rows: int, slots: int) -> Op:
+    """Fused attention of `rows` rows over all `slots` slots: the mask hides what is not filled, it is read anyway.
+
+    Every M tile is taken to stream keys and values from HBM anew; that L2 may still hold them is not counted.
+    """
+    heads, kv_heads, width = config.heads, config.kv_heads, config.head_dim
+    group = heads // kv_heads
+    streamed = attention_tiles(group, rows, slots) * 2 * kv_heads * slots * width * BYTES
+    mask = kv_heads * rows * slots  # one byte an entry, read for every key/value head
+    padded = _fractals(group * rows)
+    return Op(
+        name="attention",
+        engine="attention",
+        memory=streamed + mask + 2 * BYTES * rows * heads * width,
+        exchange=SCORE_BYTES.value * heads * rows * slots,
+        cube=2 * 2.0 * kv_heads * padded * slots * width,
+        vector=ELEMENT_WORK.value * heads * rows * slots,
+    )
+
+
+def ranking(rows: int, vocabulary: int) -> list[Op]:
+    """Top-k and log-sum-exp of `rows` rows of logits."""
+    return [elementwise("top-k", rows * vocabulary, 1), elementwise("log-sum-exp", rows * vocabulary, 1, count=2)]
+
+
+def _fractals(rows: int) -> int:
+    """Rows padded to whole fractals."""
+    return math.ceil(rows / FRACTAL_ROWS.value) * int(FRACTAL_ROWS.value)

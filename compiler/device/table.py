@@ -1,0 +1,95 @@
+"""How long a step takes on an Ascend device that is not here: an analytic model, every constant with its source.
+
+A step is a list of operators. Each takes the longest of its memory traffic, its matrix work, its vector work and
+what its two kinds of core exchange, plus a fixed cost on the device; one after the other, as in one stream of a
+static graph. The host launches the graph as a whole, so operators cost no launch. The result is a latency table
+in the format of measured ones, marked as modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, OUTPUT_SECONDS
+from draftwood.compiler.device.devices import Device, parts
+from draftwood.compiler.device.operators import TILING, Op
+from draftwood.compiler.device.steps import graph_bytes, step_ops
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
+
+
+class DraftCost(Protocol):
+    """What a drafter costs: the operators of a draft for every (depth, width) it can be asked for."""
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        """(depth, width, operators of the whole draft); `slots` is the length of a cache of its own."""
+
+
+def modelled_table(
+    device: Device,
+    config: TeacherConfig,
+    rows: Sequence[int],
+    slots: Sequence[int],
+    drafter: DraftCost | None = None,
+    teacher: Mapping[str, Any] | None = None,
+    prefill: Sequence[int] = (),
+) -> LatencyTable:
+    """The table of a device: a step of every number of rows at every KV length, prefill chunks, drafts, host.
+
+    A shape that does not fit a KV length, its rows and the spare slot, is left out.
+    """
+    entries: list[LatencyEntry] = []
+    for length in slots:
+        for count in sorted({count for count in rows if count < length}):
+            spent = parts(device, step_ops(config, count, length))
+            kind: EntryKind = "decode" if count == 1 else "verify"
+            entries.append(_entry(kind, spent, (count, length), graph_bytes(config, count, length)))
+        for count in (count for count in prefill if count < length):
+            entries.append(_entry("prefill", parts(device, step_ops(config, count, length, 1)), (count, length)))
+    for depth, width, ops in drafter.drafts(config, max(slots)) if drafter else ():
+        entries.append(_entry("draft", parts(device, ops), (depth, width)))
+    entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}))
+    return LatencyTable(
+        source="modelled",
+        kv_read="static",
+        entries=tuple(entries),
+        machine={"device": device.name, "soc": device.soc, "dtype": "bfloat16", "memory_bytes": device.memory},
+        teacher=dict(teacher or {}),
+        drafter=drafter.facts if drafter else {},
+        notes=NOTES,
+        constants=(*device.constants(), *COMMON),
+    )
+
+
+NOTES = (
+    "Modelled, not measured: no figure of this table was taken on a device.",
+    f"Attention tiles, and with them the step from 16 to 17 rows, follow {TILING}.",
+    "A step attends over all slots of its KV length; the operators are those of this project's decoder in bf16.",
+    "The accepted rows are committed inside the step, so there is no commit entry.",
+    "bytes counts a graph's own activations and results; what the runtime adds to a graph is not known.",
+)
+
+
+def _entry(
+    kind: EntryKind,
+    spent: dict[str, float],
+    shape: tuple[int, int] = (0, 0),
+    bytes: int = 0,
+) -> LatencyEntry:
+    """An entry of a shape: (rows, slots), of a draft (depth, width)."""
+    rows, slots, depth, width = (0, 0, *shape) if kind == "draft" else (*shape, 0, 0)
+    return LatencyEntry(
+        kind=kind,
+        seconds=math.fsum(spent.values()),
+        rows=rows,
+        slots=slots,
+        depth=depth,
+        width=width,
+        parts=spent,
+        bytes=bytes,
+    )

@@ -1,0 +1,87 @@
+"""A draft model with a cache of accepted text, which reads states inside the teacher."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from draftwood import manifest as m
+from draftwood.compiler.drafters.common.config import AUX_STATES, CachedConfig
+from draftwood.compiler.drafters.common.layers import CachedNetwork
+from draftwood.compiler.drafters.common.steps import extend_step
+from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
+from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
+from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder
+
+# What these drafters have beside a Llama's tensors.
+_AXES: Axes = {
+    **LLAMA_AXES,
+    "lm_head.weight": ("draft vocabulary", "hidden"),
+    "fc.weight": ("hidden", "states"),
+    "input_norm.weight": ("states",),
+    **{f"fc_norm.{i}.weight": ("hidden",) for i in range(AUX_STATES)},
+}
+
+
+@dataclass(frozen=True)
+class CachedModel(DraftModel):
+    """What all of them share; a kind adds its draft steps."""
+
+    config: CachedConfig
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        return self.config.aux_layers
+
+    def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
+        decoder, drafter = modules[0], cast(CachedNetwork, modules[1])
+        found = []
+        for slots in lengths.slots:
+            found += [extend_step(drafter, decoder, rows, slots, sizes.dtype) for rows in lengths.chunks]
+            # Where any KV length will do, so will any number of rows.
+            found += self.draft_steps(drafter, decoder, trees, sizes.path_rows if slots else 0, slots, sizes.dtype)
+        return found
+
+    @abstractmethod
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        """The draft steps of all trees behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
+
+    def entry(self, digest: str, levels: int, candidates: int) -> m.Drafter:
+        """What the manifest says of it, with what the kind knows of levels and candidates."""
+        config, block = self.config, self.config.block
+        return m.Drafter(
+            kind=self.kind,
+            digest=digest,
+            levels=levels,
+            candidates=candidates,
+            features=len(config.aux_layers) * config.target_hidden,
+            layers=block.layers,
+            kv_heads=block.kv_heads,
+            head_dim=block.head_dim,
+            config=asdict(config),
+        )
+
+    def grown(self, own: Axes) -> Widening:
+        """The widening with the axes of a kind's own tensors.
+
+        Every hidden state that a matrix reads beside others is padded in its own place.
+        """
+        return Widening(
+            axes={**_AXES, **own},
+            fields=self.widened_fields,
+            block=self.config.block,
+            kept={"draft vocabulary": self.config.draft_vocabulary},
+            states={"pair": 2, "states": AUX_STATES},
+        )
+
+    def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
+        """config.json of the drafter with a block ``wide``, the ids of the teacher's states written out: the usual
+        ones depend on the teacher's number of layers, and new layers come last."""
+        aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(self.config.aux_layers)}
+        return fields | size_fields(wide, fields) | aux

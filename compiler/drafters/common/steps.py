@@ -1,0 +1,101 @@
+"""The steps of drafters with caches: the modules that are traced, and their signatures, the drafter's caches last.
+
+All take the same inputs: ``features`` [P, F], the teacher's three states, low layer first, of tokens of the text that
+the caches do not hold yet; ``tokens`` int64 [P], the tokens after those, in a draft step the root last; ``committed``
+int64 [1], the text's length up to there, and ``accepted`` int64 [1], how many of the P rows count. The rows behind are
+padding: any numbers and ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, TeacherWeights, Waiting
+from draftwood.compiler.steps.step import Step, cached, tensor
+from draftwood.compiler.teachers.block import Form
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
+
+# P rows that extend the cache, F features
+
+# A CPU's draft and extend graphs take any KV length and any number of rows. As examples: distinct and above 1, so that
+# torch.export ties no two sizes and specialises none.
+_EXAMPLE_SLOTS, _EXAMPLE_ROWS = 192, 5
+
+
+class CachedStep(nn.Module):
+    """Holds the drafter, and those of the teacher's matrices that it reads, as ``embed`` and ``lm_head``."""
+
+    def __init__(self, drafter: CachedNetwork, decoder: Decoder, form: Form) -> None:
+        super().__init__()
+        self.drafter, self.form, self.tied_to_embedding = drafter, form, decoder.config.tied
+        self.embed = None if drafter.config.own_embedding else decoder.embed.weight
+        self.lm_head = None if drafter.config.has_head else decoder.head_weight
+
+    @property
+    def teacher(self) -> TeacherWeights:
+        return TeacherWeights(self.embed, self.lm_head)
+
+    def extended(
+        self, tokens: Tensor, features: Tensor, committed: Tensor, accepted: Tensor, caches: Sequence[Tensor]
+    ) -> Extended:
+        """What the network's own ``extend`` leaves."""
+        waiting = Waiting(tokens, features, committed, accepted)
+        return self.drafter.extend(waiting, list(caches), self.teacher, self.form)
+
+
+class ExtendStep(CachedStep):
+    """Writes P rows into the caches and drafts nothing; out come the last row's hidden states, then the caches.
+
+    Nobody needs the hidden states, but a device writes a cache in place only if something reads what was written.
+    """
+
+    def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
+        written = self.extended(tokens, features, committed, accepted, caches)
+        return (written.normed, *written.caches)
+
+
+def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int, dtype: str = "float32") -> Step:
+    """Extends the caches by ``rows`` rows at KV length ``slots``; 0 and 0 mean any, the graph of a CPU."""
+    block = drafter.config.block
+    name = f"extend-t{rows}-kv{slots}" if slots else "extend"
+    outputs = [tensor("hidden", dtype, block.layers, block.hidden)]
+    return cached_step(ExtendStep(drafter, decoder, form_at(slots)), name, "extend", outputs, rows, slots, dtype)
+
+
+def draft_step(
+    module: CachedStep, name: str, outputs: list[TensorSignature], rows: int, slots: int, dtype: str = "float32"
+) -> Step:
+    """A draft step behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
+    return cached_step(module, f"{name}-kv{slots}" if slots else name, "draft", outputs, rows, slots, dtype)
+
+
+def form_at(slots: int) -> Form:
+    """The form of attention at a KV length; 0 means any."""
+    return "fused" if slots else "cpu"
+
+
+def cached_step(
+    module: CachedStep,
+    name: str,
+    kind: GraphKind,
+    outputs: list[TensorSignature],
+    rows: int,
+    slots: int,
+    dtype: str,
+) -> Step:
+    """The step of a module, its signature made of what all steps with caches take."""
+    config = module.drafter.config
+    block, count = config.block, rows or "N"
+    inputs = [
+        tensor("tokens", "int64", count),
+        tensor("features", dtype, count, len(config.aux_layers) * config.target_hidden),
+        tensor("committed", "int64", 1),
+        tensor("accepted", "int64", 1),
+    ]
+    shape = (block.kv_heads * slots, block.head_dim) if slots else (1, block.kv_heads, "C", block.head_dim)
+    signature = cached(draft_cache_names(block.layers), name, kind, inputs, outputs, shape, rows, slots, dtype)
+    sizes = ({"N": _EXAMPLE_ROWS} if not rows else {}) | ({"C": _EXAMPLE_SLOTS} if not slots else {})
+    return Step(module, signature, sizes)

@@ -1,0 +1,78 @@
+"""EAGLE-3 as a draft model: one block, run once a level of the tree; every tree has a draft step of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from draftwood import manifest as m
+from draftwood.compiler.drafters.common.model import CachedModel
+from draftwood.compiler.drafters.common.ranked import check_rank
+from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree
+from draftwood.compiler.drafters.eagle3.config import AUX_IDS, Eagle3Config
+from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
+from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
+from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.drafters.eagle3.steps import tree_step
+from draftwood.compiler.drafters.model import Trees
+from draftwood.compiler.drafters.widening import Axes, Widening, size_fields
+from draftwood.compiler.steps.step import Step
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
+
+# Its q, k and v read two hidden states side by side.
+_AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "query"), ("k", "key"), ("v", "key"))}
+
+
+@dataclass(frozen=True)
+class Eagle3Model(CachedModel):
+    """One block, run once a level."""
+
+    kind: ClassVar[str] = "eagle3"
+    config: Eagle3Config
+
+    def module(self, teacher: TeacherConfig, positions: int) -> Eagle3:
+        return Eagle3(self.config, positions)
+
+    def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
+        check_rank(name, tree, self.config.draft_vocabulary)
+
+    def draft_name(self, tree: str) -> str:
+        return f"draft-{tree}"
+
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        for name, tree in trees:
+            if tree.nodes:
+                yield tree_step(drafter, decoder, self.draft_name(name), _grown(tree), rows, slots, dtype)
+
+    def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
+        depths, widths = zip(*((tree.depth, tree.width) for _, tree in trees), strict=True)
+        return self.entry(digest, max(depths), max(widths))
+
+    def widening(self) -> Widening:
+        return self.grown(_AXES)
+
+    def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
+        nested = fields.get("transformer_layer_config")  # where one layout has the block's fields
+        if nested:
+            nested |= size_fields(wide, nested)
+            aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(self.config.aux_layers)}
+            fields = fields | aux
+        else:
+            fields = super().widened_fields(fields, wide)
+        for listed in (fields, fields.get("eagle_config") or {}):
+            if listed.get(AUX_IDS) is not None:
+                listed[AUX_IDS] = list(self.config.aux_layers)
+        return fields
+
+    def cost(self) -> Eagle3Cost:
+        return Eagle3Cost(vocabulary=self.config.draft_vocabulary)
+
+
+def _grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
+    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)

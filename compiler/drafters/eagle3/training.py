@@ -1,0 +1,150 @@
+"""An EAGLE-3 layer in training: the training-time test (Li et al., 2025; layout of SafeAILab/EAGLE).
+
+Slot j sees the embedding of token j + 1 and the teacher's features of token j. Level 0 predicts token j + 2 there.
+Level i stands at slot j + i, as the runtime would: its input is the layer's own output of the level before (before
+the norm) with the embedding of token j + 1 + i; it attends to the slots up to j as the teacher's features made
+them, and to its own levels of this context alone. So no level ever sees features that a draft would not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
+from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+# B texts, S slots, C contexts of a text, N contexts, I levels, H hidden size, Q heads, E head size, V draft ids
+
+
+class Midlayer(Block):
+    """A block that reads an embedding and a hidden state side by side, each behind a norm of its own."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes, 2 * sizes.hidden_size)
+        self.hidden_norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+
+    def joined(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """The attention's input, [..., 2H]: the embedding first."""
+        return torch.cat((self.input_layernorm(embedding), self.hidden_norm(hidden)), -1)
+
+
+class Eagle3Student(Student):
+    """``fc``, one layer and a norm; the output matrix is the teacher's or, with ``own_output``, its own."""
+
+    def __init__(
+        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None,
+        own_output: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(teacher, levels, aux, ids_V)
+        self.sizes = sizes
+        self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, sizes.hidden_size, bias=False)
+        self.midlayer = Midlayer(sizes)
+        self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+        if own_output:
+            vocabulary, hidden = self.output_VH.shape
+            self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
+
+    def start_from(self, teacher: LlamaForCausalLM) -> None:
+        """Begins as the teacher's last layer on the last features, its new inputs small and random."""
+        last, hidden = teacher.model.layers[-1], teacher.config.hidden_size
+        for name, weight in last.state_dict().items():
+            own = self.midlayer.get_parameter(name)
+            if own.shape == weight.shape:
+                own.data.copy_(weight)
+            else:  # query, key and value: the embedding's columns come first
+                own.data[:, :hidden].normal_(std=0.02)
+                own.data[:, hidden:].copy_(weight)
+        self.midlayer.hidden_norm.weight.data.copy_(last.input_layernorm.weight)
+        self.fc.weight.data.normal_(std=0.02)
+        self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
+        self.norm.weight.data.copy_(teacher.model.norm.weight)
+        if hasattr(self, "lm_head"):
+            self.lm_head.weight.data.copy_(self.output_VH)
+
+    def output(self, level: int) -> Tensor:
+        return self.lm_head.weight if hasattr(self, "lm_head") else self.output_VH
+
+    def features(self, batch: Batch) -> Tensor:
+        return torch.stack([self.norm(hidden_NH) for hidden_NH in self.hiddens(batch)], 1)
+
+    def hiddens(self, batch: Batch) -> list[Tensor]:
+        """What each level feeds back, [N, H] a level: the layer's output before the norm."""
+        mid, attention = self.midlayer, self.midlayer.self_attn
+        fused_BSH = self.fc(batch.aux_BSF.to(self.output_VH.dtype))
+        slot_1S = torch.arange(fused_BSH.shape[1] - 1, device=fused_BSH.device)[None]
+        sees_BSH = mid.joined(self._embedded(batch.ids_BS[:, 1:]), fused_BSH[:, :-1])
+        keys, values = attention.keys_values(sees_BSH, slot_1S)
+        # A slot's own key stands among its own levels, so here only earlier slots are seen.
+        earlier_BCS = slot_1S[:, None] < batch.slot_BC[:, :, None]
+        hidden_BCH, own, found = batch.spread(fused_BSH).float(), [], []
+        for level in range(self.levels):
+            x_BCH = mid.joined(self._embedded(batch.ahead(1 + level)), hidden_BCH)
+            own.append(attention.keys_values(x_BCH, batch.slot_BC + level))
+            queries_BQCE = attention.queries(x_BCH, batch.slot_BC + level)
+            heads_BQCE = attend(queries_BQCE, keys, values, earlier_BCS, own)
+            hidden_BCH = hidden_BCH + attention.joined(heads_BQCE)
+            hidden_BCH = hidden_BCH + mid.mlp(mid.post_attention_layernorm(hidden_BCH))
+            found.append(hidden_BCH[batch.there_BC])
+        return found
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        return self.embedding_TH[ids]
+
+    def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """EAGLE-3 has no other term than the cross-entropy with the teacher's distribution."""
+        loss, nats_I = self.distribution_loss(batch, features_NIH, weight_NI)
+        return loss, {"nats": nats_I}
+
+    def save(self, folder: Path) -> None:
+        save_file(stored({**self.state_dict(), **self.maps()}), folder / "model.safetensors", metadata={"format": "pt"})
+        config = {
+            "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+            **asdict(self.sizes), "hidden_act": "silu", "attention_bias": False,
+            "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
+            "max_position_embeddings": self.positions, "target_hidden_size": self.fc.in_features // len(self.aux),
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            # The ids again, under the name that leaves no doubt that states entering the layers are meant.
+            "aux_layer_ids": list(self.aux),
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.aux), "use_aux_hidden_state": True},
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def attend(
+    queries_BQCE: Tensor, keys_BQSE: Tensor, values_BQSE: Tensor, seen_BCS: Tensor, own: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Attention over the slots that are seen and, one key and value a context, over the own levels; [B, Q, C, E]."""
+    scores_BQCS = (queries_BQCE @ keys_BQSE.transpose(-1, -2)).float().masked_fill(~seen_BCS[:, None], -torch.inf)
+    scores_BQCI = torch.stack([(queries_BQCE * keys).sum(-1) for keys, _ in own], -1).float()
+    shares = (torch.cat((scores_BQCS, scores_BQCI), -1) * queries_BQCE.shape[-1] ** -0.5).softmax(-1)
+    slots = keys_BQSE.shape[2]
+    found = shares[..., :slots].to(values_BQSE.dtype) @ values_BQSE
+    for level, (_, values_BQCE) in enumerate(own):
+        found = found + shares[..., slots + level, None].to(found.dtype) * values_BQCE
+    return found
+
+
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
+    """A student of the chosen levels, states and output matrix; its layer is as large as the teacher's."""
+    sizes, aux = teacher_sizes(teacher), aux_layers(options, teacher)
+    return Eagle3Student(teacher, sizes, options["levels"], aux, ids_V, options["own_output"])
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int) -> tuple[Eagle3Student, dict[str, Tensor]]:
+    """A trained drafter as a student that drafts ``levels`` ahead, and its values."""
+    config, sizes, tensors, ids_V = read_trained(folder, "LlamaForCausalLMEagle3")
+    aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+    return Eagle3Student(teacher, sizes, levels, aux, ids_V, "lm_head.weight" in tensors), tensors

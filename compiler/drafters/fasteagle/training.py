@@ -1,0 +1,177 @@
+"""A FastEagle cascade in training (Huang et al., 2025, arXiv 2509.20416): N layers, one pass, one token a layer.
+
+Slot j sees the teacher's fused features of token j and the embedding of token j + 1. Layer i (0-based) reads the
+output of the layer before and predicts token j + 2 + i; every layer is supervised at its own future position. Layers
+may be narrower than the teacher's, for every draft reads all of them. The paper does not give the terms of its loss
+or their weights; ours are, for each layer, the cross-entropy with the teacher's distribution and the smooth-L1
+distance of the normed output from the teacher's final state there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
+from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+# B texts, S slots, N contexts, I levels (layers), H hidden size
+
+
+class FastEagleStudent(Student):
+    """``fc``, ``proj``, one layer a level and a norm; the output matrix is the teacher's.
+
+    Attributes:
+        token_weight, feature_weight: of the two terms of the loss.
+        last_only: supervise the last layer alone (for comparison).
+    """
+
+    def __init__(
+        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None,
+        token_weight: float = 1.0, feature_weight: float = 1.0, last_only: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(teacher, levels, aux, ids_V)
+        self.sizes, hidden = sizes, sizes.hidden_size
+        self.token_weight, self.feature_weight, self.last_only = token_weight, feature_weight, last_only
+        self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, hidden, bias=False)
+        self.proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.layers = nn.ModuleList(Block(sizes) for _ in range(levels))
+        self.norm = RMSNorm(hidden, sizes.rms_norm_eps)
+        # What embeddings are multiplied with while training; ``proj`` is stored so that nothing is.
+        self.scale = 1.0
+
+    def start_from(self, teacher: LlamaForCausalLM) -> None:
+        """Begins with copies of the teacher's last layer, or of a part, on the last features; embeddings enter small.
+
+        Layers behind the first write nothing at first: each begins with the guess of the one before. Embeddings
+        are often far smaller than states (1 : 50 in the demo teacher), so that steps of equal size would hardly
+        change what is read of them: in training they are brought to the states' scale.
+        """
+        for level, layer in enumerate(cast(Iterable[Block], self.layers)):
+            layer.load_state_dict(narrowed(teacher.model.layers[-1].state_dict(), teacher_sizes(teacher), self.sizes))
+            if level:
+                layer.self_attn.o_proj.weight.data.zero_()
+                layer.mlp.down_proj.weight.data.zero_()
+        eye = torch.eye(self.sizes.hidden_size, device=self.fc.weight.device)
+        self.fc.weight.data.normal_(std=0.02)
+        self.fc.weight.data[:, -len(eye) :] += eye
+        self.proj.weight.data.copy_(torch.cat((eye, 0.02 * torch.randn_like(eye)), 1))
+        self.scale = _scale(teacher, self.aux[-1])
+        self.norm.weight.data.copy_(teacher.model.norm.weight)
+
+    def features(self, batch: Batch) -> Tensor:
+        fused_BSH = self.fc(batch.aux_BSF.to(self.output_VH.dtype))[:, :-1]
+        embedded_BSH = self.embedding_TH[batch.ids_BS[:, 1:]]
+        x_BSH = self.proj(torch.cat((fused_BSH, self.scale * embedded_BSH.to(fused_BSH.dtype)), -1)).float()
+        found = []
+        for layer in self.layers:
+            x_BSH = layer(x_BSH)
+            found.append(self.norm(batch.pick(x_BSH)))
+        return torch.stack(found, 1)
+
+    def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, parts = torch.zeros((), device=features_NIH.device), {}
+        supervised_NI = weight_NI.clone()
+        if self.last_only:
+            supervised_NI[:, :-1] = 0
+        if self.token_weight:
+            tokens, parts["nats"] = self.distribution_loss(batch, features_NIH, supervised_NI)
+            loss = loss + self.token_weight * tokens
+        if self.feature_weight:
+            wanted_NIH = batch.last_BSH.flatten(0, 1)[batch.places(self.levels)]
+            distance_NI = F.smooth_l1_loss(features_NIH.float(), wanted_NIH.float(), reduction="none").mean(-1)
+            parts["feature"] = (distance_NI.detach() * (supervised_NI > 0)).sum(0)
+            loss = loss + self.feature_weight * (distance_NI * supervised_NI).sum()
+        return loss, parts
+
+    def save(self, folder: Path) -> None:
+        hidden = self.sizes.hidden_size
+        proj = torch.cat((self.proj.weight[:, :hidden], self.scale * self.proj.weight[:, hidden:]), 1)
+        tensors = stored({**self.state_dict(), "proj.weight": proj, **self.maps()})
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config = {
+            "architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": self.levels,
+            **asdict(self.sizes), "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
+            "target_hidden_size": self.fc.in_features // len(self.aux), "aux_layer_ids": list(self.aux),
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+@torch.no_grad()
+def _scale(teacher: LlamaForCausalLM, layer: int) -> float:
+    """How much larger the states that enter a layer are than embeddings: medians over the first token ids."""
+    ids_1S = torch.arange(min(64, teacher.config.vocab_size), device=teacher.device)[None]
+    states = teacher.model(ids_1S, output_hidden_states=True).hidden_states
+    large, small = (state.float().square().mean(-1).sqrt().median() for state in (states[layer], states[0]))
+    return float(large / small)
+
+
+def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, Tensor]:
+    """A block's tensors in fewer heads and MLP units: the first key/value heads with the first of their query heads,
+    and the units that write most, by the norms of their rows of ``up_proj`` and columns of ``down_proj``.
+
+    ``state`` is a Llama block's of sizes ``wide``; hidden and head sizes stay.
+    """
+    groups = [sizes.num_attention_heads // sizes.num_key_value_heads for sizes in (wide, narrow)]
+    key_heads = torch.arange(narrow.num_key_value_heads)
+    query_heads = (key_heads[:, None] * groups[0] + torch.arange(groups[1])).flatten()
+    reach = state["mlp.up_proj.weight"].float().norm(dim=1) * state["mlp.down_proj.weight"].float().norm(dim=0)
+    units = reach.topk(narrow.intermediate_size).indices.sort().values
+    queries, keys = (
+        (h[:, None] * wide.head_dim + torch.arange(wide.head_dim)).flatten() for h in (query_heads, key_heads)
+    )
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": units, "up_proj": units}
+    columns = {"o_proj": queries, "down_proj": units}
+    found = {}
+    for name, tensor in state.items():
+        part = name.split(".")[-2]
+        along, index = (0, rows[part]) if part in rows else (1, columns.get(part))
+        found[name] = tensor if index is None else tensor.index_select(along, index.to(tensor.device))
+    return found
+
+
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
+    """A student of the chosen levels, states, sizes and terms of the loss."""
+    aux = aux_layers(options, teacher)
+    terms = {name: options[name] for name in ("token_weight", "feature_weight", "last_only")}
+    return FastEagleStudent(teacher, _sizes(options, teacher_sizes(teacher)), options["levels"], aux, ids_V, **terms)
+
+
+def _sizes(options: Mapping[str, Any], wide: Sizes) -> Sizes:
+    """The dimensions of a FastEagle layer: those of the teacher's, or narrower where the options say so."""
+    fields_of = {"intermediate": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+    own = replace(wide, **{field: options[name] for name, field in fields_of.items() if options[name] is not None})
+    group = wide.num_attention_heads // wide.num_key_value_heads
+    for name, size, most in (
+        ("intermediate", own.intermediate_size, wide.intermediate_size),
+        ("kv_heads", own.num_key_value_heads, wide.num_key_value_heads),
+        ("heads", own.num_attention_heads, group * own.num_key_value_heads),
+    ):
+        if not 1 <= size <= most:
+            raise RequestError(f"{name} is {size}; expected 1 to {most}: a layer begins as part of the teacher's last")
+    if own.num_attention_heads % own.num_key_value_heads:
+        raise RequestError(
+            f"heads is {own.num_attention_heads}; expected a multiple of kv_heads {own.num_key_value_heads}"
+        )
+    return own
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+    """A trained drafter as a student, and its values."""
+    config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
+    levels, aux = config["num_hidden_layers"], tuple(config["aux_layer_ids"])
+    return FastEagleStudent(teacher, sizes, levels, aux, ids_V), tensors

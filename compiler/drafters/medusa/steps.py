@@ -1,0 +1,39 @@
+"""The draft step of Medusa heads: ``features`` [1, H], the teacher's last hidden state, and nothing else."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from draftwood.compiler.drafters.common.ranked import ranked_outputs
+from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.manifest import GraphSignature
+
+
+class MedusaStep(nn.Module):
+    """One hidden state in, candidates of every level out."""
+
+    def __init__(self, heads: MedusaHeads, decoder: Decoder, candidates: int) -> None:
+        super().__init__()
+        self.drafter, self.candidates, self.tied_to_embedding = heads, candidates, decoder.config.tied
+        if heads.tied:
+            self.lm_head = decoder.head_weight
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.drafter(features, self.lm_head if self.drafter.tied else None, self.candidates)
+
+
+def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
+    """The draft step of Medusa heads."""
+    signature = GraphSignature(
+        name="draft",
+        kind="draft",
+        file="onnx/draft.onnx",
+        rows=1,
+        slots=0,
+        inputs=(tensor("features", dtype, 1, decoder.feature_width),),
+        outputs=tuple(ranked_outputs(len(heads.heads), candidates, dtype)),
+        aliases={},
+    )
+    return Step(MedusaStep(heads, decoder, candidates), signature)

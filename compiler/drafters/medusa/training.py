@@ -1,0 +1,69 @@
+"""Medusa heads in training (Medusa-1; Cai et al., 2024): the loss is plain cross-entropy, 0.8^i a head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from draftwood.compiler.drafters.medusa.network import Head, MedusaHeads
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+# N contexts, I heads, H hidden size
+
+
+class MedusaStudent(Student):
+    """Residual blocks on the teacher's final state; heads share the teacher's output matrix or have their own."""
+
+    def __init__(self, teacher: LlamaForCausalLM, heads: int, blocks: int, own_output: bool) -> None:
+        super().__init__(teacher, heads, (), None)
+        self.blocks, self.teacher_name = blocks, Path(str(teacher.name_or_path)).resolve().name
+        self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=not own_output)
+
+    @property
+    def heads(self) -> Sequence[Head]:
+        return cast(Sequence[Head], self.model.heads)
+
+    def start_from(self, teacher: LlamaForCausalLM) -> None:
+        """Begins as the teacher's own head: blocks that change nothing, output matrices copied."""
+        for head in self.heads:
+            for block in cast(Sequence[nn.Linear], head.blocks):
+                torch.nn.init.zeros_(block.weight)
+                torch.nn.init.zeros_(block.bias)
+            if not self.model.tied:
+                head.out.weight.data.copy_(self.output_VH)
+
+    def output(self, level: int) -> Tensor:
+        return self.output_VH if self.model.tied else self.heads[level].out.weight
+
+    def features(self, batch: Batch) -> Tensor:
+        hidden_NH = batch.pick(batch.last_BSH).float()
+        return torch.stack([head.features(hidden_NH) for head in self.heads], 1)
+
+    def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, nats_I = self.token_loss(batch, features_NIH, weight_NI)
+        return loss, {"nats": nats_I}
+
+    def save(self, folder: Path) -> None:
+        """medusa_lm_head.safetensors with config.json, as FasterDecoding/Medusa names them."""
+        tensors = {}
+        for i, head in enumerate(self.heads):
+            for j, block in enumerate(head.blocks):
+                tensors[f"{i}.{j}.linear.weight"], tensors[f"{i}.{j}.linear.bias"] = block.weight, block.bias
+            if not self.model.tied:
+                tensors[f"{i}.{self.blocks}.weight"] = head.out.weight
+        save_file(stored(tensors), folder / "medusa_lm_head.safetensors", metadata={"format": "pt"})
+        config = {
+            "medusa_num_heads": self.levels, "medusa_num_layers": self.blocks,
+            "base_model_name_or_path": self.teacher_name,
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

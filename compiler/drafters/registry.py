@@ -1,0 +1,116 @@
+"""The registry: which kinds of drafter there are, and which of them a folder or a manifest's entry holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from draftwood import manifest as m
+from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.drafters.eagle3 import EAGLE3
+from draftwood.compiler.drafters.fasteagle import FASTEAGLE
+from draftwood.compiler.drafters.kind import Kind
+from draftwood.compiler.drafters.medusa import MEDUSA
+from draftwood.errors import BundleError, CheckpointError, RequestError, TreeError
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
+
+if TYPE_CHECKING:
+    from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.config import TeacherConfig
+
+_SHIPPED = (MEDUSA, EAGLE3, FASTEAGLE)
+_kinds: dict[str, Kind] = {kind.name: kind for kind in _SHIPPED}
+
+
+def register(kind: Kind) -> None:
+    """Adds a kind; where several would recognise a folder, the one that was registered first has it.
+
+    Raises:
+        ValueError: another kind has its name, or means something else by the flag of one of its options.
+    """
+    if kind.name in _kinds:
+        raise ValueError(f"{kind.name}: there is a kind of that name already")
+    for name, option in kind.options.items():
+        for other in _kinds.values():
+            same = other.options.get(name, option)
+            if (same.read, same.count) != (option.read, option.count):
+                raise ValueError(f"{kind.name}: --{name} does not read what --{name} of {other.name} reads")
+    _kinds[kind.name] = kind
+
+
+def kinds() -> tuple[Kind, ...]:
+    """Every kind, as registered."""
+    return tuple(_kinds.values())
+
+
+def names() -> tuple[str, ...]:
+    """Their names."""
+    return tuple(_kinds)
+
+
+def kind_named(name: str) -> Kind:
+    """The kind of a name; RequestError lists them."""
+    if name not in _kinds:
+        raise RequestError(f"{name}: no kind of drafter; expected {', '.join(_kinds)}")
+    return _kinds[name]
+
+
+def kind_of(path: Path) -> Kind:
+    """The kind that recognises a folder or file; CheckpointError where none does."""
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    fields: dict[str, Any] = read_json(config) if config.is_file() else {}
+    for kind in _kinds.values():
+        if kind.recognises(path, fields):
+            return kind
+    raise CheckpointError(f"{path}: no drafter; expected {', or '.join(kind.layout for kind in _kinds.values())}")
+
+
+def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
+    """Opens a folder or file of any kind; CheckpointError where it is none or does not fit the teacher."""
+    return kind_of(path).open(path, teacher)
+
+
+def describe_drafter(path: Path) -> OpenedDrafter:
+    """The drafter that config.json describes, its weights unread and maybe absent.
+
+    Raises:
+        CheckpointError: it is of a kind whose network the tensors decide.
+    """
+    fields = read_json(path / "config.json")
+    able = [kind for kind in _kinds.values() if kind.described_by]
+    for kind in able:
+        if kind.described_by in fields:
+            return kind.describe(path)
+    raise CheckpointError(
+        f"{path}: only {' and '.join(kind.title for kind in able)} are described by their config.json alone"
+        f" ({', '.join(str(kind.described_by) for kind in able)}); what network another drafter is, its tensors decide;"
+        " give --weights copy or link"
+    )
+
+
+def drafter_of(entry: m.Drafter) -> DraftModel:
+    """The draft model that a manifest describes.
+
+    Raises:
+        BundleError: no kind has its name, or the kind cannot read its sizes.
+    """
+    if entry.kind not in _kinds:
+        raise BundleError(f"drafter of kind {entry.kind!r}; expected {', '.join(_kinds)}")
+    try:
+        return _kinds[entry.kind].model(entry.config)
+    except msgspec.ValidationError as error:
+        raise BundleError(f"drafter: no sizes of {entry.kind} ({error}); build the bundle again") from error
+
+
+def check_tree(model: DraftModel, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
+    """Raises TreeError where the drafter cannot draft this tree."""
+    if isinstance(tree, Budget) and not kind_named(model.kind).node_candidates:
+        able = " or ".join(kind.title for kind in _kinds.values() if kind.node_candidates)
+        raise TreeError(
+            f"tree {name}: a budget tree follows candidates that depend on the node above them; it needs {able}"
+        )
+    model.check_tree(name, tree, teacher)

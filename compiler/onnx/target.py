@@ -1,0 +1,62 @@
+"""The ``onnx`` folder of a bundle: what onnxruntime runs, and its weights beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftwood import manifest as m
+from draftwood.compiler.onnx.lowering import lower_to_onnx
+from draftwood.compiler.onnx.weights import write_weights
+from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.precision import FP32, Precision
+from draftwood.compiler.targets.steps import draft_steps, static_steps
+from draftwood.compiler.targets.target import Lowering, Target
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.errors import RequestError
+
+WEIGHTS_FILE = "onnx/weights.safetensors"
+
+
+class OnnxTarget(Target):
+    """One graph with run-time sizes that a CPU serves every gear with, and a static graph a gear."""
+
+    name = "onnx"
+    modes = ("copy",)
+
+    def precision(self, config: TeacherConfig) -> Precision:
+        return FP32
+
+    def check(self, precision: Precision) -> None:
+        types = precision.types
+        if {types.weights, types.activations, types.caches} != {"float32"}:
+            raise RequestError(
+                f"precision {types.name}: keeps numbers in other types than float32; ONNX graphs compute in float32"
+                " alone; choose another target"
+            )
+
+    def lower(self, lowering: Lowering) -> m.GraphSet:
+        lowering.progress("weights")
+        file = lowering.folder / WEIGHTS_FILE
+        file.parent.mkdir()
+        spans = write_weights(file, lowering.weights)
+        modules = load_modules(file, lowering.config, lowering.drafter)
+        types = lowering.precision.types
+        shapes, sizes = lowering.shapes, lowering.shapes.sizes(types.activations)
+        steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
+        steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=False)
+        for step in steps:
+            lowering.progress(step.signature.name)
+            path = lowering.folder / step.signature.file
+            lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path)
+        return m.GraphSet(
+            target=self.name,
+            rank=0,
+            ranks=1,
+            precision=types,
+            weights=WEIGHTS_FILE,
+            index=None,
+            soc=None,
+            graphs=tuple(step.signature for step in steps),
+        )

@@ -1,0 +1,19 @@
+"""The teacher's step that a bundle's signature came from."""
+
+from __future__ import annotations
+
+from draftwood.compiler.steps.prefill import prefill_step
+from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.manifest import GraphSignature
+
+
+def rebuild(signature: GraphSignature, decoder: Decoder) -> Step:
+    """The teacher's step that a signature came from, for a decoder that holds a bundle's weights."""
+    shapes = {spec.name: spec.shape for spec in signature.inputs}
+    dtype = next(spec.dtype for spec in signature.inputs if spec.name == "branch")
+    sizes = StepSizes(branch_rows=int(shapes["branch"][2]), path_rows=int(shapes["path"][0]), dtype=dtype)
+    if signature.kind == "prefill":
+        return prefill_step(decoder, sizes, signature.rows, signature.slots)
+    return verify_step(decoder, sizes, signature.rows, signature.slots, decode=signature.kind == "decode")

@@ -1,0 +1,88 @@
+"""What a step is: a module to be traced and its declared signature.
+
+A signature lists names, dtypes and shapes in call order, and which output is written into which input.
+The caches come last, key then value of every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.manifest import GraphKind, GraphSignature, TensorSignature
+
+DTYPES = {
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A module with its signature; ``dynamic`` maps every run-time size of the signature to an example."""
+
+    module: nn.Module
+    signature: GraphSignature
+    dynamic: dict[str, int] = field(default_factory=dict)
+
+    def examples(self) -> tuple[Tensor, ...]:
+        """Zero inputs of the declared shapes, run-time sizes at their example values."""
+        return tuple(
+            torch.zeros([self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=DTYPES[spec.dtype])
+            for spec in self.signature.inputs
+        )
+
+    def weight_name(self, parameter: str) -> str | None:
+        """The bundle's name of a parameter or buffer of the module; None for a constant of the trace."""
+        name = parameter.removeprefix("decoder.").removeprefix("drafter.")
+        if parameter == "embed":
+            return "embed.weight"
+        if parameter == "lm_head":
+            return "embed.weight" if getattr(self.module, "tied_to_embedding", False) else "lm_head.weight"
+        return name if name != parameter else None
+
+
+def tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:
+    """An input or output."""
+    return TensorSignature(name=name, dtype=dtype, shape=shape)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSizes:
+    """What all static steps of a target share: the branch's rows, the path's slots, the element type."""
+
+    branch_rows: int
+    path_rows: int
+    dtype: str = "float32"
+
+
+def cached(
+    caches: list[str],
+    name: str,
+    kind: GraphKind,
+    inputs: list[TensorSignature],
+    outputs: list[TensorSignature],
+    cache_shape: tuple[int | str, ...],
+    rows: int,
+    slots: int,
+    dtype: str = "float32",
+) -> GraphSignature:
+    """The signature of a step whose ``caches`` come last and are written in place."""
+    given = [tensor(n, dtype, *cache_shape) for n in caches]
+    written = [tensor(f"{name}.out", dtype, *cache_shape) for name in caches]
+    return GraphSignature(
+        name=name,
+        kind=kind,
+        file=f"onnx/{name}.onnx",
+        rows=rows,
+        slots=slots,
+        inputs=(*inputs, *given),
+        outputs=(*outputs, *written),
+        aliases={f"{name}.out": name for name in caches},
+    )

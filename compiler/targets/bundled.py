@@ -1,0 +1,45 @@
+"""From a bundle on disk back to eager PyTorch: the networks over the bundle's own weights, and its draft steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from draftwood.compiler.checkpoints.safetensors_file import map_tensors
+from draftwood.compiler.drafters.model import Modules
+from draftwood.compiler.drafters.registry import drafter_of
+from draftwood.compiler.steps.step import Step
+from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.steps import rebuild_drafts
+from draftwood.compiler.teachers.registry import described_config
+from draftwood.errors import BundleError
+from draftwood.manifest import GraphSet, Manifest
+from draftwood.trees.frozen import thaw
+
+
+def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor]) -> Modules:
+    """Teacher and drafter as the manifest describes them, over weights by name."""
+    drafter = drafter_of(manifest.drafter) if manifest.drafter else None
+    return load_modules(weights, described_config(manifest.teacher.config), drafter)
+
+
+def bundle_drafts(folder: Path, manifest: Manifest, graphs: GraphSet, modules: Modules) -> dict[str, Step]:
+    """The drafter's steps of a graph set by name, on modules that hold the bundle's weights."""
+    files = {tree.name: folder / tree.file for tree in manifest.trees if tree.file}
+    topologies = {name: thaw(path.read_text(), str(path))[0] for name, path in files.items()}
+    return rebuild_drafts(manifest, graphs, topologies, modules)
+
+
+def required_set(folder: Path, manifest: Manifest, target: str) -> GraphSet:
+    """The graphs of a target; BundleError where the bundle has none."""
+    found = manifest.graph_set(target)
+    if found is None:
+        raise BundleError(f"{folder}: holds no {target} graphs; build it with --target onnx,ge")
+    return found
+
+
+def onnx_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Views of the weights of the ONNX graphs; BundleError where the bundle has none."""
+    return map_tensors(folder / required_set(folder, manifest, "onnx").weights)

@@ -1,0 +1,64 @@
+"""What the numbers of a graph set are kept in, and what becomes of a weight on its way there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from draftwood import manifest as m
+from draftwood.compiler.checkpoints.safetensors_file import is_finite
+from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision rounds every weight to its type; one that does more overrides ``convert``."""
+
+    types: m.Precision
+
+    @property
+    def weights(self) -> torch.dtype:
+        """Element type of a stored weight."""
+        return cast(torch.dtype, getattr(torch, self.types.weights))
+
+    def convert(self, name: str, value: Tensor) -> Tensor:
+        """The weight ``name`` as it is stored, in the type of ``weights``."""
+        return value.to(self.weights)
+
+    def keeps(self, kind: str) -> bool:
+        """Whether a weight of a checkpoint in this element type is stored as it is; goes with ``convert``."""
+        return kind == self.types.weights
+
+    def stored(self, entry: WeightEntry) -> WeightEntry:
+        """The entry as a weights file gets it; whole numbers keep their type.
+
+        Its ``read`` raises CheckpointError where a value leaves the range of the type.
+        """
+        if entry.dtype is not None:
+            return entry
+        return replace(entry, dtype=self.weights, read=lambda: self._read(entry))
+
+    def _read(self, entry: WeightEntry) -> Tensor:
+        given = entry.read()
+        value = self.convert(entry.name, given)
+        if not is_finite(value):
+            names, kind = " and ".join(entry.parts) or entry.name, self.types.weights
+            got, limit = float(given.abs().max()), torch.finfo(value.dtype).max
+            raise CheckpointError(
+                f"{names}: holds {got:.6g}; expected at most {limit:.6g}, the largest {kind}; choose another precision"
+            )
+        return value
+
+
+def uniform(name: str, kind: m.ElementType) -> Precision:
+    """One type for weights, activations and caches."""
+    return Precision(m.Precision(name=name, weights=kind, activations=kind, caches=kind))
+
+
+FP32, BF16, FP16 = uniform("fp32", "float32"), uniform("bf16", "bfloat16"), uniform("fp16", "float16")
+# By name, for weights that are bound to a bundle later.
+PRECISIONS: dict[str, Precision] = {precision.types.name: precision for precision in (FP32, BF16, FP16)}

@@ -1,0 +1,71 @@
+"""A target: what turns a bundle's steps into graphs that one kind of engine runs.
+
+A target is one file: the class below with its own answers, listed where bundles are written.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from draftwood import manifest as m
+from draftwood.compiler.checkpoints.safetensors_file import Entry
+from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.drafters.model import DraftModel, Modules
+from draftwood.compiler.targets.modules import make_modules
+from draftwood.compiler.targets.precision import Precision
+from draftwood.compiler.targets.steps import Shapes
+from draftwood.compiler.teachers.config import TeacherConfig
+
+# What happens to the weights: written into the bundle; used in the checkpoint's own files where they lie there as
+# they are needed; or left out, to be bound later.
+WeightMode = Literal["copy", "link", "none"]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lowering:
+    """What a target is asked for."""
+
+    # The bundle, to be written into.
+    folder: Path
+    shapes: Shapes
+    config: TeacherConfig
+    drafter: DraftModel | None
+    # Every weight, as the precision stores it.
+    weights: tuple[WeightEntry, ...]
+    precision: Precision
+    mode: WeightMode
+    # Where the teacher's own tensors lie, by published name.
+    held: Mapping[str, Entry]
+    # The chip that an NPU's compile commands name.
+    soc: str
+    progress: Progress
+
+    def modules(self) -> Modules:
+        """Teacher and drafter without values, on the device of the context."""
+        return make_modules(self.config, self.drafter, max(self.shapes.slots))
+
+
+class Target(ABC):
+    """One kind of graph."""
+
+    # What ``--target`` and the manifest call it.
+    name: ClassVar[str]
+    # What it can do with the weights.
+    modes: ClassVar[tuple[WeightMode, ...]]
+
+    @abstractmethod
+    def precision(self, config: TeacherConfig) -> Precision:
+        """What it takes for a teacher where nothing else is asked for."""
+
+    @abstractmethod
+    def check(self, precision: Precision) -> None:
+        """Raises RequestError where it cannot compute in this precision."""
+
+    @abstractmethod
+    def lower(self, lowering: Lowering) -> m.GraphSet:
+        """Writes its graphs and their weights into the bundle, and says what they are."""

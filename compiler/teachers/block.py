@@ -1,0 +1,200 @@
+"""One decoder block over explicit caches, with deferred commit.
+
+A step runs T new rows behind ``committed`` slots of every cache and, in the same single write, moves the
+accepted rows of the previous tree (the *branch*) into place. Three forms of its attention exist: ``fused``
+(the NPU operator), ``eager`` (plain PyTorch, the reference) and ``cpu`` (onnxruntime's operator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from draftwood import kernels
+from draftwood.compiler.teachers.config import TeacherConfig
+
+# T new rows, P rows moved from the branch, W = P + T rows written, H hidden, N query heads, K key/value heads,
+# D head dimension, C cache slots
+
+Form = Literal["fused", "eager", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a static step writes and what it sees: index [W*K, 1] and masked [1, 1, T, C] (True = masked)."""
+
+    index: Tensor
+    masked: Tensor
+
+
+def place(
+    visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int, kv_heads: int
+) -> Placement:
+    """Cache rows and the mask of a static step, from values that vary at run time only.
+
+    The last ``moved`` = P path slots past ``accepted`` go to the spare slot C - 1, never onto a live one.
+    A cache row is head * C + slot.
+    """
+    rows = visible_TT.shape[0]
+    order_P = torch.arange(moved)
+    spare_P = torch.full_like(order_P, slots - 1)
+    moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, spare_P)
+    slot_W = torch.cat((moved_P, committed_1 + torch.arange(rows)))
+    index = (slot_W[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
+    # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.
+    row_C = torch.arange(slots) - committed_1
+    tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1))
+    seen_TC = (row_C < 0) | (tree_TC & (row_C >= 0) & (row_C < rows))
+    return Placement(index, (~seen_TC)[None, None])
+
+
+class Norm(nn.Module):
+    """RMS norm over the last dimension; ``forward`` normalises, ``added`` adds the residual first."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.npu.npu_rms_norm(x, self.weight, self.epsilon)[0]
+
+    def added(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        normed, _, total = torch.ops.npu.npu_add_rms_norm(x, residual, self.weight, self.epsilon)
+        return normed, total
+
+
+class Layer(nn.Module):
+    """One decoder block: merged qkv and gate-up projections, so that an NPU launches two kernels fewer."""
+
+    def __init__(self, config: TeacherConfig) -> None:
+        super().__init__()
+        self.config = config
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.attn_norm = Norm(config.hidden, config.rms_norm_eps)
+        self.qkv = nn.Linear(config.hidden, queries + 2 * keys, bias=config.qkv_bias)
+        self.o = nn.Linear(queries, config.hidden, bias=config.o_bias)
+        self.mlp_norm = Norm(config.hidden, config.rms_norm_eps)
+        self.gate_up = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
+        self.down = nn.Linear(config.intermediate, config.hidden, bias=False)
+
+    def enter(self, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """(normed, residual): what the block before still has to add is added here; the first has nothing."""
+        if added_TH is None:
+            return self.attn_norm(residual_TH), residual_TH
+        return self.attn_norm.added(added_TH, residual_TH)
+
+    def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [T, N*D], k and v [T, K*D], before rotary."""
+        config = self.config
+        keys = config.kv_heads * config.head_dim
+        return self.qkv(x_TH).split((config.heads * config.head_dim, keys, keys), -1)
+
+    def feed_forward(self, attended_TH: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """(down projection, new residual): their sum is the block's output, added by the next norm."""
+        normed_TH, residual_TH = self.mlp_norm.added(self.o(attended_TH), residual_TH)
+        return self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH))), residual_TH
+
+    def attend(
+        self,
+        x_TH: Tensor,
+        moved_2PKD: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        cos_T1D: Tensor,
+        sin_T1D: Tensor,
+        placement: Placement,
+        form: Form,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Static form over flat caches [K*C, D]: (rows [T, N*D], new rows [2, T, K, D], both caches)."""
+        config, ops = self.config, torch.ops.npu
+        q, k, v = self.project(x_TH)
+        q_TND = ops.npu_rotary_mul(q.unflatten(-1, (config.heads, config.head_dim)), cos_T1D, sin_T1D)
+        k_TKD = ops.npu_rotary_mul(k.unflatten(-1, (config.kv_heads, config.head_dim)), cos_T1D, sin_T1D)
+        v_TKD = v.unflatten(-1, (config.kv_heads, config.head_dim))
+        new_2TKD = torch.stack((k_TKD, v_TKD))
+        written_2WKD = torch.cat((moved_2PKD, new_2TKD), 1).flatten(1, 2)
+        key_cache = ops.npu_scatter_nd_update(key_cache, placement.index, written_2WKD[0])
+        value_cache = ops.npu_scatter_nd_update(value_cache, placement.index, written_2WKD[1])
+        out = self.over_cache(q_TND, (key_cache, value_cache), placement.masked, form)
+        return out, new_2TKD, key_cache, value_cache
+
+    def over_cache(self, q_TND: Tensor, cache: Sequence[Tensor], masked: Tensor, form: Form) -> Tensor:
+        """Attention of rotated rows over flat caches [K*C, D], key then value: [T, N*D]."""
+        config = self.config
+        query, scale = q_TND.transpose(0, 1)[None], config.head_dim**-0.5
+        keys, values = (c.view(1, config.kv_heads, -1, config.head_dim) for c in cache)
+        if form == "eager":
+            out = kernels.eager_attention(query, keys, values, masked, scale)
+        else:
+            out = torch.ops.npu.npu_fused_infer_attention_score(
+                query,
+                keys,
+                values,
+                atten_mask=masked,
+                num_heads=config.heads,
+                scale=scale,
+                input_layout="BNSD",
+                num_key_value_heads=config.kv_heads,
+                sparse_mode=1,
+            )[0]
+        return out[0].transpose(0, 1).flatten(1)
+
+    def append(
+        self,
+        x_TH: Tensor,
+        moved_2PKD: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        bias: Tensor,
+        last: Tensor,
+        total: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """CPU form over caches [1, K, C, D]: the moved and the new rows are appended as one block of W rows.
+
+        The moved rows carry zero queries: attention over them is thrown away and costs P rows.
+        """
+        config = self.config
+        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
+        moved_2PE = moved_2PKD.flatten(-2)
+        padding_1PE = q_1TE.new_zeros((1, moved_2PE.shape[1], q_1TE.shape[-1]))
+        rows = (
+            torch.cat((padding_1PE, q_1TE), 1),
+            torch.cat((moved_2PE[:1], k_1TE), 1),
+            torch.cat((moved_2PE[1:], v_1TE), 1),
+        )
+        out, key_cache, value_cache = self.append_rows(rows, (key_cache, value_cache), bias, last, total)
+        new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
+        return out[moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
+
+    def rotated_rows(self, x_TH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """CPU form: q [1, T, N*D] and k [1, T, K*D] turned by half tables [T, D/2], v [1, T, K*D]."""
+        q, k, v = (part[None] for part in self.project(x_TH))
+        rotary = torch.ops.draftwood.rotary_rows
+        return rotary(q, cos_TE, sin_TE, self.config.heads), rotary(k, cos_TE, sin_TE, self.config.kv_heads), v
+
+    def append_rows(
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        cache: Sequence[Tensor],
+        bias: Tensor | None,
+        last: Tensor,
+        total: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """CPU form: q, k and v appended to caches [1, K, C, D], as the ``append_attention`` contract has it.
+
+        Returns the attended rows [T, N*D] and both caches.
+        """
+        config = self.config
+        out, key_cache, value_cache = torch.ops.draftwood.append_attention(
+            *rows, *cache, bias, last, total, config.heads, config.kv_heads, config.head_dim**-0.5
+        )
+        return out[0], key_cache, value_cache

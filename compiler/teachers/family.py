@@ -1,0 +1,47 @@
+"""What a family of teachers says of itself; ``registry`` lists them.
+
+A family is one file: the class below with its own answers. Where its network differs, ``decoder`` is a subclass of
+``Decoder`` that makes other layers, and ``config`` one of ``TeacherConfig`` with the fields that these need.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.rope import rope_tables
+
+
+class Family(ABC):
+    """Teachers of one architecture: how their config.json reads, which tensors they publish, what they compute."""
+
+    # What TeacherConfig.family and a bundle's manifest call it.
+    name: ClassVar[str]
+    # The class that config.json names under ``architectures``.
+    architecture: ClassVar[str]
+    # The values of ``model_type`` that may stand beside it; none for any.
+    model_types: ClassVar[tuple[str, ...]] = ()
+    config: ClassVar[type[TeacherConfig]] = TeacherConfig
+    decoder: ClassVar[type[Decoder]] = Decoder
+
+    @abstractmethod
+    def values(self, fields: Fields) -> dict[str, Any]:
+        """The arguments of ``config`` from config.json; CheckpointError names a field that is not supported."""
+
+    @abstractmethod
+    def parts(self, config: TeacherConfig) -> dict[str, Parts]:
+        """Our weight name -> the published tensors that make it, in the order of the forward pass."""
+
+    def ignores(self, config: TeacherConfig, name: str) -> bool:
+        """Whether a published tensor is known to be of no use."""
+        return False
+
+    def tables(self, config: TeacherConfig, positions: int) -> dict[str, np.ndarray]:
+        """The decoder's buffers by name: float32 [positions, head_dim], cosine and sine of every position."""
+        return dict(zip(("rope_cos", "rope_sin"), rope_tables(config, positions), strict=True))

@@ -1,0 +1,89 @@
+"""Llama: pre-norm, RMSNorm, rotate-half rotary, grouped queries, SwiGLU (Touvron et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.family import Family
+from draftwood.compiler.teachers.reading import NEUTRAL, declared_dtype, dimensions, refuse_unsupported
+from draftwood.compiler.teachers.rope import read_rope
+
+# H hidden, I intermediate, Q width of all query heads, K width of all key/value heads, V vocabulary
+
+
+class Llama(Family):
+    """``LlamaForCausalLM``, and what its relatives share with it."""
+
+    name = "llama"
+    architecture = "LlamaForCausalLM"
+    model_types: ClassVar[tuple[str, ...]] = ("llama",)
+    # Fields that change the function, with the values that do not; a relative that has the function takes them out.
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
+    # What the family's own configuration class fills in when config.json leaves the field out.
+    rope_theta: ClassVar[float] = 10_000.0
+    attention_bias: ClassVar[bool] = False
+    bos: ClassVar[int] = 1
+    eos: ClassVar[int] = 2
+
+    def values(self, fields: Fields) -> dict[str, Any]:
+        refuse_unsupported(fields, self.neutral, self.layer_types)
+        # One switch puts a bias on q, k, v and o alike, in transformers' LlamaAttention as in openPangu.
+        bias = self.biased(fields)
+        theta, scaling = read_rope(fields, self.rope_theta)
+        return {
+            "family": self.name,
+            **dimensions(fields),
+            "rms_norm_eps": fields.number("rms_norm_eps"),
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "qkv_bias": bias,
+            "o_bias": bias,
+            "tied": fields.flag("tie_word_embeddings", False),
+            "dtype": declared_dtype(fields),
+            "bos": next(iter(fields.tokens("bos_token_id", self.bos)), None),
+            "eos": fields.tokens("eos_token_id", self.eos),
+        }
+
+    def biased(self, fields: Fields) -> bool:
+        """Whether q, k, v and o have a bias."""
+        return fields.flag("attention_bias", self.attention_bias)
+
+    def parts(self, config: TeacherConfig) -> dict[str, Parts]:
+        V, H = config.vocabulary, config.hidden
+        found = {"embed.weight": Parts((("model.embed_tokens.weight", (V, H)),))}
+        for i in range(config.layers):
+            found |= self.layer_parts(config, f"layers.{i}", f"model.layers.{i}")
+        found["norm.weight"] = Parts((("model.norm.weight", (H,)),))
+        if not config.tied:
+            found["lm_head.weight"] = Parts((("lm_head.weight", (V, H)),))
+        return found
+
+    def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
+        """The weights of one block."""
+        H, I = config.hidden, config.intermediate  # noqa: E741
+        Q, K = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        rows = {"q": Q, "k": K, "v": K}
+        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+        found = {f"{ours}.attn_norm.weight": Parts(((f"{theirs}.input_layernorm.weight", (H,)),))}
+        found[f"{ours}.qkv.weight"] = Parts(tuple((f"{attention}.{p}_proj.weight", (n, H)) for p, n in rows.items()))
+        if config.qkv_bias:
+            found[f"{ours}.qkv.bias"] = Parts(tuple((f"{attention}.{p}_proj.bias", (n,)) for p, n in rows.items()))
+        found[f"{ours}.o.weight"] = Parts(((f"{attention}.o_proj.weight", (H, Q)),))
+        if config.o_bias:
+            found[f"{ours}.o.bias"] = Parts(((f"{attention}.o_proj.bias", (H,)),))
+        found[f"{ours}.mlp_norm.weight"] = Parts(((f"{theirs}.post_attention_layernorm.weight", (H,)),))
+        found[f"{ours}.gate_up.weight"] = Parts(tuple((f"{mlp}.{p}_proj.weight", (I, H)) for p in ("gate", "up")))
+        found[f"{ours}.down.weight"] = Parts(((f"{mlp}.down_proj.weight", (H, I)),))
+        return found
+
+    def ignores(self, config: TeacherConfig, name: str) -> bool:
+        # Some exporters store the alias of a tied head as well; the embedding is the one that counts.
+        return name.endswith(".inv_freq") or (config.tied and name == "lm_head.weight")
+
+
+LLAMA = Llama()

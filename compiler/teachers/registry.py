@@ -1,0 +1,71 @@
+"""The families of teachers: the one place where they are listed, and how one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.family import Family
+from draftwood.compiler.teachers.llama import LLAMA
+from draftwood.compiler.teachers.pangu import PANGU
+from draftwood.errors import BundleError, CheckpointError
+
+# By the name that a TeacherConfig and a manifest give.
+FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, PANGU)}
+
+
+def family_of(config: TeacherConfig) -> Family:
+    """The family of a teacher."""
+    return FAMILIES[config.family]
+
+
+def read_config(folder: Path) -> TeacherConfig:
+    """Reads the teacher's dimensions from config.json, and more end tokens from generation_config.json.
+
+    Raises:
+        CheckpointError: a file is missing or not JSON, or a field does not fit what is supported.
+    """
+    fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+    family = _recognised(fields)
+    values = family.values(fields)
+    if (path := folder / "generation_config.json").is_file():
+        values["eos"] += Fields(path, read_json(path)).tokens("eos_token_id", None)
+    values["eos"] = tuple(dict.fromkeys(values["eos"]))
+    try:
+        return family.config(**values)
+    except CheckpointError as error:
+        raise CheckpointError(f"{fields.path}: {error}") from None
+
+
+def described_config(described: Mapping[str, Any]) -> TeacherConfig:
+    """The configuration that a manifest holds field by field; BundleError where it is none of a family known here."""
+    family = FAMILIES.get(str(described.get("family")))
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise BundleError(f"teacher of family {described.get('family')!r}; expected one of {known}; build it again")
+    try:
+        return msgspec.convert(described, family.config)
+    except msgspec.ValidationError as error:
+        raise BundleError(f"teacher of family {family.name}: its configuration is damaged ({error})") from None
+
+
+def make_decoder(config: TeacherConfig, positions: int, aux_layers: tuple[int, ...] = ()) -> Decoder:
+    """The teacher's network without values, on the device of the context."""
+    return family_of(config).decoder(config, positions, aux_layers)
+
+
+def _recognised(fields: Fields) -> Family:
+    known = {family.architecture: family for family in FAMILIES.values()}
+    named = fields.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+        fields.fail("architectures", f"one of {', '.join(known)}; no other is supported")
+    family = known[named[0]]
+    if family.model_types and fields.get("model_type", family.model_types[0]) not in family.model_types:
+        fields.fail("model_type", f"{' or '.join(map(repr, family.model_types))} beside {family.architecture}")
+    return family

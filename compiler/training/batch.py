@@ -1,0 +1,69 @@
+"""What a drafter learns from: texts with the teacher's hidden states, and the tokens a text has further on.
+
+A context is a place t in a text (a *slot* of the drafter): the runtime has the teacher's states of token t and the
+root, token t + 1, and asks for token t + 2 at level 0, token t + 3 at level 1, and so on. Roots are the teacher's
+own tokens, so t starts at the last token of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# N contexts, B texts a batch, S tokens of the longest, C contexts of the longest, I levels, H hidden size, F width of
+# the aux states
+
+# A target behind the end of the text.
+NONE = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some texts with the teacher's states, padded on the right, where no context looks.
+
+    Contexts are numbered text by text: what is said of "each context", [N], is in that order.
+    """
+
+    # int64 [B, S].
+    ids_BS: Tensor
+    # int64 [B].
+    length_B: Tensor
+    # The slot of each context, int64 [B, C]; past a text's last context it repeats a slot that exists.
+    slot_BC: Tensor
+    # bool [B, C]: False past a text's last context. N of them are True.
+    there_BC: Tensor
+    # The teacher's states behind its final norm, [B, S, H], which its output matrix reads.
+    last_BSH: Tensor
+    # Its states entering the aux layers, low to high, [B, S, F].
+    aux_BSF: Tensor
+
+    def pick(self, states_BSH: Tensor) -> Tensor:
+        """The rows of the contexts' own slots, [N, H]."""
+        row_N, place_N = self.there_BC.nonzero().unbind(1)
+        return states_BSH[row_N, self.slot_BC[row_N, place_N]]
+
+    def spread(self, states_BSH: Tensor) -> Tensor:
+        """The rows of the contexts' own slots, [B, C, H]."""
+        index_BCH = self.slot_BC[:, :, None].expand(-1, -1, states_BSH.shape[-1])
+        return states_BSH.gather(1, index_BCH)
+
+    def ahead(self, distance: int) -> Tensor:
+        """The token ``distance`` behind each context's slot, int64 [B, C]; the padding's where there is none."""
+        return self.ids_BS.gather(1, (self.slot_BC + distance).clamp(max=self.ids_BS.shape[1] - 1))
+
+    def targets(self, levels: int) -> Tensor:
+        """What each level should predict in each context, int64 [N, I]: tokens, NONE behind the end."""
+        found = []
+        for level in range(levels):
+            inside_BC = self.slot_BC + 2 + level < self.length_B[:, None]
+            found.append(torch.where(inside_BC, self.ahead(2 + level), NONE)[self.there_BC])
+        return torch.stack(found, 1)
+
+    def places(self, levels: int) -> Tensor:
+        """Where, among B * S rows, the teacher's state lies that predicts the same token, int64 [N, I]."""
+        size = self.ids_BS.shape[1]
+        first_BC = torch.arange(len(self.ids_BS), device=self.ids_BS.device)[:, None] * size
+        slots = [(self.slot_BC + 1 + level).clamp(max=size - 1) for level in range(levels)]
+        return torch.stack([(first_BC + slot_BC)[self.there_BC] for slot_BC in slots], 1)

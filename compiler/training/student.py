@@ -1,0 +1,166 @@
+"""A drafter in training: a frozen teacher, levels, a loss, and the ranks of true tokens.
+
+A student turns a batch into one feature per context and level; an output matrix (the teacher's, or rows of it)
+turns features into logits. Level i (0-based) predicts the token i + 2 places after the context's slot. Everything
+is computed along the teacher's own text, as draft trees that hold the true path would compute it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood.compiler.training.batch import NONE, Batch
+from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
+from draftwood.compiler.training.precision import autocast, compute_dtype
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+# N contexts, I levels, H hidden size, V draft vocabulary, T teacher's vocabulary, K candidates, R rows
+
+# Rows whose logits are ranked at a time.
+_RANKED = 256
+
+
+class Student(nn.Module):
+    """A drafter that learns from a frozen teacher.
+
+    What it shares with the teacher is held in the type of matrix products, and frozen.
+    """
+
+    # Weight of level i's loss is this to the power i: the choice of both Medusa-1 and EAGLE-3.
+    DECAY = 0.8
+
+    # The teacher's output matrix and embedding; the teacher's ids that can be proposed (None for all), and their rows
+    # of the output matrix.
+    teacher_output_TH: Tensor
+    embedding_TH: Tensor
+    ids_V: Tensor | None
+    output_VH: Tensor
+
+    def __init__(self, teacher: LlamaForCausalLM, levels: int, aux: tuple[int, ...], ids_V: Tensor | None) -> None:
+        super().__init__()
+        self.levels, self.aux, dtype = levels, aux, compute_dtype(teacher.device)
+        self.positions = teacher.config.max_position_embeddings
+        self.register_buffer("teacher_output_TH", teacher.lm_head.weight.detach().to(dtype), persistent=False)
+        self.register_buffer("embedding_TH", teacher.model.embed_tokens.weight.detach().to(dtype), persistent=False)
+        self.register_buffer("ids_V", None if ids_V is None else ids_V.to(teacher.device), persistent=False)
+        output_VH = self.teacher_output_TH if ids_V is None else self.teacher_output_TH[ids_V]
+        self.register_buffer("output_VH", output_VH, persistent=False)
+
+    def start_from(self, teacher: LlamaForCausalLM) -> None:
+        """Sets what is trained to where the training begins, from the teacher's own weights where they serve."""
+        raise NotImplementedError
+
+    def features(self, batch: Batch) -> Tensor:
+        """What the output matrix reads, [N, I, H]."""
+        raise NotImplementedError
+
+    def output(self, level: int) -> Tensor:
+        """The output matrix of a level, [V, H]."""
+        return self.output_VH
+
+    def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted loss, and for the log each part of it summed by level, float32 [I], unweighted.
+
+        ``weight_NI`` is 0 where there is nothing to predict.
+        """
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Writes the drafter in its published layout, in bfloat16."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, count_I: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """``losses`` with weights DECAY^i / count; ``count_I`` are the contexts a level has in all processes."""
+        there_NI = batch.targets(self.levels) != NONE
+        decay_I = self.DECAY ** torch.arange(self.levels, device=there_NI.device)
+        with autocast(there_NI.device):
+            features_NIH = self.features(batch)
+        return self.losses(batch, features_NIH, there_NI * (decay_I / count_I.clamp(min=1)))
+
+    def distribution_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with the teacher's distribution, weighted; and summed by level, [I]."""
+        rows_R = weight_NI.flatten().nonzero()[:, 0]
+        place_R = batch.places(self.levels).flatten()[rows_R]
+        last_PH = batch.last_BSH.flatten(0, 1).to(self.teacher_output_TH.dtype)
+        target = Distribution(last_PH, self.teacher_output_TH, place_R, self.ids_V)
+        output_VH = self.output(0).to(self.output_VH.dtype)
+        loss, loss_R = HeadLoss.apply(
+            features_NIH.flatten(0, 1)[rows_R].to(output_VH.dtype), output_VH, weight_NI.flatten()[rows_R], target,
+            place_R.argsort(stable=True),
+        )  # fmt: skip
+        return loss, _by_level(loss_R, rows_R, self.levels)
+
+    def token_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with the tokens that the teacher wrote, weighted; and summed by level, [I]."""
+        targets_NI = batch.targets(self.levels)
+        sums: list[Tensor] = []
+        total = torch.zeros((), device=targets_NI.device)
+        for level in range(self.levels):
+            rows_R = weight_NI[:, level].nonzero()[:, 0]
+            output_VH = self.output(level).to(self.output_VH.dtype)
+            loss, loss_R = HeadLoss.apply(
+                features_NIH[rows_R, level].to(output_VH.dtype), output_VH, weight_NI[rows_R, level],
+                Written(targets_NI[rows_R, level]), torch.arange(len(rows_R), device=rows_R.device),
+            )  # fmt: skip
+            total, sums = total + loss, [*sums, loss_R.sum()]
+        return total, torch.stack(sums)
+
+    @torch.no_grad()
+    def frozen(self, batch: Batch) -> Tensor:
+        """``features`` without a gradient, as the output matrix takes them."""
+        with autocast(batch.ids_BS.device):
+            return self.features(batch).to(self.output_VH.dtype)
+
+    @torch.no_grad()
+    def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor) -> Tensor:
+        """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` where it is not there.
+
+        ``features_NIH`` are the batch's, from ``frozen``.
+        """
+        targets_NI = batch.targets(self.levels)
+        found = []
+        for level in range(self.levels):
+            output_VH = self.output(level).to(self.output_VH.dtype)
+            tokens = [self.best(part, output_VH, candidates) for part in features_NIH[:, level].split(_RANKED)]
+            hit_NK = torch.cat(tokens) == targets_NI[:, level, None]
+            found.append(torch.where(hit_NK.any(-1), hit_NK.int().argmax(-1), candidates))
+        return torch.stack(found, 1)
+
+    @torch.no_grad()
+    def confidence(self, features_NIH: Tensor) -> Tensor:
+        """The probability that level 0 gives its best candidate, of ``frozen`` features, float32 [N]."""
+        output_VH = self.output(0).to(self.output_VH.dtype)
+        parts = [F.linear(part, output_VH).float() for part in features_NIH[:, 0].split(_RANKED)]
+        return torch.cat([logits_NV.amax(-1) - logits_NV.logsumexp(-1) for logits_NV in parts]).exp()
+
+    def best(self, features_NH: Tensor, output_VH: Tensor, candidates: int) -> Tensor:
+        """The teacher's ids of the best candidates, best first, int64 [N, K]."""
+        logits_NV = F.linear(features_NH, output_VH).float()
+        top_NK = logits_NV.topk(min(candidates, len(output_VH))).indices
+        return top_NK if self.ids_V is None else self.ids_V[top_NK]
+
+    def maps(self) -> dict[str, Tensor]:
+        """d2t int64 [V], the offsets from draft ids to the teacher's, and t2d bool [T]; nothing without a subset."""
+        if self.ids_V is None:
+            return {}
+        ids_V = self.ids_V.cpu()
+        known_T = torch.zeros(len(self.teacher_output_TH), dtype=torch.bool)
+        known_T[ids_V] = True
+        return {"d2t": ids_V - torch.arange(len(ids_V)), "t2d": known_T}
+
+
+def stored(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """Weights as they are written: bfloat16 on the host; id maps keep their types."""
+    moved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in moved.items()}
+
+
+def _by_level(loss_R: Tensor, rows_R: Tensor, levels: int) -> Tensor:
+    return torch.zeros(levels, device=loss_R.device).index_add_(0, rows_R % levels, loss_R)

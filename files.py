@@ -1,0 +1,79 @@
+"""Reading a file that somebody else has made: regular files only, up to a size, and never a wait.
+
+Errors are OSError, whose ``strerror`` says what the file is, so that a caller names its own family in one place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+# Of what is read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
+MOST_BYTES = 1 << 30
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a regular file for reading, links followed.
+
+    Raises:
+        OSError: it is missing, or a folder, FIFO, socket or device; opening one of those may block.
+    """
+    _require_regular(_stat(path), path)
+    # Between the two looks another file may have taken the name: hence without waiting, and a second look.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file of at most ``limit`` bytes; OSError as `open_regular`, and where it is larger."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes")
+    return data
+
+
+def read_text(path: Path, limit: int = MOST_BYTES) -> str:
+    """The UTF-8 text of a regular file, line ends as \\n; OSError also where it is not UTF-8."""
+    try:
+        text = read_regular(path, limit).decode()
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, f"not UTF-8 text at byte {error.start}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a regular file is there, links followed; never raises, whatever the name holds."""
+    try:
+        return stat.S_ISREG(_stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except ValueError as error:  # a NUL in the name, say
+        raise OSError(errno.EINVAL, f"no possible file name ({error})") from error
+
+
+def _require_regular(found: os.stat_result, path: Path) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a special file')}, expected a regular file")

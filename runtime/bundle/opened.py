@@ -1,0 +1,134 @@
+"""An opened bundle: everything is verified before anything is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from draftwood.errors import BundleError, RequestError, TreeError
+from draftwood.files import read_text
+from draftwood.manifest import Gear, GraphSignature, Manifest, Tree, read_manifest
+from draftwood.runtime.bundle import files, graphs, references, weights
+from draftwood.runtime.bundle.remembered import Files
+from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.trees import Topology, TreeBuffers
+from draftwood.trees.frozen import thaw
+
+# full: every byte is hashed and every weight looked at; fast: what can be said without reading the large files.
+Verify = Literal["full", "fast"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle. ``trees`` maps a tree's name to its topology and buffers; a budget tree has neither.
+
+    ``files`` are what the file system says of it, by which a proof of it can be remembered; ``verified`` says how
+    thoroughly this opening looked.
+    """
+
+    folder: Path
+    manifest: Manifest
+    trees: dict[str, tuple[Topology, TreeBuffers]]
+    files: Files
+    verified: Verify
+
+    @classmethod
+    def open(cls, folder: Path, verify: Verify | None = None) -> Bundle:
+        """Reads the manifest and refuses whatever does not hold together.
+
+        Args:
+            verify: full also hashes every file, reads every graph's inputs and outputs, and looks for NaN and infinity
+                in the weights; None does so once on this machine for files that have not changed since.
+
+        Raises:
+            BundleError: not a bundle, of another schema version, files that are missing, altered, of a special kind
+                or outside the bundle, references or sizes that contradict each other, a tree that breaks an
+                invariant, weights that are not finite, or token ids that are none.
+        """
+        manifest = read_manifest(folder)
+        references.check_references(manifest, str(folder))
+        files.check_files(folder, manifest.files)
+        found = _files(folder, manifest)
+        if verify is None:
+            verify = "fast" if found.proved("files") else "full"
+        if verify == "full":
+            files.check_digests(folder, manifest.files)
+            for one in manifest.graph_sets:
+                if one.target == "onnx":
+                    for graph in one.graphs:
+                        graphs.check_graph(folder, graph, one.weights)
+        _check_weights(folder, manifest, verify)
+        trees = _trees(folder, manifest)
+        if verify == "full":
+            found.remember("files")
+        return cls(folder, manifest, trees, found, verify)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
+        return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
+
+    def graph(self, name: str) -> GraphSignature:
+        """A graph for onnxruntime by its name; BundleError where the bundle holds none."""
+        for graph in self.manifest.graphs_of("onnx"):
+            if graph.name == name:
+                return graph
+        raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
+
+    def gear(self, name: str) -> Gear:
+        """A gear by its name; RequestError lists what the bundle holds."""
+        for gear in self.manifest.gears:
+            if gear.name == name:
+                return gear
+        names = ", ".join(gear.name for gear in self.manifest.gears)
+        raise RequestError(f"gear {name!r}: not in {self.folder}; it holds {names}")
+
+
+def _files(folder: Path, manifest: Manifest) -> Files:
+    try:
+        return Files.of(folder, manifest.files)
+    except OSError as error:
+        raise BundleError(f"{folder}: changed while it was opened ({error}); open it again") from error
+
+
+def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
+    """Headers and sizes of all weights; every number of them where everything is looked at."""
+    held: dict[Path, dict[str, weights.Tensor]] = {}
+    for one in manifest.graph_sets:
+        path = folder / one.weights
+        if one.index is None:
+            held[path] = weights.read_header(path)
+            _check_positions(path, held[path], max(gear.slots for gear in manifest.gears))
+        elif one.weights in manifest.files:
+            held |= weights.read_index(folder / one.index, path)
+    if verify == "full":
+        for path, tensors in held.items():
+            weights.check_values(path, tensors, manifest.dims.vocabulary)
+
+
+def _check_positions(path: Path, tensors: dict[str, weights.Tensor], longest: int) -> None:
+    positions = tensors.get("rope_cos")
+    if positions is not None and positions.shape[:1] < (longest,):
+        raise BundleError(
+            f"{path}: rope_cos has shape {list(positions.shape)}; expected {longest} positions or more, the largest"
+            " KV length; build the bundle again"
+        )
+
+
+def _trees(folder: Path, manifest: Manifest) -> dict[str, tuple[Topology, TreeBuffers]]:
+    return {tree.name: _tree(folder / tree.file, tree) for tree in manifest.trees if tree.file}
+
+
+def _tree(path: Path, tree: Tree) -> tuple[Topology, TreeBuffers]:
+    try:
+        topology, buffers = thaw(read_text(path), str(path))
+    except (OSError, TreeError) as error:
+        raise BundleError(str(error)) from error
+    sizes, got = (tree.rows, tree.depth, tree.width), (topology.rows, topology.depth, topology.width)
+    if got != sizes:
+        raise BundleError(
+            f"{path}: rows, depth and width {got}; the manifest says {sizes} of tree {tree.name}; build it again"
+        )
+    return topology, buffers

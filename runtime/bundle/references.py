@@ -1,0 +1,272 @@
+"""Whether a manifest holds together: what refers to what, and every size that follows from another.
+
+An engine allocates by the manifest's sizes and binds that memory to graphs, so no size is taken on trust: each
+equals one that a tree, a signature or another field gives. Signatures are held against the graphs themselves when
+those are opened (`sessions`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from draftwood.errors import BundleError
+from draftwood.manifest import (
+    MANIFEST_FILE,
+    Gear,
+    GraphSignature,
+    Manifest,
+    TensorSignature,
+    Tree,
+    cache_names,
+    draft_cache_names,
+)
+
+_COMMIT = {"committed", "accepted", "path", "branch"}
+_ROWS = {"tokens", "depths", "visible", *_COMMIT}
+_TEACHER = {"logits", "choice", "features"}
+_WAITING = {"tokens", "features", "committed", "accepted"}
+# What a graph of each kind of the teacher takes and gives beside caches.
+INPUTS = {
+    "step": {"tokens", "positions", "rows", "bias", "last", "total", "path", "branch"},
+    "prefill": {"tokens", "last", *_COMMIT},
+    "decode": _ROWS,
+    "verify": _ROWS,
+}
+_BRANCHING = {*_TEACHER, "branch.out"}
+OUTPUTS = {"step": _BRANCHING, "prefill": _TEACHER, "decode": _BRANCHING, "verify": _BRANCHING}
+# What a draft graph gives: ranked candidates of every level, or the tokens of a tree, or those and the tree itself.
+RANKED, DRAFTED = {"candidates", "scores"}, {"drafted", "scores"}
+CHOSEN = {*DRAFTED, "parents", "depths", "mask", "paths"}
+
+
+def check_references(manifest: Manifest, where: str) -> None:
+    """Raises BundleError for the first fault, beginning with ``where``."""
+    for fault in faults(manifest):
+        raise BundleError(f"{where}: {fault}; build the bundle again")
+
+
+def faults(manifest: Manifest) -> Iterator[str]:
+    """Everything that does not hold together, each as one line."""
+    yield from _names(manifest)
+    yield from _sets(manifest)
+    yield from _listed(manifest)
+    yield from _dims(manifest)
+    for graph in (graph for graphs in graph_sets(manifest) for graph in graphs):
+        own = [*_aliases(graph), *_kind(graph), *_shapes(graph, manifest)]
+        yield from (f"graph {graph.name}: {fault}" for fault in own)
+    for graphs in graph_sets(manifest):
+        for gear in manifest.gears:
+            yield from (f"gear {gear.name}: {fault}" for fault in _gear(gear, graphs, manifest))
+
+
+def graph_sets(manifest: Manifest) -> list[tuple[GraphSignature, ...]]:
+    """The graphs of each target and rank; each set serves every gear by itself."""
+    return [one.graphs for one in manifest.graph_sets if one.graphs]
+
+
+def _names(manifest: Manifest) -> Iterator[str]:
+    named = [("tree", [tree.name for tree in manifest.trees]), ("gear", [gear.name for gear in manifest.gears])]
+    named += [("graph", [graph.name for graph in graphs]) for graphs in graph_sets(manifest)]
+    for what, names in named:
+        yield from (f"two {what}s are named {name!r}" for name in _twice(names))
+    if not manifest.gears or not graph_sets(manifest):
+        yield "has no gear or no graph; expected at least one of each"
+    if not any(tree.name == "plain" and (tree.rows, tree.depth) == (1, 0) for tree in manifest.trees):
+        yield "has no tree 'plain' of one row; every bundle decodes plainly, too"
+
+
+def _listed(manifest: Manifest) -> Iterator[str]:
+    """Every file that is referred to is one that the manifest vouches for."""
+    files = [graph.file for graphs in graph_sets(manifest) for graph in graphs]
+    files += [tree.file for tree in manifest.trees if tree.file]
+    files += [one.index or one.weights for one in manifest.graph_sets]
+    files += ["tokenizer/tokenizer.json"] if manifest.tokenizer else []
+    yield from (
+        f"refers to {name}, which it does not list among its files" for name in files if name not in manifest.files
+    )
+    if MANIFEST_FILE in manifest.files:
+        yield f"lists {MANIFEST_FILE}, itself, among its files"
+
+
+def _sets(manifest: Manifest) -> Iterator[str]:
+    """Every target has its ranks once each, alike in number; every set has graphs."""
+    yield from (
+        f"two graph sets are of {name}" for name in _twice(f"{s.target}, rank {s.rank}" for s in manifest.graph_sets)
+    )
+    for one in manifest.graph_sets:
+        if not one.graphs:
+            yield f"graph set {one.target}, rank {one.rank}, has no graphs"
+        if one.rank >= one.ranks:
+            yield f"graph set {one.target}: rank {one.rank} of {one.ranks}; expected 0 to {one.ranks - 1}"
+        if one.target == "ge" and one.index is None:
+            yield "graph set ge has no weight index; expected the file that says where each weight lies"
+    ranks = {(one.target, one.ranks) for one in manifest.graph_sets}
+    yield from (f"graph sets of {name} disagree about their number of ranks" for name in _twice(t for t, _ in ranks))
+
+
+def _dims(manifest: Manifest) -> Iterator[str]:
+    dims, trees, teacher = manifest.dims, manifest.trees, manifest.teacher
+    if (rows := max((tree.rows for tree in trees), default=1)) != dims.branch_rows:
+        yield f"dims.branch_rows is {dims.branch_rows}; expected {rows}, the rows of the largest tree"
+    if (depth := max((tree.depth for tree in trees), default=0)) + 1 != dims.path_rows:
+        yield f"dims.path_rows is {dims.path_rows}; expected {depth + 1}, the deepest tree's depth and 1"
+    if dims.context >= (slots := max((gear.slots for gear in manifest.gears), default=0)):
+        yield f"dims.context is {dims.context}; expected less than {slots}, the largest KV length"
+    if ids := [i for i in (*teacher.eos, teacher.bos or 0) if i >= dims.vocabulary]:
+        yield f"token {ids[0]} begins or ends a text; expected ids below {dims.vocabulary}"
+    yield from (f"tree {tree.name}: {fault}" for tree in trees for fault in _tree(tree))
+
+
+def _tree(tree: Tree) -> Iterator[str]:
+    grown = tree.width + max(tree.depth - 1, 0) * tree.width**2
+    if tree.file is None and not 0 < tree.rows - 1 <= grown:
+        yield f"a budget of {tree.rows - 1} nodes; expected 1 to {grown}, which depth and width give"
+
+
+def _aliases(graph: GraphSignature) -> Iterator[str]:
+    ends = {what: {spec.name: spec for spec in specs} for what, specs in (("in", graph.inputs), ("out", graph.outputs))}
+    names = [spec.name for spec in (*graph.inputs, *graph.outputs)]
+    yield from (f"two of its inputs and outputs are named {name!r}" for name in _twice(names))
+    yield from (f"two outputs are written into {name!r}" for name in _twice(graph.aliases.values()))
+    for out, into in graph.aliases.items():
+        one, other = ends["out"].get(out), ends["in"].get(into)
+        if one is None or other is None:
+            yield f"alias {out} -> {into}: expected an output and an input of the graph"
+        elif (one.dtype, one.shape) != (other.dtype, other.shape):
+            yield f"alias {out} -> {into}: {_shown(one)} into {_shown(other)}; expected the same of both"
+
+
+def _kind(graph: GraphSignature) -> Iterator[str]:
+    """The inputs and outputs that the graph's kind is called with."""
+    small = {spec.name for spec in graph.inputs} - set(graph.aliases.values())
+    results = set(graph.results)
+    if graph.kind in INPUTS:
+        expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
+    elif graph.kind == "extend":
+        expected, outputs = _WAITING, [{"hidden"}]
+    else:
+        expected, outputs = _WAITING if graph.aliases else {"features"}, [RANKED, DRAFTED, CHOSEN]
+    if small != expected:
+        yield f"takes {sorted(small)} beside caches; expected {sorted(expected)} of kind {graph.kind}"
+    if results not in outputs:
+        yield f"gives {sorted(results)} beside caches; expected {' or '.join(str(sorted(o)) for o in outputs)}"
+    sizes = [size for spec in (*graph.inputs, *graph.outputs) for size in spec.shape]
+    static = bool(graph.slots) and all(isinstance(size, int) for size in sizes)
+    if graph.kind in ("prefill", "decode", "verify") and not static:
+        yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
+
+
+def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
+    """Sizes by the manifest's dims: of each tensor the product of its sizes, or the last of them."""
+    dims, drafter = manifest.dims, manifest.drafter
+    drafts = graph.kind in ("draft", "extend")
+    if drafts and drafter is None:
+        yield "drafts, but the manifest has no drafter"
+        return
+    layers, heads, width = dims.layers, dims.kv_heads, dims.head_dim
+    if drafts and drafter is not None:
+        layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
+    if graph.caches != (draft_cache_names(layers) if drafts else cache_names(layers)):
+        yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
+    caches = dict.fromkeys(graph.caches, heads * width * (graph.slots or 1))
+    pairs = {"logits": dims.vocabulary, **({"features": drafter.features} if drafter else {})}
+    expected = _sizes(graph, manifest) | caches
+    for spec in (*graph.inputs, *graph.outputs):
+        if spec.name in expected and _elements(spec) != expected[spec.name]:
+            yield f"{_shown(spec)}; expected {expected[spec.name]} elements, run-time sizes aside"
+        if spec.name in pairs and spec.shape[-1:] != (pairs[spec.name],):
+            yield f"{_shown(spec)}; expected rows of {pairs[spec.name]}"
+
+
+def _sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
+    """Elements of the inputs and outputs that an engine fills or reads, by name."""
+    dims, rows = manifest.dims, graph.rows or 1
+    found = {"tokens": rows, "committed": 1, "accepted": 1}
+    row = dims.layers * 2 * dims.kv_heads * dims.head_dim
+    if graph.kind == "step":
+        return {"tokens": 1, "positions": 1, "rows": 1, "bias": 1, "last": 1, "total": 1, "path": 1, "branch": row}
+    if graph.kind in ("prefill", "decode", "verify"):
+        branch = next((_elements(spec) for spec in graph.inputs if spec.name == "branch"), 0)
+        padded = max(branch // row, dims.branch_rows)  # an NPU pads the branch of a bundle without trees
+        found |= {"path": dims.path_rows, "last": 1, "branch": padded * row, "branch.out": padded * row}
+        found |= {"depths": rows, "visible": rows**2, "choice": 1 if graph.kind == "prefill" else rows}
+    if manifest.drafter and "candidates" in graph.results:
+        ranked = manifest.drafter.levels * manifest.drafter.candidates
+        found |= {"candidates": ranked, "scores": ranked}
+    return found
+
+
+def _classes(gear: Gear, tree: Tree, manifest: Manifest) -> Iterator[str]:
+    """The trees of a gear's confidence classes: as many as the plan has classes, of equally many rows."""
+    if not gear.class_trees:
+        return
+    classes = len(manifest.planning.bounds) + 1 if manifest.planning else 1
+    trees = {one.name: one for one in manifest.trees}
+    found = [tree, *(trees.get(name) for name in gear.class_trees)]
+    equal = all(one is not None and one.file is not None and one.rows == tree.rows for one in found)
+    if not equal or len(found) != classes:
+        names = ", ".join((gear.tree, *gear.class_trees))
+        yield f"expected {classes} trees of equal rows, one for each confidence class, got {names}"
+
+
+def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) -> Iterator[str]:
+    named = {graph.name: graph for graph in graphs}
+    tree = next((tree for tree in manifest.trees if tree.name == gear.tree), None)
+    graph = named.get(gear.graph)
+    if tree is None or graph is None:
+        yield f"refers to tree {gear.tree!r} and graph {gear.graph!r}, which the manifest does not describe"
+        return
+    kind = "decode" if tree.rows == 1 else "verify"
+    fits = graph.rows >= 1 if tree.rows == 1 else graph.rows == tree.rows
+    if graph.kind != kind or graph.slots != gear.slots or not fits:
+        yield (
+            f"graph {graph.name} is of kind {graph.kind}, {graph.rows} rows and KV length {graph.slots}; expected"
+            f" {kind}, {tree.rows} and {gear.slots}"
+        )
+    yield from _classes(gear, tree, manifest)
+    if tree.rows + tree.depth + 1 >= gear.slots:
+        yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"
+    if (gear.draft is None) != (tree.rows == 1):
+        yield f"draft is {gear.draft!r} beside a tree of {tree.rows} rows; expected a draft graph exactly for trees"
+    elif gear.draft is not None:
+        draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft))
+        yield from _draft(draft, gear.draft, tree)
+
+
+def _draft(draft: GraphSignature | None, name: str, tree: Tree) -> Iterator[str]:
+    """Whether a graph drafts this very tree."""
+    if draft is None or draft.kind != "draft":
+        yield f"refers to draft graph {name!r}, which the manifest does not describe"
+        return
+    outputs = {spec.name: spec for spec in draft.outputs}
+    if (tree.file is None) != ("parents" in outputs):
+        yield f"graph {draft.name} gives {sorted(draft.results)}; expected a tree exactly where it has no file"
+    rows, nodes = tree.rows, tree.rows - 1
+    expected = {"drafted": (nodes,), "parents": (rows,), "depths": (rows,), "mask": (rows, rows)}
+    expected |= {"paths": (rows, tree.depth + 1)} | ({"scores": (nodes,)} if "drafted" in outputs else {})
+    expected = {name: shape for name, shape in expected.items() if name in outputs}
+    for part, shape in expected.items():
+        if prod(shape) != _elements(outputs[part]):
+            yield f"graph {draft.name} gives {_shown(outputs[part])}; expected {list(shape)} for tree {tree.name}"
+    candidates = outputs.get("candidates")
+    if candidates is not None and (len(candidates.shape) < 2 or not _reaches(candidates, tree)):
+        yield f"graph {draft.name} gives {_shown(candidates)}; expected {tree.depth} levels of {tree.width} or more"
+
+
+def _reaches(candidates: TensorSignature, tree: Tree) -> bool:
+    levels, width = candidates.shape[-2:]
+    return isinstance(levels, int) and isinstance(width, int) and tree.depth <= levels and tree.width <= width
+
+
+def _elements(spec: TensorSignature) -> int:
+    return prod(size for size in spec.shape if isinstance(size, int))
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _shown(spec: TensorSignature) -> str:
+    return f"{spec.name} {spec.dtype} {list(spec.shape)}"

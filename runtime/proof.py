@@ -1,0 +1,139 @@
+"""The quick proof of a first opening: every gear decodes one step, and it must be what plain decoding says.
+
+A tree whose last row's path carries the plain text, and other tokens everywhere else, must be accepted along that
+path and no further, with the logits of plain decoding; the step behind it reads what the commit moved. So a mask, a
+position or a write that is wrong shows at once, whatever the drafter proposes. ``draftwood check`` proves more, and
+says what differs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import BundleError
+from draftwood.manifest import Gear
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.policy import PLAIN
+from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.step import Draft, accept
+from draftwood.trees import TreeBuffers
+
+# T tree rows, n tokens of a text, V vocabulary
+
+PROMPT_TOKENS = 12
+# Share of the largest logit by which rows of one function may differ: rounding and the order of sums, some 1e-6 in
+# fp32 and 4e-3 in half precision; a wrong mask or position moves logits by 1e-1.
+TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
+
+
+class PlainText(NamedTuple):
+    """What plain decoding gives behind the prompt: tokens, the root first, and where the engine shows them the logits
+    that each next one was drawn from."""
+
+    tokens: list[int]
+    logits_nV: NDArray[np.float32] | None
+
+
+def prove(engine: Engine) -> None:
+    """Every gear of the engine's bundle against plain decoding, greedy, on a fixed prompt.
+
+    Raises:
+        BundleError: a gear that gives other tokens or other logits; it is named.
+    """
+    by_length: dict[int, list[Gear]] = {}
+    for gear in engine.bundle.manifest.gears:
+        by_length.setdefault(gear.slots, []).append(gear)
+    for slots, gears in by_length.items():
+        _prove_length(engine, slots, gears)
+
+
+def _prove_length(engine: Engine, slots: int, gears: list[Gear]) -> None:
+    """The gears of one KV length, each behind the same prompt."""
+    state, prompt = engine.begin(slots), _prompt(engine.bundle)
+    root = engine.start(state, prompt).tokens[0]
+    plain = next(gear for gear in gears if gear.tree == PLAIN)
+    deepest = max(tree.depth for tree in engine.bundle.manifest.trees)
+    text = _plain_text(engine, state, plain, root, deepest + 2)
+    for gear in gears:
+        fixed = engine.bundle.trees.get(gear.tree)
+        if fixed is not None and fixed[1].depth and isinstance(engine, StagedEngine):
+            _return_to(state, len(prompt), root)
+            accepted = _accepts(engine, state, gear, fixed[1], text)
+            # Behind the commit: what was moved is read.
+            behind = PlainText(text.tokens[accepted:], None if text.logits_nV is None else text.logits_nV[accepted:])
+            _same(engine, gear, _plain_text(engine, state, plain, state.root, 1), behind)
+        _return_to(state, len(prompt), root)
+        gained = list(engine.step([state], gear)[0].tokens)
+        _same(engine, gear, PlainText([root, *gained], None), text)
+
+
+def _return_to(state: SequenceState, length: int, root: int) -> None:
+    state.rollback(length)
+    state.root = root
+
+
+def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, steps: int) -> PlainText:
+    tokens, rows = [root], []
+    for _ in range(steps):
+        if isinstance(engine, StagedEngine):
+            drafts = engine.draft([state], plain)
+            logits_TV = engine.verify([state], drafts).logits_BRV[0]
+            rows.append(logits_TV[0].copy())
+            state.commit([0], root=accept(state, drafts[0], logits_TV).bonus)
+        else:
+            engine.step([state], plain)
+        tokens.append(state.root)
+    return PlainText(tokens, np.stack(rows) if rows else None)
+
+
+def _accepts(engine: StagedEngine, state: SequenceState, gear: Gear, tree: TreeBuffers, text: PlainText) -> int:
+    """A tree that holds the text along its last row's path, and nothing else of it, is accepted along that path.
+
+    Returns how many rows that are; they are committed.
+    """
+    row, vocabulary = tree.rows - 1, engine.bundle.manifest.dims.vocabulary
+    path = tree.paths[row, : tree.depths[row] + 1].tolist()
+    # Elsewhere a token that the teacher does not draw: one past the one it draws.
+    tokens_T = (np.array(text.tokens, np.int64)[tree.depths] + 1) % vocabulary
+    tokens_T[path] = text.tokens[: len(path)]
+    draft = Draft(tokens_T, np.zeros(0, np.float32), tree)
+    logits_TV = engine.verify([state], [draft]).logits_BRV[0]
+    accepted = accept(state, draft, logits_TV)
+    gained = PlainText([*tokens_T[list(accepted.rows)].tolist(), accepted.bonus], logits_TV[path])
+    _same(engine, gear, gained, text)
+    if list(accepted.rows) != path:
+        raise _differs(engine.bundle, gear, f"accepts rows {list(accepted.rows)}; expected {path}")
+    state.commit(accepted.rows, root=accepted.bonus)
+    return len(path)
+
+
+def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText) -> None:
+    """Refuses tokens or logits that are not the beginning of the plain text's."""
+    expected = want.tokens[: len(got.tokens)]
+    if got.tokens != expected:
+        raise _differs(engine.bundle, gear, f"gives tokens {got.tokens}; plain decoding gives {expected}")
+    if got.logits_nV is None or want.logits_nV is None:
+        return
+    assert isinstance(engine, StagedEngine)
+    theirs = want.logits_nV[: len(got.logits_nV)]
+    apart = float(np.abs(got.logits_nV - theirs).max() / max(1.0, float(np.abs(theirs).max())))
+    allowed = TOLERANCE if engine.zeros((1,)).itemsize == 4 else HALF_TOLERANCE
+    if not apart <= allowed:
+        raise _differs(engine.bundle, gear, f"gives logits that differ from plain decoding's by {apart:.1e} of 1")
+
+
+def _differs(bundle: Bundle, gear: Gear, what: str) -> BundleError:
+    return BundleError(
+        f"{bundle.folder}: gear {gear.name} {what}; the bundle does not hold together: build it again, or let"
+        f" draftwood check {bundle.folder} say where it differs"
+    )
+
+
+def _prompt(bundle: Bundle) -> NDArray[np.int64]:
+    """Ids spread over the vocabulary, the same every time."""
+    vocabulary = bundle.manifest.dims.vocabulary
+    return (np.arange(1, PROMPT_TOKENS + 1, dtype=np.int64) * 7919) % vocabulary

@@ -1,0 +1,304 @@
+"""A kind of drafter that exists in this file alone: registered, trained, built, opened and decoded with.
+
+It turns the teacher's last hidden state by one matrix a level, and ranks with the teacher's output matrix.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood import manifest as m
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.checkpoints.safetensors_file import sha256_of
+from draftwood.compiler.checkpoints.tensors import open_tensors
+from draftwood.compiler.device.operators import Op, matmul, ranking
+from draftwood.compiler.drafters import registry
+from draftwood.compiler.drafters.common.ranked import candidates, check_levels, ranked_outputs
+from draftwood.compiler.drafters.kind import Kind, Option
+from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
+from draftwood.compiler.drafters.widening import Widening
+from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import Student, stored
+from draftwood.errors import BundleError, RequestError, TreeError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sampling import Sampling
+from draftwood.tools.cli import main
+from draftwood.tools.commands.profile import parse_drafter
+from draftwood.tools.demo.widen import widen, widen_drafter
+from draftwood.tools.training.distill import distill
+from draftwood.tools.training.generate import load_teacher
+from draftwood.tools.training.students import load
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
+
+# N contexts, I levels, K candidates, H hidden size
+
+TREES = (("plain", Topology.plain()), ("full", Topology.full((3, 2))))
+
+
+def turns(levels: int, hidden: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(levels))
+
+
+class LinearNetwork(nn.Module):
+    def __init__(self, levels: int, hidden: int) -> None:
+        super().__init__()
+        self.turns = turns(levels, hidden)
+
+
+class LinearStep(nn.Module):
+    def __init__(self, network: LinearNetwork, head_VH: Tensor, tied: bool, ranked: int) -> None:
+        super().__init__()
+        self.drafter, self.lm_head, self.tied_to_embedding, self.ranked = network, head_VH, tied, ranked
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        logits_IV = F.linear(torch.cat([turn(features) for turn in self.drafter.turns]), self.lm_head)
+        top_IK, tokens_IK = logits_IV.topk(self.ranked, -1)
+        return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    levels: int
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    levels: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "linear", **asdict(self)}
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        turned = matmul("turn", 1, config.hidden, config.hidden, count=self.levels)
+        yield self.levels, 16, [turned, *ranking(self.levels, config.vocabulary)]
+
+
+@dataclass(frozen=True)
+class LinearModel(DraftModel):
+    kind: ClassVar[str] = "linear"
+    config: LinearConfig
+
+    def module(self, teacher, positions):
+        return LinearNetwork(self.config.levels, teacher.hidden)
+
+    def check_tree(self, name, tree, teacher):
+        check_levels(name, tree, self.config.levels, "matrices", teacher.vocabulary)
+
+    def draft_name(self, tree):
+        return "draft"
+
+    def steps(self, modules, trees, sizes, lengths):
+        decoder, network = modules
+        ranked, dtype = candidates(trees, decoder.config.vocabulary), sizes.dtype
+        signature = m.GraphSignature(
+            name="draft", kind="draft", file="onnx/draft.onnx", rows=1, slots=0, aliases={},
+            inputs=(tensor("features", dtype, 1, decoder.feature_width),),
+            outputs=tuple(ranked_outputs(self.config.levels, ranked, dtype)),
+        )  # fmt: skip
+        return [Step(LinearStep(network, decoder.head_weight, decoder.config.tied, ranked), signature)]
+
+    def manifest(self, digest, teacher, trees):
+        return m.Drafter(
+            kind=self.kind, digest=digest, levels=self.config.levels, candidates=candidates(trees, teacher.vocabulary),
+            features=teacher.hidden, layers=0, kv_heads=0, head_dim=0, config=asdict(self.config),
+        )  # fmt: skip
+
+    def widening(self):
+        return Widening(axes={"weight": ("hidden", "hidden")}, fields=lambda fields, wide: fields)
+
+    def cost(self):
+        return LinearCost(self.config.levels)
+
+
+class LinearCheckpoint:
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "model.safetensors"
+        self.entries, self.stored = open_tensors(self.file)
+        self.weight, self.dtype = self.stored, torch.bfloat16
+
+    def names(self):
+        return sorted(self.entries)
+
+    def keys(self, name):
+        return (name,)
+
+    def buffers(self, positions):
+        return {}
+
+    maps = dict
+
+    def digest(self):
+        return sha256_of([self.file])
+
+
+class LinearStudent(Student):
+    def __init__(self, teacher, levels: int) -> None:
+        super().__init__(teacher, levels, (), None)
+        self.turns = turns(levels, self.output_VH.shape[1])
+
+    def start_from(self, teacher) -> None:
+        for turn in self.turns:
+            nn.init.eye_(turn.weight)
+
+    def features(self, batch: Batch) -> Tensor:
+        hidden_NH = batch.pick(batch.last_BSH).float()
+        return torch.stack([turn(hidden_NH) for turn in self.turns], 1)
+
+    def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, nats_I = self.token_loss(batch, features_NIH, weight_NI)
+        return loss, {"nats": nats_I}
+
+    def save(self, folder: Path) -> None:
+        save_file(stored(self.state_dict()), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"architectures": ["Linear"]}))
+
+
+class LinearKind(Kind):
+    name, title, layout = "linear", "a linear drafter", "one with the config.json of a linear drafter"
+    options: ClassVar[Mapping[str, Option]] = {
+        "levels": Option(help="matrices (2)", default=2, least=1),
+        "zeal": Option(help="does nothing", default=1.0, read=float, least=0),
+    }
+    cost_sizes = ":LEVELS"
+
+    def recognises(self, path, fields):
+        return fields.get("architectures") == ["Linear"]
+
+    def open(self, path, teacher):
+        checkpoint = LinearCheckpoint(path)
+        return OpenedDrafter(LinearModel(LinearConfig(len(checkpoint.names()))), checkpoint)
+
+    def model(self, config):
+        return LinearModel(msgspec.convert(config, LinearConfig))
+
+    def student(self, teacher, options, ids_V):
+        return LinearStudent(teacher, options["levels"])
+
+    def trained(self, folder, teacher, levels):
+        checkpoint = LinearCheckpoint(folder)
+        values = {name: checkpoint.weight(name) for name in checkpoint.names()}
+        return LinearStudent(teacher, len(values)), values
+
+    def cost(self, sizes, teacher):
+        return LinearCost(int(sizes[0])) if len(sizes) == 1 and sizes[0].isdecimal() else None
+
+
+@pytest.fixture(scope="module")
+def linear() -> Iterator[None]:
+    """The kind, registered for the tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_kinds", dict(registry._kinds))
+        registry.register(LinearKind())
+        yield
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    corpus = [{"id": str(i), "text": f"the {word} sat on the mat"} for i in range(20) for word in ("cat", "hat", "mat")]
+    distill(tiny_teacher, corpus, folder, rows=80, new_tokens=24, batch=80, shard_rows=80)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(linear: None, tiny_teacher: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ordinary command, with flags that the kind brought along."""
+    folder = tmp_path_factory.mktemp("linear")
+    words = ["train", "linear", "--teacher", tiny_teacher, "--data", texts, "--out", folder, "--steps", 40, "--seed", 1]
+    assert main([str(word) for word in [*words, "--levels", 3, "--zeal", 0.5]]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Path, tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "linear"
+    build(BuildRequest(model=tiny_teacher, drafter=trained, trees=TREES, slots=(256,), prefill_rows=(16,)), folder)
+    return folder
+
+
+def decoded(engine: CpuEngine, tree: str, sampling: Sampling) -> Result:
+    options = Options(max_new_tokens=80, ignore_eos=True, sampling=sampling)
+    return Decoding(engine, [5, 9, 200], options, policy_for(engine.bundle, f"{tree}-kv256")).run()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])
+def test_its_bundle_decodes_what_plain_decoding_does(bundle: Path, sampling: Sampling) -> None:
+    engine = CpuEngine(Bundle.open(bundle))
+    plain, tree = decoded(engine, "plain", sampling), decoded(engine, "full", sampling)
+    assert tree.token_ids == plain.token_ids
+    assert tree.steps < plain.steps  # drafts hit, else the equality above shows little
+
+
+def test_the_ordinary_loop_trains_it(trained: Path) -> None:
+    records = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    first, last = (record["nats"] for record in records if "of" in record)
+    assert len(first) == 3 and sum(last) < sum(first)
+
+
+def test_the_manifest_gives_back_the_model(bundle: Path, trained: Path, tiny_teacher: Path) -> None:
+    entry = m.read_manifest(bundle).drafter
+    opened = registry.open_drafter(trained, Checkpoint.open(tiny_teacher))
+    assert entry is not None and entry.kind == "linear" and entry.digest == opened.digest()
+    assert registry.drafter_of(entry) == opened.model == LinearModel(LinearConfig(3))
+
+
+def test_the_runtime_needs_no_registry(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = m.read_manifest(bundle).drafter
+    monkeypatch.delitem(registry._kinds, "linear")
+    with pytest.raises(BundleError, match="kind 'linear'; expected medusa, eagle3, fasteagle"):
+        registry.drafter_of(entry)
+    assert decoded(CpuEngine(Bundle.open(bundle)), "full", Sampling()).accept_length_mean > 1
+
+
+def test_it_is_counted_modelled_and_widened(trained: Path, tiny_teacher: Path, tmp_path: Path) -> None:
+    assert load(trained, load_teacher(tiny_teacher)).levels == 3
+    for spec in ("linear:3", str(trained)):
+        assert parse_drafter(spec, tiny_teacher).facts == {"kind": "linear", "levels": 3}
+    wide = widen(tiny_teacher, tmp_path / "teacher", hidden=96, heads=6)
+    widen_drafter(trained, tmp_path / "linear", tiny_teacher, wide)
+    small, large = (LinearCheckpoint(folder).weight("turns.0.weight") for folder in (trained, tmp_path / "linear"))
+    assert torch.equal(large[:64, :64], small) and not large[64:].any() and not large[:, 64:].any()
+
+
+def test_what_it_cannot_do_is_refused(trained: Path, tiny_teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, model = Checkpoint.open(tiny_teacher).config, LinearModel(LinearConfig(3))
+    with pytest.raises(TreeError, match="4 levels deep, but the drafter has 3 matrices"):
+        registry.check_tree(model, "deep", Topology.chain(4), config)
+    with pytest.raises(TreeError, match="it needs an EAGLE-3 drafter"):
+        registry.check_tree(model, "budget", Budget(4, 2, 2), config)
+    with pytest.raises(RequestError, match="blocks: not an option of linear; expected levels, zeal"):
+        registry.kind_named("linear").complete({"blocks": 2})
+    with pytest.raises(RequestError, match=r"zeal is -1\.0; expected 0 or more"):
+        registry.kind_named("linear").complete({"zeal": -1.0})
+    assert main(["train", "cubic"]) == 2 and "linear" in capsys.readouterr().err
+
+
+def test_a_name_and_a_flag_mean_one_thing(linear: None) -> None:
+    with pytest.raises(ValueError, match="linear: there is a kind of that name"):
+        registry.register(LinearKind())
+
+    class Other(LinearKind):
+        name = "other"
+        options: ClassVar[Mapping[str, Option]] = {"levels": Option(help="in words", read=str)}
+
+    with pytest.raises(ValueError, match="--levels does not read what --levels of medusa reads"):
+        registry.register(Other())
+    assert registry.names() == ("medusa", "eagle3", "fasteagle", "linear")

@@ -1,0 +1,63 @@
+"""A graph's file is read for what it takes and gives, and for where its weights lie."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from draftwood.errors import BundleError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle.graphs import check_graph
+
+WEIGHTS = "onnx/weights.safetensors"
+
+
+def altered(bundle: Bundle, tmp_path: Path, change: Callable[[onnx.GraphProto], object]) -> Path:
+    """A folder that has the step graph with a change."""
+    model = onnx.load(str(bundle.folder / "onnx" / "step.onnx"), load_external_data=False)
+    change(model.graph)
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "step.onnx").write_bytes(model.SerializeToString())
+    return tmp_path
+
+
+def first(graph: onnx.GraphProto) -> onnx.TypeProto.Tensor:
+    return graph.input[0].type.tensor_type
+
+
+def located(graph: onnx.GraphProto) -> onnx.StringStringEntryProto:
+    return next(e for t in graph.initializer for e in t.external_data if e.key == "location")
+
+
+def test_every_graph_of_a_build_is_what_it_says(bundle: Bundle, tiny_draft_bundles: dict[str, Path]) -> None:
+    for one in (bundle, *map(Bundle.open, tiny_draft_bundles.values())):
+        for graph in one.manifest.graphs_of("onnx"):
+            check_graph(one.folder, graph, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: setattr(g.input[0], "name", "ids"), "input tokens: expected int64 .*, got none"),
+        (lambda g: setattr(first(g), "elem_type", 6), "input tokens: expected int64 .*, got int32"),
+        (lambda g: setattr(first(g).shape.dim[0], "dim_value", 3), r"expected int64 \['T'\] .* got int64 \[3\]"),
+        (lambda g: first(g).shape.dim.add(), r"got int64 \['T', ''\]"),
+        (lambda g: g.output.pop(), "output value_cache.1.out: expected .* got none"),
+        (lambda g: setattr(located(g), "value", "../outside"), "reads weights from '../outside'; expected onnx/w"),
+        (lambda g: setattr(located(g), "value", "/dev/zero"), "reads weights from '/dev/zero'"),
+    ],
+)
+def test_a_difference_is_named(change: Callable, message: str, bundle: Bundle, tmp_path: Path) -> None:
+    folder = altered(bundle, tmp_path, change)
+    with pytest.raises(BundleError, match=f"step.onnx: .*{message}"):
+        check_graph(folder, bundle.graph("step"), WEIGHTS)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 100, b"\xff" * 11, b"\x3a\xff\x01"])
+def test_what_is_no_model_is_refused(data: bytes, bundle: Bundle, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bundle.folder, tmp_path / "copy"))
+    (folder / "onnx" / "step.onnx").write_bytes(data)
+    with pytest.raises(BundleError, match=r"step\.onnx: no ONNX model"):
+        check_graph(folder, bundle.graph("step"), WEIGHTS)

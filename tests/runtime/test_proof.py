@@ -1,0 +1,67 @@
+"""The quick proof: passes on what was built, refuses an engine or a graph that decodes something else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import draftwood
+from draftwood.errors import BundleError
+from draftwood.runtime import opened
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.proof import prove
+
+
+@pytest.fixture(scope="module")
+def bundles(tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> dict[str, Bundle]:
+    folders = {"medusa": tiny_bundle, **tiny_draft_bundles}
+    return {kind: Bundle.open(folder) for kind, folder in folders.items()}
+
+
+@pytest.mark.parametrize("engine", [CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
+def test_what_was_built_passes(bundles: dict[str, Bundle], kind: str, engine: type[CpuEngine]) -> None:
+    prove(engine(bundles[kind], 1))
+
+
+def causal(draft):  # type: ignore[no-untyped-def]
+    return draft._replace(tree=replace(draft.tree, mask=np.tri(draft.tree.rows, dtype=np.bool_)))
+
+
+def shifted(draft):  # type: ignore[no-untyped-def]
+    depths = draft.tree.depths
+    return draft._replace(tree=replace(draft.tree, depths=depths + 5 * (depths > 0)))
+
+
+@pytest.mark.parametrize("spoil", [causal, shifted], ids=["mask", "positions"])
+def test_a_wrong_tree_is_refused(bundles: dict[str, Bundle], spoil) -> None:  # type: ignore[no-untyped-def]
+    engine = CpuEngine(bundles["medusa"], 1)
+    honest = engine.verify
+    engine.verify = lambda states, drafts: honest(states, [spoil(draft) for draft in drafts])  # type: ignore[method-assign]
+    with pytest.raises(BundleError, match=r"gear (chain-2|ragged)-kv128 .*draftwood check"):
+        prove(engine)
+
+
+def test_a_dropped_commit_is_refused(bundles: dict[str, Bundle]) -> None:
+    engine = CpuEngine(bundles["medusa"], 1)
+    honest = engine.verify
+
+    def forgetful(states, drafts):  # type: ignore[no-untyped-def]
+        states[0].kv.moved = ()
+        return honest(states, drafts)
+
+    engine.verify = forgetful  # type: ignore[method-assign]
+    with pytest.raises(BundleError, match="gear ragged-kv128"):
+        prove(engine)
+
+
+def test_opening_proves_once(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    proofs: list[str] = []
+    monkeypatch.setattr(opened, "prove", lambda engine: proofs.append(type(engine).__name__))
+    for engine in ("cpu", "cpu", "static"):
+        draftwood.open(tiny_bundle, engine=engine, threads=1).close()
+    assert proofs == ["CpuEngine", "OnnxStaticEngine"]

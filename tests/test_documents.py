@@ -1,0 +1,293 @@
+"""The command lines of the documents: each is understood by its own parser, and all that can be run here is run.
+
+A fence says what becomes of it. ``sh`` is run with tiny models in the place of MODEL, DRAFTER and BUNDLE; ``sh slow``
+with the tests of that mark, and so ``sh npu`` where torch_npu is installed. ``sh long`` (minutes) and ``sh device`` are
+only parsed, and ``sh setup`` is what a launcher or another program does. ``python`` is run.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import draftwood
+from draftwood.environment import torch_npu_installed
+from draftwood.tools import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+INFOS = {"sh", "sh npu", "sh slow", "sh long", "sh device", "sh setup", "python", "json", "text"}
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMES = [[name] for name in cli.COMMANDS] + [[]]
+OURS = re.compile(r"(draftwood|\./draft|python -m draftwood\.)")
+# What makes a command short; a flag that is given twice has its last value.
+SHORTER = {
+    "bench": "--limit 1 --max-new-tokens 8",
+    "build": "--kv 128 --prefill 16",
+    "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
+    "check": "--limit 1",
+    "demo": "--size native",
+    "run": "--max-new-tokens 8",
+    "train": "--steps 2 --batch 2",
+    "draftwood.tools.reference": "--limit 1 --max-new-tokens 8",
+    "draftwood.tools.training.distill": "--rows 8 --new-tokens 4",
+}
+
+
+class Block(NamedTuple):
+    """A fence of a document."""
+
+    info: str
+    text: str
+
+
+class Parsed(Exception):
+    """Raised where a command has understood its arguments, in the place of what it would do."""
+
+
+def blocks(document: Path) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(document.read_text(encoding="utf-8"))]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every command line: continued lines joined, comments left out, chains taken apart."""
+    lines = [part for line in text.replace("\\\n", " ").splitlines() for part in line.split("&&")]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def ours(words: list[str]) -> list[str]:
+    """The command as ``draftwood ...`` or ``MODULE ...``; nothing where it is another program's."""
+    if words[:1] == ["torchrun"] and "-m" in words:
+        words = ["python", *words[words.index("-m") :]]
+    if words[:1] == ["./draft"]:
+        words = words[1:] if words[1:2] == ["python"] else ["draftwood", *words[1:]]
+    if words[:2] == ["python", "-m"]:
+        words = ["draftwood", *words[3:]] if words[2] == "draftwood.tools.cli" else words[2:]
+    known = words[:1] == ["draftwood"] and words[1:2] != ["test"]
+    return words if known or words[0].startswith("draftwood.") else []
+
+
+def main_of(words: list[str]) -> int:
+    if words[0] == "draftwood":
+        return cli.main(words[1:])
+    spec = importlib.util.find_spec(f"{words[0]}.__main__") if not is_module(words[0]) else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)  # as python -m does
+        return importlib.import_module(spec.name if spec else words[0]).main()
+
+
+def is_module(name: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    return spec is not None and not spec.submodule_search_locations
+
+
+def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the command's own parser takes the words."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(*arguments: object, **options: object) -> None:
+        parse(*arguments, **options)  # type: ignore[call-overload]
+        raise Parsed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        try:
+            main_of(words)
+        except Parsed:
+            return True
+        except SystemExit:
+            return False
+    return False
+
+
+def documented() -> list[object]:
+    found = []
+    for document in DOCUMENTS:
+        lines = [words for block in blocks(document) if block.info[:2] == "sh" for words in commands(block.text)]
+        spans = re.findall(r"`((?:draftwood|python -m draftwood\.)[^`.]*)`", FENCE.sub("", document.read_text()))
+        lines += [words for span in spans if len(words := shlex.split(span)) > 2 or words[1:2] not in NAMES]
+        for words in filter(None, map(ours, lines)):
+            found.append(pytest.param(words, id=f"{document.name}: {' '.join(words)[:60]}"))
+    return found
+
+
+@pytest.mark.parametrize("words", documented())
+def test_a_documented_command_is_understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert understood(words, monkeypatch), shlex.join(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["draftwood run BUNDLE --prompt x --nope", "draftwood nope", "python -m draftwood.tools.show.lines --nope"],
+    ids=["flag", "command", "flag of a module"],
+)
+def test_what_does_not_exist_is_not_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not understood(ours(shlex.split(line)), monkeypatch)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_every_command_stands_in_a_fence_that_says_what_becomes_of_it(document: Path) -> None:
+    assert {block.info for block in blocks(document)} <= INFOS
+    outside = [block.text for block in blocks(document) if block.info in ("text", "json")]
+    outside.append(FENCE.sub("", document.read_text(encoding="utf-8")))
+    assert [line for text in outside for line in text.splitlines() if OURS.match(line.strip())] == []
+    for block in blocks(document):
+        if block.info in ("sh", "sh npu", "sh slow"):
+            assert all(ours(words) for words in commands(block.text)), block.text
+
+
+@pytest.fixture(scope="module")
+def three_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random Medusa heads for the trees that documents name, and the quickest drafter to build."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {f"{head}.0.linear.weight": torch.eye(64) * 0.05 * (head + 1) for head in range(3)}
+    tensors |= {f"{head}.0.linear.bias": torch.zeros(64) for head in range(3)}
+    folder = tmp_path_factory.mktemp("three")
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    return folder
+
+
+@pytest.fixture
+def world(tiny_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Makes what a document's command reads, where nothing before it has; small, and of the names documents use."""
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    folders = {"MODEL": tiny_teacher, "DRAFTER": three_heads, "BUNDLE": tiny_bundle}
+    texts = [f"the cat sat on the mat and the hat {number}" for number in range(40)]
+    files = {
+        "chat.json": json.dumps([{"role": "user", "content": "the cat"}]),
+        "mine.json": json.dumps([[0], [1], [0, 0]]),
+        "paths.jsonl": '{"path": [0, 2], "context": 412, "confidence": 0.81}\n{"path": [], "context": 9}\n' * 20,
+        "prompts.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
+        "eval240.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
+        "DATA/text.jsonl": "".join(json.dumps({"id": text, "text": text}) + "\n" for text in texts),
+    }
+
+    def make(words: str) -> Path:
+        for name, folder in folders.items():
+            if re.search(rf"\b{name}\b", words) and not (tmp_path / name).exists():
+                shutil.copytree(folder, tmp_path / name)
+        for name, text in files.items():
+            if name.partition("/")[0] in words and not (tmp_path / name).exists():
+                (tmp_path / name).parent.mkdir(exist_ok=True)
+                (tmp_path / name).write_text(text)
+        if "plan.json" in words and not (tmp_path / "plan.json").exists():
+            plan(tmp_path, files["paths.jsonl"])
+        return tmp_path
+
+    return make
+
+
+def plan(folder: Path, paths: str) -> None:
+    """Writes a plan of small trees."""
+    (folder / "counted.jsonl").write_text(paths)
+    with chdir(folder):
+        assert cli.main(["calibrate", "--from-paths", "counted.jsonl", "--out", "counted.bin"]) == 0
+        assert cli.main(["plan", "--stats", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0
+
+
+def small(words: list[str]) -> list[str]:
+    """The command with the fewest graphs where it builds, and less to do."""
+    name = words[1] if words[0] == "draftwood" else words[0]
+    return [*words, *shlex.split("" if "--device" in words else SHORTER.get(name, ""))]
+
+
+def run(document: Path, world: Callable[[str], Path], infos: set[str]) -> None:
+    """Runs what a document says from top to bottom, in one folder."""
+    for block in blocks(document):
+        if block.info == "python" and "python" in infos:
+            with chdir(world(block.text)):
+                exec(compile(block.text, document.name, "exec"), {})
+        if block.info not in infos - {"python"}:
+            continue
+        for words in map(ours, commands(block.text)):
+            out = words[words.index("--out") + 1] if "--out" in words else ""
+            folder = world(" ".join(word for word in words if word != out))
+            if words[:2] == ["draftwood", "build"]:
+                shutil.rmtree(folder / out, ignore_errors=True)
+            with chdir(folder):
+                assert main_of(small(words)) == 0, shlex.join(words)
+
+
+def with_blocks(*infos: str) -> list[object]:
+    found = [document for document in DOCUMENTS if {block.info for block in blocks(document)} & set(infos)]
+    return [pytest.param(document, id=document.name) for document in found]
+
+
+@pytest.mark.parametrize("document", with_blocks("sh"))
+def test_the_commands_of_a_document_run(document: Path, world: Callable[[str], Path]) -> None:
+    run(document, world, {"sh"})
+
+
+@pytest.mark.xfail(not hasattr(draftwood, "open"), reason="the Python surface comes with the runtime", strict=True)
+@pytest.mark.parametrize("document", with_blocks("python"))
+def test_the_python_of_a_document_runs(document: Path, world: Callable[[str], Path]) -> None:
+    run(document, world, {"python"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
+@pytest.mark.parametrize("document", with_blocks("sh npu"))
+def test_the_commands_for_an_npu_run(document: Path, world: Callable[[str], Path]) -> None:
+    run(document, world, {"sh npu"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", with_blocks("sh slow"))
+def test_the_longer_commands_of_a_document_run(
+    document: Path, world: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run(document, world, {"sh slow"})
+
+
+@pytest.mark.xfail(
+    not (ROOT / "compiler" / "teachers" / "registry.py").exists(),
+    reason="files that come with other parts",
+    strict=True,
+)
+def test_the_files_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:trees|kernels|compiler|runtime|tools|tests)/[\w/]*(?:\.py|/))`", text))
+    assert len(named) > 20
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text())):
+        path = document if not target else document.parent / target
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_extras_and_the_line_of_the_tests_are_those_of_the_project() -> None:
+    install = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"[`.]\[(\w+)\][`']", install)) == set(extras)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- tests -->\n```sh setup\n./draft test\n```" in readme  # what .ci/run looks for
+
+
+def test_the_readme_is_short_and_begins_plainly() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130
+    jargon = {"KV", "Medusa", "EAGLE", "logits", "verify", "gear", "static-graph", "argmax", "prefill"}
+    assert [line for line in lines[:15] for word in jargon if word in line] == []

@@ -1,0 +1,51 @@
+"""Reading what may be anything."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from draftwood.errors import UserError
+from draftwood.files import is_regular, open_regular, read_regular, read_text
+
+
+def test_a_regular_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes("é\r\nb\r".encode())
+    (tmp_path / "link").symlink_to("a")
+    assert read_regular(tmp_path / "link") == path.read_bytes()
+    assert read_text(path) == "é\nb\n"
+    assert is_regular(tmp_path / "link")
+
+
+@pytest.mark.parametrize("name", ["fifo", "folder", "/dev/zero", "/dev/stdin", "nowhere", "a\0b", "x" * 300])
+def test_anything_else_is_an_error_at_once(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    assert not is_regular(tmp_path / name)
+    for read in (open_regular, read_regular, read_text):
+        with pytest.raises(OSError) as caught:
+            read(tmp_path / name)
+        assert caught.value.strerror
+
+
+def test_a_file_that_is_too_large_or_no_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc\xff")
+    assert len(read_regular(tmp_path / "a", 4)) == 4
+    with pytest.raises(OSError, match="larger than 3 bytes"):
+        read_regular(tmp_path / "a", 3)
+    with pytest.raises(OSError, match="not UTF-8 text at byte 3"):
+        read_text(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a\nb", r"a\nb"), ("\x1b[2J\0", r"\x1b[2J\x00"), ("é 🌳 ok", "é 🌳 ok"), ("\ud800", r"\ud800")],
+)
+def test_a_refusal_is_one_printable_line(text: str, shown: str) -> None:
+    assert str(UserError(text)) == shown
+
+
+def test_a_refusal_is_not_longer_than_a_screen() -> None:
+    line = str(UserError(f"begin {'x' * 100_000} end"))
+    assert len(line) < 2100 and line.startswith("begin x") and line.endswith("x end")

@@ -1,0 +1,243 @@
+"""What is mutated: small files of every kind that Draftwood reads, all of them right.
+
+``python -m draftwood.tools.fuzz.seeds FOLDER`` makes them; it takes a process of its own, for torch's threads would
+not survive the forks of a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
+from draftwood.compiler.teachers.checkpoint import expected_tensors
+from draftwood.compiler.teachers.registry import read_config
+from draftwood.runtime.trace import StepEvent, Trace
+from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
+from draftwood.trees import RankPaths, Topology, write_tree
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import write_calibration
+from draftwood.trees.frozen import freeze
+from draftwood.trees.gears import Limits
+from draftwood.trees.latency import LatencyEntry, LatencyTable
+from draftwood.trees.plan import make_plan
+from draftwood.trees.plan_file import format_plan
+from draftwood.trees.spec import Budget
+
+HIDDEN, VOCABULARY = 32, 280
+TEACHER = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+RAGGED = Topology.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
+
+
+def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
+    """Writes all seeds below ``folder``: teacher, drafters, files of statistics and trees, and bundles by the kind of
+    their drafter, which are copied where they are given."""
+    torch.set_num_threads(1)
+    make_teacher(folder / "teacher")
+    rest = shutil.ignore_patterns("config.json", "*.safetensors")
+    shutil.copytree(folder / "teacher", folder / "tokenizer", ignore=rest)
+    make_medusa(folder / "medusa")
+    make_eagle3(folder / "eagle3")
+    make_fasteagle(folder / "fasteagle")
+    make_torch_files(folder)
+    make_files(folder / "files")
+    make_npu_weights(folder / "npu")
+    for kind in ("medusa", "eagle3", "fasteagle"):
+        if bundles is not None:
+            shutil.copytree(bundles[kind], folder / "bundles" / kind)
+            continue
+        trees: list[tuple[str, Topology | Budget]] = [("plain", Topology.plain()), ("ragged", RAGGED)]
+        if kind == "eagle3":
+            trees.append(("budget", Budget(6, 2, 3)))
+        request = BuildRequest(
+            model=folder / "teacher", drafter=folder / kind, trees=tuple(trees), slots=(128,), prefill_rows=(16,)
+        )
+        build(request, folder / "bundles" / kind)
+
+
+def _noise(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_teacher(folder: Path) -> None:
+    """A random Llama whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(TEACHER, indent=1))
+    random = _noise(0)
+    tensors = {
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=random) * 0.15
+        for name, shape in expected_tensors(read_config(folder)).items()
+    }
+    near = torch.randn(tensors["lm_head.weight"].shape, generator=random) * 0.05
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + near}, folder / "model.safetensors")
+    rows = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
+    save_tokenizer(train_tokenizer(rows, VOCABULARY), folder)
+
+
+def make_medusa(folder: Path) -> None:
+    """Two random heads, tied to the teacher's output matrix."""
+    folder.mkdir(parents=True)
+    random = _noise(1)
+    heads = {f"{i}.0.linear.weight": torch.randn(HIDDEN, HIDDEN, generator=random) * 0.05 for i in range(2)}
+    heads |= {f"{i}.0.linear.bias": torch.zeros(HIDDEN) for i in range(2)}
+    save_file(heads, folder / "medusa_lm_head.safetensors")
+
+
+def _block(width: int, random: torch.Generator) -> dict[str, Tensor]:
+    rows = {"q": 32, "k": 16, "v": 16}
+    tensors = {f"self_attn.{side}_proj.weight": torch.randn(n, width, generator=random) for side, n in rows.items()}
+    tensors |= {f"mlp.{side}_proj.weight": torch.randn(48, HIDDEN, generator=random) for side in ("gate", "up")}
+    tensors["self_attn.o_proj.weight"] = torch.randn(HIDDEN, HIDDEN, generator=random)
+    tensors["mlp.down_proj.weight"] = torch.randn(HIDDEN, 48, generator=random)
+    norms = {name: torch.ones(HIDDEN) for name in ("input_layernorm.weight", "post_attention_layernorm.weight")}
+    return {name: tensor * 0.05 for name, tensor in tensors.items()} | norms
+
+
+def _save_drafter(folder: Path, fields: dict, tensors: dict[str, Tensor], ids: Tensor) -> None:
+    folder.mkdir(parents=True)
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    config = {name: TEACHER[name] for name in (*names, "rms_norm_eps", "rope_theta")}
+    config |= {"draft_vocab_size": len(ids), "target_hidden_size": HIDDEN, "aux_layer_ids": [0, 1, 2]}
+    (folder / "config.json").write_text(json.dumps(config | fields, indent=1))
+    ends = {"d2t": ids - torch.arange(len(ids)), "norm.weight": torch.ones(HIDDEN)}
+    save_file(tensors | ends, folder / "model.safetensors")
+
+
+def make_eagle3(folder: Path) -> None:
+    """A random block that mostly proposes the last token again."""
+    random = _noise(2)
+    tensors = {f"midlayer.{name}": tensor for name, tensor in _block(2 * HIDDEN, random).items()}
+    tensors["midlayer.hidden_norm.weight"] = torch.ones(HIDDEN)
+    tensors["fc.weight"] = torch.cat((torch.eye(HIDDEN), torch.randn(HIDDEN, 2 * HIDDEN, generator=random) * 0.02), 1)
+    ids = torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 7 != 6]
+    _save_drafter(folder, {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}, tensors, ids)
+
+
+def make_fasteagle(folder: Path) -> None:
+    """A random cascade of two levels of the same habit."""
+    random = _noise(3)
+    tensors = {f"layers.{i}.{name}": t for i in range(2) for name, t in _block(HIDDEN, random).items()}
+    tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * 0.1
+    tensors["proj.weight"] = torch.cat((torch.eye(HIDDEN) * 0.05, torch.eye(HIDDEN)), 1)
+    fields = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 2}
+    _save_drafter(folder, fields, tensors, torch.arange(20, VOCABULARY))
+
+
+def make_torch_files(folder: Path) -> None:
+    """The drafters that are also published as torch files, in that form."""
+    for kind, name in (("medusa", "medusa_lm_head.pt"), ("eagle3", "pytorch_model.bin")):
+        source = next((folder / kind).glob("*.safetensors"))
+        target = folder / f"{kind}-torch"
+        target.mkdir(parents=True)
+        torch.save(load_file(source), target / name)
+        if (folder / kind / "config.json").exists():
+            (target / "config.json").write_bytes((folder / kind / "config.json").read_bytes())
+
+
+def make_npu_weights(folder: Path) -> None:
+    """The weights of an NPU's graphs with their index, as a bundle's ``npu`` folder has them."""
+    folder.mkdir(parents=True)
+    values = {"embed.weight": torch.randn(16, 8, generator=_noise(4)), "norm.weight": torch.ones(8)}
+    values["ids"] = torch.arange(6)
+    shapes = {name: tuple(value.shape) for name, value in values.items()}
+    index = plan_weights(shapes, torch.bfloat16, "weights.bin", {}, {}, {"ids": torch.int64})
+    write_index(folder / "weights.json", index)
+    write_npu_weights(folder / "weights.bin", index, values.__getitem__)
+
+
+def make_files(folder: Path) -> None:
+    """Trees in every form, statistics, a latency table, a plan, prompts, a conversation and a trace."""
+    (folder / "trees").mkdir(parents=True)
+    for form in ("draftwood", "medusa", "tuples", "nxdi"):
+        (folder / "trees" / f"{form}.json").write_text(write_tree(RAGGED, form))
+    (folder / "trees" / "frozen.json").write_text(freeze(RAGGED))
+    (folder / "trees" / "choices.py").write_text(f"one = {list(RAGGED.paths)}\ntwo = [[0], [1]]\n")
+    calibration, paths = Calibration(), RankPaths()
+    for i in range(60):
+        path = (i % 3, i % 2, 0)[: i % 4]
+        calibration.add(path, group=f"text {i % 9}", context=i * 70, confidence=(i % 10) / 10, task="ab"[i % 2])
+        paths.add(path, 1 + i % 3)
+    write_calibration(calibration, folder / "statistics.cal")
+    (folder / "rank_paths.json").write_text(paths.to_json())
+    lines = [
+        {"path": [0, i % 3], "context": i, "confidence": 0.5, "group": f"g{i % 4}", "task": "t"} for i in range(12)
+    ]
+    (folder / "paths.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = _latency()
+    (folder / "latency.json").write_text(table.to_json())
+    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3, None), table, 1)))
+    rows = [{"prompt": "the cat", "id": "a"}, {"prompt": "the hat", "conversation": "c"}, {"turns": ["sat", "on"]}]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "chat.json").write_text(json.dumps([{"role": "user", "content": "the cat"}]))
+    _trace().write(folder / "trace.jsonl")
+
+
+def _latency() -> LatencyTable:
+    steps = [(1, 128), (4, 128), (7, 128), (1, 256), (7, 256)]
+    entries = [
+        LatencyEntry(
+            kind="decode" if rows == 1 else "verify",
+            rows=rows,
+            slots=slots,
+            seconds=1e-3 + rows * 1e-4,
+            parts={"attention": rows * 1e-4, "rest": 1e-3},
+            bytes=1000,
+        )
+        for rows, slots in steps
+    ]
+    draft = LatencyEntry(kind="draft", depth=3, width=3, seconds=2e-4, parts={"all": 2e-4})
+    return LatencyTable(source="modelled", entries=(*entries, draft), machine={"name": "none"}, notes=("made up",))
+
+
+def _trace() -> Trace:
+    trace = Trace({"bundle": "tiny"})
+    for step in range(5):
+        trace.add(
+            StepEvent(
+                kind="verify" if step else "prefill",
+                step=step,
+                gear="ragged-kv128",
+                position=4 + 2 * step,
+                rows=7,
+                accepted=2,
+                path=(0,),
+                tokens=(5, 6),
+                start_us=100.0 * step,
+                draft_us=1.0,
+                verify_us=50.0,
+                accept_us=2.0,
+                host_us=3.0,
+            )
+        )
+    return trace
+
+
+if __name__ == "__main__":
+    make_seeds(Path(sys.argv[1]))

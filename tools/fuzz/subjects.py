@@ -1,0 +1,248 @@
+"""What is fuzzed: of every subject the seeds it mutates, how, and what reads the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import random
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+
+from draftwood import manifest as m
+from draftwood.tools.fuzz import graphs, targets
+from draftwood.tools.fuzz.mutate import (
+    damaged,
+    json_damaged,
+    json_lines_damaged,
+    not_finite,
+    replace,
+    safetensors_damaged,
+    special,
+)
+
+# A damage to the text or bytes of one file.
+Damage = Callable[[bytes, random.Random], bytes]
+# Changes a case's folder; says what it did.
+Mutate = Callable[[Path, random.Random], str]
+CANARY = "CANARY"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """``seeds`` names the folders of which one is linked into a case; ``share`` is how often it is drawn.
+
+    ``provable`` is False where a change can be wrong and yet hold together: what was rewritten on purpose, hashes
+    and all, is found by comparing with what it was built from, which opening does not do.
+    """
+
+    name: str
+    seeds: tuple[str, ...]
+    mutate: Mutate
+    target: Callable[[Path, random.Random], str]
+    share: int = 1
+    provable: bool = True
+
+
+BUNDLES = ("bundles/medusa", "bundles/eagle3", "bundles/fasteagle")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _one_of(damage: Damage, *patterns: str) -> Mutate:
+    """Damages one file among those that match; one time in twelve it becomes something else than a file."""
+
+    def mutate(folder: Path, rng: random.Random) -> str:
+        path = rng.choice([path for path in _files(folder) if any(path.match(pattern) for pattern in patterns)])
+        if rng.random() < 1 / 12:
+            return f"{path.name}: {special(path, rng)}"
+        replace(path, damage(path.read_bytes(), rng).replace(CANARY.encode(), _canary(folder)))
+        return path.name
+
+    return mutate
+
+
+def _alone(damage: Damage, *patterns: str) -> Mutate:
+    """The same, and the other files that match are gone: what is read is the damaged one."""
+
+    def mutate(folder: Path, rng: random.Random) -> str:
+        matching = [path for path in _files(folder) if any(path.match(pattern) for pattern in patterns)]
+        kept = rng.choice(matching)
+        for path in _files(folder):
+            if path != kept:
+                path.unlink()
+        return _one_of(damage, kept.name)(folder, rng)
+
+    return mutate
+
+
+def _canary(folder: Path) -> bytes:
+    return str(folder.parent / CANARY).encode()
+
+
+def _damage_of(path: Path) -> Damage:
+    if path.suffix == ".json":
+        return json_damaged
+    return safetensors_damaged if path.suffix == ".safetensors" else damaged
+
+
+def _any_file(folder: Path, rng: random.Random) -> str:
+    path = rng.choice(_files(folder))
+    return _one_of(_damage_of(path), path.name)(folder, rng)
+
+
+def _statistics(data: bytes, rng: random.Random) -> bytes:
+    """Calibration statistics whose header is wrong, or whose columns are and whose digest fits them."""
+    line, _, columns = data.partition(b"\n")
+    if rng.random() < 0.5:
+        return json_damaged(line, rng).replace(b"\n", b" ") + b"\n" + columns
+    columns = damaged(columns, rng)
+    header = json.loads(line) | {"sha256": hashlib.sha256(columns).hexdigest()}
+    if len(columns) >= header["rows"] * 10:
+        header["ranks"] = len(columns) - header["rows"] * 10
+    return json.dumps(header).encode() + b"\n" + columns
+
+
+def _bundle_files(folder: Path, rng: random.Random) -> str:
+    """One file other than a graph is wrong, and the manifest vouches for it."""
+    paths = [path for path in _files(folder) if path.suffix != ".onnx" and path.name != m.MANIFEST_FILE]
+    path = rng.choice(paths)
+    damage = not_finite if path.suffix == ".safetensors" and rng.random() < 0.5 else _damage_of(path)
+    replace(path, damage(path.read_bytes(), rng).replace(CANARY.encode(), _canary(folder)))
+    return vouched(folder, path)
+
+
+def _bundle_graph(folder: Path, rng: random.Random) -> str:
+    """One graph computes something else, and the manifest vouches for it."""
+    path = rng.choice([path for path in _files(folder) if path.suffix == ".onnx"])
+    what = graphs.changed(path, rng)
+    return f"{what} in {vouched(folder, path)}"
+
+
+def _bundle_bytes_of_graph(folder: Path, rng: random.Random) -> str:
+    """One graph's file is damaged, and the manifest vouches for it."""
+    path = rng.choice([path for path in _files(folder) if path.suffix == ".onnx"])
+    replace(path, damaged(path.read_bytes(), rng))
+    return vouched(folder, path)
+
+
+def vouched(folder: Path, path: Path) -> str:
+    """Rewrites the manifest so that size and hash of a file are right again; gives the file's name."""
+    manifest = m.read_manifest(folder)
+    name = path.relative_to(folder).as_posix()
+    files = manifest.files | {name: m.list_file(path)}
+    replace(folder / m.MANIFEST_FILE, m.encode(msgspec.structs.replace(manifest, files=files)))
+    return name
+
+
+def _surplus(folder: Path, rng: random.Random) -> str:
+    """A name beside those that the manifest lists."""
+    places = [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
+    path = rng.choice(places) / rng.choice(("extra.json", "chat_template.jinja", ".hidden", "weights.bin", "é\n"))
+    path.write_bytes(rng.randbytes(30))
+    return f"{path.name}: {special(path, rng) if rng.random() < 0.7 else 'surplus'}"
+
+
+class _Runs:
+    """What a pickle runs when it is loaded in full."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        import os
+
+        return rng_free_choice(self.path, os)
+
+
+def rng_free_choice(path: str, os: object) -> tuple[Callable[..., object], tuple[object, ...]]:
+    """A call that leaves the canary; which one depends on the path alone."""
+    calls = (
+        (getattr(os, "system"), (f"touch '{path}'",)),  # noqa: B009
+        (exec, (f"open({path!r}, 'w').close()",)),
+        (eval, (f"open({path!r}, 'w').close()",)),
+        (open, (path, "w")),
+    )
+    return calls[sum(path.encode()) % len(calls)]
+
+
+def _torch_files(folder: Path, rng: random.Random) -> str:
+    path = next(path for path in _files(folder) if path.suffix in (".pt", ".bin"))
+    kind = rng.random()
+    if kind < 0.35:
+        harmful = pickle.dumps({"0.0.linear.weight": _Runs(_canary(folder).decode())}, protocol=rng.choice((2, 4)))
+        replace(path, harmful if rng.random() < 0.4 else _zipped(path.read_bytes(), harmful))
+        return "a pickle with code"
+    if kind < 0.7:
+        replace(path, _zipped(path.read_bytes(), None, rng))
+        return "another pickle"
+    return _one_of(damaged, "*.pt", "*.bin", "*.json")(folder, rng)
+
+
+def _zipped(data: bytes, harmful: bytes | None, rng: random.Random | None = None) -> bytes:
+    """A torch zip file with another ``data.pkl``, or with that one damaged."""
+    out = BytesIO()
+    with zipfile.ZipFile(BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("data.pkl"):
+                content = harmful if harmful is not None else damaged(content, rng or random.Random(0))
+            new.writestr(name, content)
+    return out.getvalue()
+
+
+def _template(folder: Path, rng: random.Random) -> str:
+    """A chat template of its own file: damaged, or written to hurt."""
+    path = folder / "chat_template.jinja"
+    template = rng.choice(targets.TEMPLATES)
+    replace(path, (damaged(template.encode(), rng) if rng.random() < 0.6 else template.encode()))
+    replace(path, path.read_bytes().replace(CANARY.encode(), _canary(folder)))
+    return path.name
+
+
+SUBJECTS = (
+    Subject("bundle-manifest", BUNDLES, _one_of(json_damaged, m.MANIFEST_FILE), targets.bundle, 5),
+    Subject("bundle-bytes", BUNDLES, _any_file, targets.bundle, 2),
+    Subject("bundle-files", BUNDLES, _bundle_files, targets.bundle, 3),
+    Subject("bundle-names", BUNDLES, _surplus, targets.bundle, 1),
+    Subject("bundle-graph", BUNDLES, _bundle_graph, targets.bundle, 1, provable=False),
+    Subject("bundle-graph-bytes", BUNDLES, _bundle_bytes_of_graph, targets.bundle, 1, provable=False),
+    Subject("trees", ("files/trees",), _alone(json_damaged, "[dmn]*.json"), targets.trees, 4),
+    Subject("trees-python", ("files/trees",), _alone(damaged, "choices.py", "tuples.json"), targets.trees, 2),
+    Subject("trees-frozen", ("files/trees",), _alone(json_damaged, "frozen.json"), targets.frozen, 2),
+    Subject("plans", ("files",), _one_of(json_damaged, "plan.json"), targets.plan, 3),
+    Subject("statistics", ("files",), _alone(_statistics, "statistics.cal"), targets.statistics, 2),
+    Subject("rank-paths", ("files",), _alone(json_damaged, "rank_paths.json"), targets.statistics, 2),
+    Subject("path-lines", ("files",), _one_of(json_lines_damaged, "paths.jsonl"), targets.path_lines, 2),
+    Subject("latency", ("files",), _one_of(json_damaged, "latency.json"), targets.latency, 3),
+    Subject("prompts", ("files",), _one_of(json_lines_damaged, "prompts.jsonl"), targets.prompts, 2),
+    Subject("chats", ("files",), _one_of(json_damaged, "chat.json"), targets.chat, 1),
+    Subject("traces", ("files",), _one_of(json_lines_damaged, "trace.jsonl"), targets.trace, 2),
+    Subject("teacher-config", ("teacher",), _one_of(json_damaged, "config.json"), targets.teacher, 3),
+    Subject("teacher-tensors", ("teacher",), _one_of(safetensors_damaged, "*.safetensors"), targets.teacher, 2),
+    Subject("medusa", ("medusa",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),
+    Subject("eagle3-config", ("eagle3",), _one_of(json_damaged, "config.json"), targets.drafter, 2),
+    Subject("eagle3-tensors", ("eagle3",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),
+    Subject("fasteagle-config", ("fasteagle",), _one_of(json_damaged, "config.json"), targets.drafter, 2),
+    Subject("fasteagle-tensors", ("fasteagle",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 1),
+    Subject("torch-files", ("medusa-torch", "eagle3-torch"), _torch_files, targets.drafter, 3),
+    Subject("npu-weights", ("npu",), _one_of(json_damaged, "weights.json"), targets.npu_weights, 1),
+    Subject("npu-numbers", ("npu",), _one_of(damaged, "weights.bin"), targets.npu_weights, 1),
+    Subject("tokenizers", ("tokenizer",), _one_of(json_damaged, "*.json"), targets.tokenizer, 3),
+    Subject("templates", ("tokenizer",), _template, targets.tokenizer, 2),
+)
+BY_NAME = {subject.name: subject for subject in SUBJECTS}
+
+
+def of_case(number: int, only: tuple[str, ...] = ()) -> Subject:
+    """The subject of a case: every subject in turn, as often as its share says."""
+    chosen = [BY_NAME[name] for name in only] or SUBJECTS
+    wheel = [subject for subject in chosen for _ in range(subject.share)]
+    return wheel[number % len(wheel)]

@@ -1,0 +1,251 @@
+"""What reads a mutated file, as the commands do: a target returns what it found, or raises what the reader raises.
+
+A result that contradicts itself is `Wrong`: tokens that differ from plain decoding, a tree that breaks an invariant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from pathlib import Path
+
+import draftwood
+from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.ge import weights as compiled
+from draftwood.compiler.ge.weights import map_npu_weights
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.errors import UserError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.bundle.weights import check_values, read_index
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import Engine
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
+from draftwood.runtime.opened import prompt_ids
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.trace import Trace
+from draftwood.tools.commands.calibrate import figures, import_paths
+from draftwood.tools.commands.plan import read_latency, realised_figures
+from draftwood.tools.prompts import read_prompts
+from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import read_calibration
+from draftwood.trees.formats import read_text
+from draftwood.trees.frozen import thaw
+from draftwood.trees.gears import Limits
+from draftwood.trees.plan import make_plan
+
+PROMPT = (5, 9, 23, 40, 9, 23)
+NEW_TOKENS = 10
+# Templates that work, that try to get out of the sandbox, and that try never to end or to fill the memory.
+TEMPLATES = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m.content }}{% endfor %}",
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages | tojson }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(300) %}{% for b in range(300) %}{{ 'x' * 99999 }}{% endfor %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for a in range(99999) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% macro m(d) %}{{ m(d - 1) }}{{ m(d - 1) }}{% endmacro %}{{ m(40) }}",
+    "{{ 'x' * 10 ** 12 }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ '%999999999999d' % 1 }}",
+    "{{ 'a' | center(10 ** 12) }}",
+    "{{ 'a' | indent(10 ** 10) }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch CANARY') }}",
+    "{{ self._TemplateReference__context.environment.globals }}",
+    "{{ lipsum(n=9999999) }}",
+    "{% include 'etc/passwd' %}",
+    "{{ range(10 ** 9) | list | length }}",
+    "{{ messages | map(attribute='content') | join | wordwrap(0) }}",
+    "{{ strftime_now('%' * 100000) }}",
+    "{{ ([1] * 99999) | sort | batch(3) | list | length }}",
+    "{% for a in messages recursive %}{{ loop(messages) }}{{ loop(messages) }}{% endfor %}",
+)
+
+
+class Wrong(Exception):
+    """A reader accepted something and then contradicted itself."""
+
+
+def bundle(folder: Path, rng: random.Random) -> str:
+    """Opens a bundle and decodes with every gear: the same text or the same refusal as plain decoding."""
+    opened = open_bundle(folder)
+    if opened.tokenizer is not None:
+        opened.tokenizer.decode(opened.tokenizer.encode("the cat"))
+    engine: Engine = (OnnxStaticEngine if rng.random() < 0.3 else CpuEngine)(opened, threads=1)
+    plain = _text(engine, opened, None)
+    for gear in opened.manifest.gears:
+        if gear.draft is not None and (found := _text(engine, opened, gear.name)) != plain:
+            raise Wrong(f"gear {gear.name}: {found}, plain decoding: {plain}")
+    if isinstance(plain, str):
+        raise UserError(plain)
+    return f"{len(plain)} tokens"
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """As a user's program opens it: by the package's own function where there is one, with all that it proves."""
+    opened = getattr(draftwood, "open", Bundle.open)(folder)
+    return getattr(opened, "bundle", opened)
+
+
+def _prompt(opened: Bundle) -> list[int]:
+    return [i % opened.manifest.dims.vocabulary for i in PROMPT]
+
+
+def _text(engine: Engine, opened: Bundle, gear: str | None) -> list[int] | str:
+    """The tokens, or "refused" where decoding says that it cannot."""
+    options = Options(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    try:
+        policy = policy_for(opened, gear, gear is None)
+        return list(Decoding(engine, _prompt(opened), options, policy).run().token_ids)
+    except UserError as error:
+        return "refused" if "fails as it runs" not in str(error) else f"refused: {error}"
+
+
+def trees(folder: Path, rng: random.Random) -> str:
+    """Reads every tree file, in every way that the command line knows."""
+    found = []
+    for path in sorted(folder.glob("*")) or [folder / "missing.json"]:
+        for spec in (f"tree:{path}", f"medusa:{path}", f"medusa:{path}#two"):
+            found.append(_verdict(lambda spec=spec: [_sound(tree) for _, tree in parse_specs(spec)]))
+        found.append(_verdict(lambda path=path: _sound(parse_tree(read_text(path), str(path)))))
+    return _any(found)
+
+
+def _sound(tree: object) -> None:
+    assert isinstance(tree, Topology)
+    if tree.rows <= 300:
+        require(tensorize(tree), "a tree that was read")
+        if parse_tree(write_tree(tree, "draftwood"), "again") != tree:
+            raise Wrong("a tree is another when it is written and read again")
+
+
+def _verdict(read: object) -> UserError | None:
+    """What the reader refused with, if it did."""
+    try:
+        read()  # type: ignore[operator]
+    except UserError as error:
+        str(error)
+        return error
+    return None
+
+
+def _any(found: list[UserError | None]) -> str:
+    """Several readings are one case: it ran if one did."""
+    refused = [error for error in found if error is not None]
+    if len(refused) == len(found):
+        raise refused[0]
+    return f"{len(found) - len(refused)} of {len(found)} readings"
+
+
+def frozen(folder: Path, rng: random.Random) -> str:
+    """Reads a bundle's own form of a tree."""
+    path = folder / "frozen.json"
+    topology, buffers = thaw(read_text(path), str(path))
+    _sound(topology)
+    require(buffers, "buffers that were read")
+    return f"{topology.rows} rows"
+
+
+def plan(folder: Path, rng: random.Random) -> str:
+    """Takes the trees of a plan."""
+    found = parse_specs(f"plan:{folder / 'plan.json'}")
+    for _, tree in found:
+        _sound(tree)
+    return f"{len(found)} trees"
+
+
+def statistics(folder: Path, rng: random.Random) -> str:
+    """Reads statistics of both forms, sums them up, writes them, plans with them."""
+    names = ("rank_paths.json", "statistics.cal")
+    path = next((path for name in names if os.path.lexists(path := folder / name)), folder / names[0])
+    found = read_calibration(path)
+    _counted(found)
+    return f"{found.contexts.total} contexts"
+
+
+def _counted(calibration: Calibration) -> None:
+    figures(calibration)
+    if calibration.contexts.total and calibration.contexts.depth:
+        make_plan(calibration, Limits(5, 3, 3, 2, None), None, 1)
+    if Calibration.from_bytes(calibration.to_bytes()) != calibration:
+        raise Wrong("statistics are others when they are written and read again")
+
+
+def path_lines(folder: Path, rng: random.Random) -> str:
+    """Imports rank paths from lines of JSON."""
+    calibration = Calibration()
+    added = import_paths(calibration, folder / "paths.jsonl")
+    _counted(calibration)
+    return f"{added} lines"
+
+
+def latency(folder: Path, rng: random.Random) -> str:
+    """Reads a latency table and plans with it."""
+    table = read_latency(folder / "latency.json")
+    make_plan(read_calibration(folder / "statistics.cal"), Limits(5, 3, 3, 2, None), table, 1)
+    return f"{len(table.entries)} entries"
+
+
+def prompts(folder: Path, rng: random.Random) -> str:
+    """Reads a prompt file."""
+    return f"{len(read_prompts(folder / 'prompts.jsonl'))} prompts"
+
+
+def chat(folder: Path, rng: random.Random) -> str:
+    """Gives a bundle the messages of a file, as ``run --chat`` does."""
+    opened = Bundle.open(folder.parent / "bundle", "fast")
+    asked = argparse.Namespace(prompt_ids=None, prompt=None, chat=folder / "chat.json")
+    return f"{len(prompt_ids(opened, asked))} tokens"
+
+
+def trace(folder: Path, rng: random.Random) -> str:
+    """Reads a trace, sums it up, and writes it in both forms."""
+    path = folder / "trace.jsonl"
+    found = Trace.read(path)
+    found.summary()
+    found.chrome(folder / "chrome.json")
+    found.write(folder / "again.jsonl")
+    if Trace.read(folder / "again.jsonl").events != found.events:
+        raise Wrong("a trace is another when it is written and read again")
+    realised_figures(path)
+    return f"{len(found.events)} events"
+
+
+def teacher(folder: Path, rng: random.Random) -> str:
+    """Opens a teacher and reads every weight."""
+    checkpoint = Checkpoint.open(folder)
+    for name in checkpoint.names():
+        checkpoint.weight(name)
+    checkpoint.digest()
+    return f"{len(checkpoint.entries)} tensors"
+
+
+def drafter(folder: Path, rng: random.Random) -> str:
+    """Opens a drafter beside a right teacher and reads every weight."""
+    opened = open_drafter(folder, Checkpoint.open(folder.parent / "teacher"))
+    for name in opened.checkpoint.names():
+        opened.checkpoint.weight(name)
+    opened.digest()
+    return opened.model.kind
+
+
+def npu_weights(folder: Path, rng: random.Random) -> str:
+    """Reads the weights of an NPU's graphs, as opening a bundle does and as an engine does."""
+    index, stored = folder / "weights.json", folder / "weights.bin"
+    for path, tensors in read_index(index, stored).items():
+        check_values(path, tensors, 100)
+    return f"{len(map_npu_weights(folder, compiled.read_index(index)))} tensors"
+
+
+def tokenizer(folder: Path, rng: random.Random) -> str:
+    """Opens a tokenizer with its chat template, and goes from text to ids and back."""
+    text = Tokenizer.load(folder)
+    ids = text.encode("the cat <|user|> é\U0001f600 123\n\n")
+    text.decode(ids[:1000])
+    [text.spelling(i) for i in (*ids[:20], 0, 10**6)]
+    if text.has_chat:
+        text.chat([{"role": "user", "content": "the cat"}])
+    return f"{len(ids)} ids"

@@ -1,0 +1,274 @@
+"""``python -m draftwood.tools.show.architecture``: the rooms of the project and the imports between them, as a picture.
+
+The top folders are houses, the folders in them rooms. An arrow leads from what is imported to what imports it, so the
+ways read from left to right and from the bottom up; the wider, the more imports. What runs against the others is red.
+The picture says in its own description what it shows, so that a test can hold it against the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from html import unescape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import RequestError
+from draftwood.tools.script import refusing
+from draftwood.tools.show.imports import ROOT_ROOM, Edges, circles, modules, room, room_imports
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Where a house stands (left, right, bottom, top) and which way leads through it.
+PLACES = {
+    "tools": (0, 100, 46, 73),
+    "compiler": (4, 64, 17, 41),
+    "runtime": (68, 100, 17, 41),
+    "kernels": (0, 26, 4, 12),
+    "trees": (32, 100, 4, 12),
+}
+WAYS = {
+    "compiler": "checkpoint > model > steps > graphs > bundle",
+    "runtime": "bundle > engine > step > text",
+    "trees": "rank paths > statistics > plan > gears",
+}
+# Where an arrow between houses runs upwards; those that pass a house run beside it.
+STAIRS = {
+    ("kernels", "compiler"): 14,
+    ("trees", "compiler"): 48,
+    ("trees", "runtime"): 84,
+    ("compiler", "tools"): 34,
+    ("runtime", "tools"): 84,
+    ("trees", "tools"): 66,
+    ("kernels", "tools"): 2,
+}
+COLOURS = {"tools": "#e9edf5", "compiler": "#e6f2ea", "runtime": "#fbefdc", "kernels": "#f3e8f2", "trees": "#f7f3d9"}
+INK, BACK = "#33415c", "#c1121f"
+
+
+@refusing
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m draftwood.tools.show.architecture", allow_abbrev=False)
+    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="write the picture as SVG")
+    parser.add_argument("--png", type=Path, metavar="FILE.png", help="write it as PNG, too")
+    parser.add_argument("--json", action="store_true", help="print rooms and imports as JSON")
+    args = parser.parse_args(argv)
+    found = architecture()
+    if args.out or args.png:
+        draw(found, [path for path in (args.out, args.png) if path])
+    print(json.dumps(found, indent=1) if args.json else as_text(found))
+    return 0
+
+
+def architecture() -> dict[str, Any]:
+    """Rooms with their purpose, imports as [importer, imported, count], and circles among rooms."""
+    found = modules()
+    edges = room_imports(found)
+    files = [(name, path) for name, path in found.items() if path.stat().st_size]  # an empty __init__.py is no room
+    return {
+        "rooms": {name: _purpose(name, found) for name in sorted({room(*item) for item in files})},
+        "imports": [[*pair, count] for pair, count in sorted(edges.items())],
+        "circles": circles(edges),
+    }
+
+
+def _purpose(name: str, found: dict[str, Path]) -> str:
+    """The first sentence of a room's own docstring."""
+    path = found.get(name.replace("/", "."))
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) if path else None
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The imports for people, the most frequent first."""
+    lines = [f"{count:5}  {importer} imports {imported}" for importer, imported, count in found["imports"]]
+    rings = [f"circle: {', '.join(ring)}" for ring in found["circles"]]
+    return "\n".join([f"{len(found['rooms'])} rooms", *sorted(lines, reverse=True), *rings])
+
+
+def described(svg: str) -> dict[str, Any]:
+    """What ``architecture`` found when an SVG file was drawn.
+
+    Raises:
+        RequestError: the text is no picture that ``draw`` has written.
+    """
+    match = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.DOTALL)
+    if match is None:
+        raise RequestError("the picture has no description; draw it anew")
+    return json.loads(unescape(match[1]))
+
+
+def draw(found: dict[str, Any], paths: Iterable[Path]) -> None:
+    """Writes the picture to every path, as PNG or SVG by its suffix; equal rooms give equal bytes."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 10.8), dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-1, 101), ylim=(0, 74))
+    axes.set_axis_off()
+    edges: Edges = Edges({(importer, imported): count for importer, imported, count in found["imports"]})
+    for house in PLACES:
+        _draw_house(axes, house, {n: text for n, text in found["rooms"].items() if n.split("/")[0] == house}, edges)
+    _draw_stairs(axes, edges)
+    shared = sum(count for (_, imported), count in edges.items() if imported == ROOT_ROOM)
+    note = (
+        f"An arrow leads from what is imported to what imports it. Not drawn: {shared} imports of the root's modules."
+    )
+    axes.text(0, 1.2, note, fontsize=9, color=INK)
+    with matplotlib.rc_context({"svg.hashsalt": "draftwood", "svg.fonttype": "none"}):
+        for path in paths:
+            _save(figure, path, found)
+
+
+def _save(figure: Any, path: Path, found: dict[str, Any]) -> None:
+    svg = path.suffix == ".svg"
+    metadata = {"Date": None, "Description": json.dumps(found)} if svg else {"Software": None}
+    try:
+        figure.savefig(path, format="svg" if svg else "png", metadata=metadata)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _draw_house(axes: Axes, house: str, rooms: dict[str, str], edges: Edges) -> None:
+    """A house with its rooms: what is imported by others in it stands further to the left."""
+    left, right, bottom, top = PLACES[house]
+    _box(axes, (left, right, bottom, top), COLOURS[house], 0.8)
+    way = f"   {WAYS[house].replace('>', chr(0x2192))}" if house in WAYS else ""
+    axes.text(left + 1, top - 1.7, house, fontsize=14, fontweight="bold", color=INK, va="center")
+    axes.text(left + 1 + 1.35 * len(house), top - 1.7, way, fontsize=10.5, style="italic", color=INK, va="center")
+    inner = Edges({pair: count for pair, count in edges.items() if set(pair) <= set(rooms)})
+    boxes = _places(columns(rooms, inner), (left + 1, right - 1, bottom + 0.8, top - 3.4))
+    for name, place in boxes.items():
+        _box(axes, place, "white", 0.6)
+        _label(axes, name if len(rooms) > 1 else "", rooms[name], place)
+    for (importer, imported), count in sorted(inner.items()):
+        back = boxes[importer][0] <= boxes[imported][0]
+        _draw_arrow(axes, boxes[imported], boxes[importer], count, BACK if back else INK)
+
+
+def columns(rooms: Iterable[str], edges: Edges) -> list[list[str]]:
+    """The rooms in columns, each right of all that it imports; of a circle the fewest imports are overruled."""
+    pending = sorted(rooms)
+    order: list[str] = []
+    while pending:  # next is what imports least of what is still to come, for its size
+        scores = {name: (_count(edges, [name], pending), -_count(edges, pending, [name])) for name in pending}
+        order.append(min(pending, key=lambda name: (*scores[name], name)))
+        pending.remove(order[-1])
+    depth: dict[str, int] = {}
+    for name in order:
+        depth[name] = 1 + max((depth[other] for other in depth if (name, other) in edges), default=-1)
+    return [[name for name in order if depth[name] == column] for column in range(max(depth.values(), default=-1) + 1)]
+
+
+def _count(edges: Edges, importers: Iterable[str], imported: Iterable[str]) -> int:
+    return sum(edges[importer, other] for importer in importers for other in imported)
+
+
+_Place = tuple[float, float, float, float]
+
+
+def _places(rooms: list[list[str]], inside: _Place) -> dict[str, _Place]:
+    """Boxes of the rooms: columns from left to right, with room for arrows between them."""
+    left, right, bottom, top = inside
+    width, places = (right - left) / max(len(rooms), 1), {}
+    for number, column in enumerate(rooms):
+        height = (top - bottom) / len(column)
+        for row, name in enumerate(column):
+            low = top - height * (row + 1)
+            x = left + width * number
+            gap = 0.0 if len(rooms) == 1 else 0.11 * width
+            places[name] = (x + gap, x + width - gap, low + 0.06 * height, low + 0.94 * height)
+    return places
+
+
+def _box(axes: Axes, place: _Place, colour: str, line: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    left, right, bottom, top = place
+    style = "round,pad=0,rounding_size=0.6"
+    axes.add_patch(
+        FancyBboxPatch(
+            (left, bottom),
+            right - left,
+            top - bottom,
+            boxstyle=style,
+            facecolor=colour,
+            edgecolor=INK,
+            linewidth=line,
+            zorder=1 if colour != "white" else 3,
+        )
+    )
+
+
+def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
+    left, right, bottom, top = place
+    title = name.partition("/")[2] or (f"{name}/*.py" if name else "")
+    lines = int((top - bottom) / 1.25) - bool(title)
+    text = textwrap.fill(purpose, max(int((right - left) * 2.2), 12), max_lines=max(lines, 1), placeholder=" ...")
+    y = (bottom + top) / 2
+    if title:
+        axes.text(
+            (left + right) / 2,
+            top - 0.5,
+            title,
+            fontsize=9.5,
+            fontweight="bold",
+            ha="center",
+            va="top",
+            color=INK,
+            zorder=4,
+        )
+        y -= 0.9
+    axes.text(
+        (left + right) / 2, y, text, fontsize=7.6, ha="center", va="center", color=INK, linespacing=1.15, zorder=4
+    )
+
+
+def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int, colour: str) -> None:
+    """From the right edge of what is imported to the left edge of what imports it, in an arc over what lies between."""
+    x = (start[1], end[0]) if start[1] <= end[0] else ((start[0] + start[1]) / 2, (end[0] + end[1]) / 2)
+    y = (start[2] + start[3]) / 2, (end[2] + end[3]) / 2
+    far = abs(end[0] - start[1]) > 0.7 * (start[1] - start[0])
+    _arrow(axes, (x[0], y[0]), (x[1], y[1]), count, colour, -0.28 if far else 0.0)
+
+
+def _arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], count: int, colour: str, bend: float = 0.0
+) -> None:
+    style = {"arrowstyle": "-|>", "color": colour, "alpha": 0.55, "linewidth": 0.6 + 0.32 * count**0.5}
+    bent = {"connectionstyle": f"arc3,rad={bend}", "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=style | bent, zorder=2)  # behind the rooms, before the houses
+
+
+def _draw_stairs(axes: Axes, edges: Edges) -> None:
+    """Arrows between houses, each with the number of imports."""
+    between: Edges = Edges()
+    for (importer, imported), count in edges.items():
+        between[imported.split("/")[0], importer.split("/")[0]] += count
+    for (lower, upper), count in sorted(between.items()):
+        if lower == upper or not {lower, upper} <= set(PLACES):
+            continue
+        start, end = PLACES[lower], PLACES[upper]
+        x = STAIRS.get((lower, upper))
+        if x is not None:
+            ends = (x, start[3]), (x, end[2])
+        else:  # no way leads there
+            ends = ((start[0] + start[1]) / 2, start[3]), ((end[0] + end[1]) / 2, end[2])
+        side = (lower, upper) == ("trees", "kernels")
+        if side:
+            ends = (start[0], 8), (end[1], 8)
+        _arrow(axes, *ends, count, INK if side or x is not None else BACK)
+        axes.text(ends[1][0] + 0.6, ends[1][1] - 1.6 if not side else 9, str(count), fontsize=9.5, color=INK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

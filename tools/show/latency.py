@@ -1,0 +1,52 @@
+"""A latency table for people: as text, and as the picture of its staircase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from draftwood.errors import RequestError
+from draftwood.trees.latency import LatencyTable
+
+
+def table_text(table: LatencyTable) -> str:
+    """The table for people: ms by rows and KV length, then the draft and the host."""
+    machine = table.machine.get("device") or table.machine.get("model")
+    rows = sorted({count for length in table.slots for count in table.rows(length)})
+    lines = [f"{table.source} on {machine}, ms a step", f"{'rows':>6}" + "".join(f"  kv {c:>6}" for c in table.slots)]
+    for count in rows:
+        cells = (f"{1000 * table.step_s(count, c):11.3f}" if count in table.rows(c) else " " * 11 for c in table.slots)
+        lines.append(f"{count:6}" + "".join(cells))
+    drafts = [entry for entry in table.entries if entry.kind == "draft"]
+    for width in sorted({entry.width for entry in drafts}):
+        times = ", ".join(f"{e.depth}: {1000 * e.seconds:.3f}" for e in drafts if e.width == width)
+        lines.append(f"draft of width {width}, by depth {times}")
+    lines.append(f"host  {1000 * table.host_s():.3f} ms a step")
+    return "\n".join([*lines, *table.notes])
+
+
+def draw_staircase(table: LatencyTable, path: Path) -> None:
+    """Writes a PNG of step time against rows, a line for every KV length; measured ones with their quartiles."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 3.8), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for length in table.slots:
+        steps = [entry for entry in table.entries if entry.kind in ("decode", "verify") and entry.slots == length]
+        rows = [entry.rows for entry in steps]
+        # A tree of fewer rows runs the next larger step, so a step reaches back to the one before it.
+        (line,) = axes.step(rows, [1000 * entry.seconds for entry in steps], where="pre", label=f"KV length {length}")
+        if table.source == "measured":
+            low, high = 1000 * np.array([entry.quartiles for entry in steps]).T
+            axes.fill_between(rows, low, high, step="pre", color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.plot(rows, [1000 * entry.seconds for entry in steps], ".", markersize=3, color=line.get_color())
+    machine = table.machine.get("device") or table.machine.get("model")
+    axes.set(xlabel="rows of the step", ylabel="ms a step", ylim=(0, None), title=f"{table.source}: {machine}")
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path, format="png", metadata={"Software": None})
+    except OSError as error:
+        raise RequestError(f"--png {path}: cannot be written: {error.strerror}") from error

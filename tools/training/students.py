@@ -1,0 +1,37 @@
+"""Students of every registered kind: begun for training, and read back from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from draftwood.compiler.drafters.registry import kind_named, kind_of
+from draftwood.compiler.training.student import Student
+from draftwood.errors import CheckpointError
+
+# V draft vocabulary
+
+
+def begin(kind: str, options: dict[str, Any], teacher: LlamaForCausalLM, ids_V: Tensor | None) -> Student:
+    """A student that starts from the teacher's own weights, where the teacher lies; options are complete."""
+    student = kind_named(kind).student(teacher, options, ids_V)
+    student.to(teacher.device).start_from(teacher)
+    return student
+
+
+def load(folder: Path, teacher: LlamaForCausalLM, levels: int | None = None) -> Student:
+    """A trained drafter, frozen. ``levels`` is how far it drafts where nothing in it says so, as with EAGLE-3.
+
+    Raises:
+        CheckpointError: the folder holds no drafter of this teacher.
+    """
+    student, tensors = kind_of(folder).trained(folder, teacher, levels)
+    try:
+        student.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{folder}: not a drafter of this teacher ({reason}); train one for it") from None
+    return student.to(teacher.device).requires_grad_(False).eval()
