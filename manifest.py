@@ -14,6 +14,7 @@ import msgspec
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
+from draftwood.planning import Planning
 
 SCHEMA_VERSION = 5
 MANIFEST_FILE = "manifest.json"
@@ -99,7 +100,8 @@ class Gear(_Struct, frozen=True):
     """One static shape to decode with: a tree at a KV length.
 
     ``draft`` names the graph that drafts for it, None for plain decoding. Where that graph has a cache and a KV
-    length, ``-kv{slots}`` stands behind the name.
+    length, ``-kv{slots}`` stands behind the name. Where confidence classes were planned, ``tree`` is that of the
+    lowest, and ``class_trees`` those of the others, ascending, all of equally many rows.
     """
 
     name: Name
@@ -107,6 +109,7 @@ class Gear(_Struct, frozen=True):
     slots: Size
     graph: Name
     draft: Name | None
+    class_trees: tuple[Name, ...] = ()
 
 
 class Dims(_Struct, frozen=True):
@@ -207,6 +210,8 @@ class Manifest(_Struct, frozen=True):
     # Versions of the packages that built the bundle.
     provenance: dict[str, str]
     files: dict[BundlePath, File]
+    # Of a bundle that was built from a plan: what the runtime's policy knows beforehand.
+    planning: Planning | None = None
 
     def graph_set(self, target: str, rank: int = 0) -> GraphSet | None:
         """What was lowered for a target and rank, if anything was."""

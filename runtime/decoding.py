@@ -17,7 +17,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
-from draftwood.runtime.policy import Policy
+from draftwood.runtime.policy import Outcome, Policy
 from draftwood.runtime.sampling import Sampling
 from draftwood.runtime.step import StepOutcome
 from draftwood.runtime.stream import Stream
@@ -165,7 +165,20 @@ class Decoding:
         self._steps += 1
         kind: StepKind = "verify" if gear.draft else "decode"
         position = self.state.length - len(outcome.tokens)
-        self._record(kind, gear.name, position, len(outcome.tokens), outcome)
+        times, total_us = outcome.times, _now_us() - self._began_us
+        observed = Outcome(
+            gear=gear,
+            length=position,
+            path=outcome.path,
+            gained=len(outcome.tokens),
+            rank=outcome.rank,
+            draft_us=times.draft_us,
+            verify_us=times.verify_us,
+            host_us=total_us - times.draft_us - times.verify_us,
+            confidence=outcome.confidence,
+        )
+        self._record(kind, gear.name, position, len(outcome.tokens), outcome, gear)
+        self.policy.observe(observed)
         return self._take(list(outcome.tokens))
 
     def end(self) -> str:
@@ -208,16 +221,19 @@ class Decoding:
         self._pieces.append(piece)
         return piece
 
-    def _record(self, kind: StepKind, gear: str, position: int, accepted: int, outcome: StepOutcome) -> None:
+    def _record(
+        self, kind: StepKind, name: str, position: int, accepted: int, outcome: StepOutcome, gear: Gear | None = None
+    ) -> None:
         times, total_us = outcome.times, _now_us() - self._began_us
         self._graph_us += times.draft_us + times.verify_us
         if self.trace is None:
             return
+        expected = self.policy.expected(gear, position) if gear else None
         self.trace.add(
             StepEvent(
                 kind=kind,
                 step=self._steps,
-                gear=gear,
+                gear=name,
                 position=position,
                 rows=outcome.rows,
                 accepted=accepted,
@@ -229,6 +245,9 @@ class Decoding:
                 verify_us=times.verify_us,
                 accept_us=times.accept_us,
                 host_us=max(0.0, total_us - sum(times)),
+                rank=outcome.rank,
+                expected_tokens=expected.tokens if expected else None,
+                expected_us=expected.us if expected else None,
             )
         )
 

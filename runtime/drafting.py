@@ -6,6 +6,7 @@ tree to verify.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -113,11 +114,20 @@ class Drafting:
     def _tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
         scores = outputs["scores"]
         if "candidates" in outputs:
-            tree = self.bundle.trees[gear.tree][1]
-            tokens_T = tree_tokens(tree, root, outputs["candidates"])
-            return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree)
+            candidates_IK = outputs["candidates"].copy()
+            tree = self.bundle.trees[self._class_tree(gear, float(scores[0, 0]))][1]
+            tokens_T = tree_tokens(tree, root, candidates_IK)
+            return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
         tree = _chosen(outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
         return Draft(np.concatenate(([root], outputs["drafted"])), scores.copy(), tree)
+
+    def _class_tree(self, gear: Gear, score: float) -> str:
+        """The tree of the confidence class that the best first candidate's log-probability falls into."""
+        planning = self.bundle.manifest.planning
+        if not gear.class_trees or planning is None:
+            return gear.tree
+        confidence = math.exp(min(score, 0.0))
+        return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
 
 
 def _chosen(outputs: dict[str, NDArray]) -> TreeBuffers:

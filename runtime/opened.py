@@ -9,10 +9,12 @@ from typing import Self, Unpack
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
+from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
 from draftwood.runtime.engines import Engine, default_engine, open_engine
-from draftwood.runtime.policy import PLAIN, Policy, policy_for
+from draftwood.runtime.policy import Policies, Policy, PolicyName
+from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proof import prove
 from draftwood.runtime.trace import Trace
 
@@ -30,8 +32,9 @@ class OpenedBundle:
         ...     print(model.generate("Once upon a time", max_new_tokens=32).text)
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine) -> None:
-        self.bundle, self.engine = bundle, engine
+    def __init__(self, bundle: Bundle, engine: Engine, times: Sequence[StepTime] = ()) -> None:
+        self.bundle, self.engine, self._times = bundle, engine, times
+        self._policies: dict[str, Policies] = {}
         self._closed = False
 
     @property
@@ -43,7 +46,7 @@ class OpenedBundle:
         self,
         prompt: Prompt,
         *,
-        policy: str | Policy | None = None,
+        policy: str | Policy = "adaptive",
         trace: Trace | None = None,
         **options: Unpack[Asked],
     ) -> Result:
@@ -63,7 +66,7 @@ class OpenedBundle:
         self,
         prompt: Prompt,
         *,
-        policy: str | Policy | None = None,
+        policy: str | Policy = "adaptive",
         trace: Trace | None = None,
         **options: Unpack[Asked],
     ) -> Decoding:
@@ -71,15 +74,25 @@ class OpenedBundle:
 
         Args:
             prompt: as ``generate`` takes it.
-            policy: ``plain``, a gear's name, or a policy of one's own; the bundle's own choice where None.
+            policy: ``adaptive`` (the default), ``planned``, ``plain``, a gear's name for always its tree, or a policy
+                of one's own, made for this text.
             trace: takes an event a step.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop`` and ``ignore_eos``,
                 described at `draftwood.runtime.decoding.Asked`.
         """
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
-        found = _policy(self.bundle, policy)
-        return Decoding(self.engine, prompt_ids(self.bundle, prompt), Options.of(**options), found, trace)
+        chosen = Options.of(**options)
+        found = self._policies_of(policy).new(chosen.sampling.greedy) if isinstance(policy, str) else policy
+        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, found, trace)
+
+    def _policies_of(self, name: str) -> Policies:
+        """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
+        if name not in self._policies:
+            kinds: dict[str, PolicyName] = {"adaptive": "adaptive", "planned": "planned", "plain": "plain"}
+            kind = kinds.get(name, "fixed")
+            self._policies[name] = Policies(self.bundle, kind, name if kind == "fixed" else None, self._times)
+        return self._policies[name]
 
     def close(self) -> None:
         """Closes the engine; a step that runs ends first, a text that goes on is refused. May be called twice."""
@@ -101,7 +114,8 @@ def open_bundle(
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     bundle = Bundle.open(Path(folder), verify)
-    return OpenedBundle(bundle, proved_engine(bundle, engine, threads))
+    times = tuned_times(bundle, engine or default_engine(bundle), threads)
+    return OpenedBundle(bundle, proved_engine(bundle, engine, threads), times)
 
 
 def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
@@ -117,13 +131,6 @@ def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None =
         prove(engine)
         bundle.files.remember(f"decoding {name}")
     return engine
-
-
-def _policy(bundle: Bundle, policy: str | Policy | None) -> Policy:
-    if policy is None or isinstance(policy, str):
-        plain = policy == PLAIN
-        return policy_for(bundle, None if plain else policy, plain)
-    return policy
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

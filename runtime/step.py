@@ -26,12 +26,28 @@ class Draft(NamedTuple):
     """A tree to verify: the token of every row, the root's first, and the tree's buffers.
 
     ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
-    its path's where nodes are (EAGLE-3).
+    its path's where nodes are (EAGLE-3). ``candidates_IK`` are those of every level, where levels are ranked.
     """
 
     tokens_T: NDArray[np.int64]
     scores_M: NDArray[np.float32]
     tree: TreeBuffers
+    candidates_IK: NDArray[np.int64] | None = None
+
+    @property
+    def confidence(self) -> float | None:
+        """Probability of the best first candidate; None of a draft that proposes nothing."""
+        return float(np.exp(min(self.scores_M[0], 0.0))) if len(self.scores_M) else None
+
+    def rank(self, depth: int, token: int) -> int | None:
+        """A token's rank among the candidates behind a path of ``depth`` nodes, K if it is none of them.
+
+        None where the candidates are not known: of a drafter that ranks no levels, or past its last one.
+        """
+        if self.candidates_IK is None or depth >= len(self.candidates_IK):
+            return None
+        ranked = self.candidates_IK[depth].tolist()
+        return ranked.index(token) if token in ranked else len(ranked)
 
 
 class TeacherOutput(NamedTuple):
@@ -58,7 +74,7 @@ class StepOutcome(NamedTuple):
 
     ``tokens`` were gained: the accepted ones and the bonus, which is the new root. ``path`` is the rank path that
     was accepted, empty if none was. ``confidence`` is the drafter's probability of its best first candidate, None
-    where nothing was drafted.
+    where nothing was drafted. ``rank`` is the bonus's among the candidates at the path's end (see ``Draft.rank``).
     """
 
     tokens: tuple[int, ...]
@@ -66,6 +82,7 @@ class StepOutcome(NamedTuple):
     rows: int
     confidence: float | None
     times: StepTimes
+    rank: int | None = None
 
 
 class Stages(Protocol):
@@ -107,5 +124,5 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
 
 def _outcome(draft: Draft, accepted: Accepted, times: StepTimes) -> StepOutcome:
     tokens = (*draft.tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus)
-    confidence = float(np.exp(min(draft.scores_M[0], 0.0))) if len(draft.scores_M) else None
-    return StepOutcome(tokens, accepted.path, draft.tree.rows, confidence, times)
+    rank = draft.rank(len(accepted.path), accepted.bonus)
+    return StepOutcome(tokens, accepted.path, draft.tree.rows, draft.confidence, times, rank)

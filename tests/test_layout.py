@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("trees", "kernels", "compiler", "runtime", "tools")
 # What each folder may import of the project; "" is the root package itself.
 MAY_IMPORT = {
-    "": {"errors", "environment", "files", "version"},
+    "": {"errors", "environment", "files", "planning", "version"},
     "trees": {"errors", "files", "trees"},
     "kernels": {"errors", "trees", "kernels"},
-    "compiler": {"errors", "environment", "files", "manifest", "version", "trees", "kernels", "compiler"},
-    "runtime": {"errors", "environment", "files", "manifest", "version", "trees", "runtime"},
+    "compiler": {"errors", "environment", "files", "manifest", "planning", "version", "trees", "kernels", "compiler"},
+    "runtime": {"errors", "environment", "files", "manifest", "planning", "version", "trees", "runtime"},
 }
 # The way of a build, folder by folder: each imports those before it only.
 COMPILER = ("checkpoints", "teachers", "steps", "drafters", "targets", "onnx", "ge", "bundle")

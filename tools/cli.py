@@ -28,6 +28,8 @@ COMMANDS = {
     "bench": ("bench", "compare speculative with plain decoding: tokens and speed"),
     "calibrate": ("calibrate", "count the rank paths that a teacher's text takes through a drafter's candidates"),
     "profile": ("profile", "measure, or model, how long the steps of a gear take"),
+    "replay": ("replay", "replay policies over recorded texts, without a model"),
+    "tune": ("tune", "measure every gear of a bundle on this machine, for the policy to choose by"),
     "plan": ("plan", "choose draft trees and gears from statistics and a latency table"),
     "train": ("train", "train a drafter for a frozen teacher on the teacher's own texts"),
     "inspect": ("inspect", "show a draft tree or a bundle"),

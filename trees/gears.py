@@ -16,9 +16,10 @@ Shape suffixes: G candidate gears, C length classes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,26 @@ class Limits:
     children: int | None = None
     gears: int = 4
     graph_bytes: int | None = None
+
+
+def equal_rows(gear: Gear) -> Gear:
+    """The gear with trees of equally many rows, so that one graph serves every class.
+
+    A smaller tree gets nodes that cost nothing: rows are padded anyway, and depth and width are drafted anyway.
+    """
+    rows = max(tree.rows for tree in gear.trees)
+    return replace(gear, rows=rows, trees=tuple(_filled(tree, rows, gear.depth, gear.width) for tree in gear.trees))
+
+
+def _filled(tree: Topology, rows: int, depth: int, width: int) -> Topology:
+    paths = list(tree.paths)
+    held = {(), *paths}
+    for path in itertools.chain([()], paths):  # grows while it is walked
+        for rank in range(width if len(path) < depth else 0):
+            if len(held) < rows and (*path, rank) not in held:
+                held.add((*path, rank))
+                paths.append((*path, rank))
+    return Topology.from_paths(paths)
 
 
 def step_seconds(table: LatencyTable, gear: Gear, length_slots: int) -> float:

@@ -22,6 +22,7 @@ from draftwood.trees.gears import (
     LengthClass,
     Limits,
     candidates,
+    equal_rows,
     length_classes,
     step_seconds,
     token_seconds,
@@ -29,6 +30,7 @@ from draftwood.trees.gears import (
 )
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import Expected, curve, expected_accept_length, mean_of_folds, visits
+from draftwood.trees.prior import CountedPrior, counted_prior
 from draftwood.trees.search import search
 from draftwood.trees.shrinkage import Shrinkage, shrink
 from draftwood.trees.topology import Topology
@@ -56,13 +58,17 @@ class PlannedTree:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGear:
-    """A gear by the names of its trees, and what it gains and costs; `seconds` is None without a latency table."""
+    """A gear by the names of its trees, and what it gains and costs; `seconds` is None without a latency table.
+
+    `times` are seconds of its step behind texts of some lengths, by length.
+    """
 
     trees: tuple[str, ...]
     rows: int
     slots: int | None
     promise: Promise
     seconds: float | None
+    times: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,9 @@ class Plan:
 
     Args:
         contexts: counted, tuning and held-out ones, by part.
+        greedy: what to believe of a greedy text, or of any where nothing else was counted.
+        sampled: what to believe of a sampled one.
+        plain: seconds of plain decoding at each KV length of the gears, by length of the text.
         curve: the best expected accept length on counted contexts of 0, 1, ..., n draft nodes.
         curve_heldout: that of the planned nested trees on held-out contexts; empty without any.
     """
@@ -145,10 +154,22 @@ class Plan:
     curve: tuple[float, ...]
     curve_heldout: tuple[float, ...]
     baselines: tuple[Baseline, ...]
+    greedy: CountedPrior
+    sampled: CountedPrior | None
+    plain: dict[int, tuple[tuple[int, float], ...]]
 
 
-def make_plan(calibration: Calibration, limits: Limits, table: LatencyTable | None = None, classes: int = 1) -> Plan:
+def make_plan(
+    calibration: Calibration,
+    limits: Limits,
+    table: LatencyTable | None = None,
+    classes: int = 1,
+    sampled: Calibration | None = None,
+) -> Plan:
     """Plans gears for least time per token or, without a latency table, the best trees of given sizes.
+
+    Where ``sampled`` text was counted apart, trees are planned for both together, and what is believed of a text is
+    kept apart.
 
     Without a table sizes are ``limits.nodes`` and its halves, as many as `limits.gears` leaves beside plain
     decoding.
@@ -156,6 +177,7 @@ def make_plan(calibration: Calibration, limits: Limits, table: LatencyTable | No
     Raises:
         TreeError: nothing was counted, or limits that nothing meets.
     """
+    greedy, calibration = calibration, _together(calibration, sampled)
     counted, tuning, heldout = (calibration.part(part) for part in ("counted", "tuning", "heldout"))
     if limits.gears < 1:
         raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {limits.gears}")
@@ -170,6 +192,8 @@ def make_plan(calibration: Calibration, limits: Limits, table: LatencyTable | No
         gears, cost = _by_size(split(counted, bounds), limits, shrinkage.strength), None
     else:
         gears, cost = _by_cost(parts, table, limits, bounds, shrinkage.strength)
+    gears = [equal_rows(gear) for gear in gears]
+    every = [tree for gear in gears for tree in gear.trees]
     trees = _named_trees(gears, parts, bounds)
     paths = shrinkage.search.paths(limits.nodes)
     largest = max(gear.rows for gear in gears) - 1 or limits.nodes
@@ -191,7 +215,28 @@ def make_plan(calibration: Calibration, limits: Limits, table: LatencyTable | No
             Baseline(name, tree, _promise((tree,), parts, ()), _alone(tree, counted, table, limits))
             for name, tree in others.items()
         ),
+        greedy=counted_prior(greedy.part("counted"), every, bounds),
+        sampled=counted_prior(sampled.part("counted"), every, bounds) if sampled else None,
+        plain={slots: _times(Gear(1, slots, (Topology.plain(),)), table) for slots in _lengths(gears)} if table else {},
     )
+
+
+def _together(greedy: Calibration, sampled: Calibration | None) -> Calibration:
+    if sampled is None:
+        return greedy
+    both = Calibration()
+    both.merge(greedy)
+    both.merge(sampled)
+    return both
+
+
+def _lengths(gears: Sequence[Gear]) -> list[int]:
+    return sorted({gear.slots for gear in gears})
+
+
+def _times(gear: Gear, table: LatencyTable) -> tuple[tuple[int, float], ...]:
+    """Seconds of a step of the gear behind texts that fill the KV lengths of the table, as far as it goes."""
+    return tuple((slots, step_seconds(table, gear, slots)) for slots in table.slots if slots <= gear.slots)
 
 
 def _alone(tree: Topology, counted: Contexts, table: LatencyTable | None, limits: Limits) -> float | None:
@@ -352,7 +397,8 @@ def _planned_gear(
     promise = planned[0].promise if len(planned) == 1 else _promise(gear.trees, parts, bounds)
     if table is None:
         return PlannedGear(names, gear.rows, None, promise, None)
-    return PlannedGear(names, gear.rows, gear.slots, promise, step_seconds(table, gear, gear.slots))
+    seconds, times = step_seconds(table, gear, gear.slots), _times(gear, table)
+    return PlannedGear(names, gear.rows, gear.slots, promise, seconds, times)
 
 
 def _promise(trees: tuple[Topology, ...], parts: tuple[Contexts, Contexts], bounds: tuple[int, ...]) -> Promise:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftwood.errors import TreeError
 from draftwood.trees.formats import parse_medusa, parse_tree, read_text
-from draftwood.trees.plan_file import parse_plan
+from draftwood.trees.plan_file import ReadPlan, parse_plan
 from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
@@ -46,6 +46,53 @@ class Budget:
     def rows(self) -> int:
         """T: the rows of a verify step, the root counted."""
         return self.nodes + 1
+
+
+@dataclass(frozen=True, slots=True)
+class GearSpec:
+    """A gear to build: names of its trees by confidence class, and its KV length."""
+
+    trees: tuple[str, ...]
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Specs:
+    """What ``--tree`` asks for.
+
+    Args:
+        trees: each with a name, plain decoding first.
+        gears: of a plan, plain decoding at each of their KV lengths first; none where every tree is for every length.
+        plan: the plan that was named, where one was.
+    """
+
+    trees: tuple[tuple[str, Topology | Budget], ...]
+    gears: tuple[GearSpec, ...]
+    plan: ReadPlan | None
+
+
+def read_specs(text: str) -> Specs:
+    """The trees of ``--tree SPEC[,SPEC...]`` with the gears and figures of a plan, if one is named.
+
+    Raises:
+        TreeError: as `parse_specs`; or a plan that has KV lengths of its own beside another tree.
+    """
+    trees = tuple(parse_specs(text))
+    named = [spec.strip().partition(":")[2] for spec in text.split(",") if spec.strip().startswith("plan:")]
+    if not named:
+        return Specs(trees, (), None)
+    plans = [parse_plan(_file_text(file, f"tree plan:{file}"), file) for file in named]
+    if any(plan.gears for plan in plans) and text.count(","):
+        raise TreeError(
+            f"tree {text!r}: a plan with KV lengths stands alone; leave the other trees out, or plan without --latency"
+        )
+    plan = plans[0]
+    names: dict[Topology | Budget, str] = {tree: name for name, tree in trees}
+    own = {name: names[tree] for name, tree in plan.trees}
+    gears = [GearSpec(("plain",), slots) for slots in sorted(plan.plain)] if plan.gears else []
+    drafting = [gear for gear in plan.gears if any(own[name] != "plain" for name in gear.trees)]
+    gears += [GearSpec(tuple(own[name] for name in gear.trees), gear.slots) for gear in drafting]
+    return Specs(trees, tuple(gears), plan if len(plans) == 1 else None)
 
 
 def parse_specs(text: str) -> list[tuple[str, Topology | Budget]]:
@@ -134,7 +181,7 @@ def _budget(rest: str, where: str) -> tuple[str, Budget]:
 
 
 def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:
-    trees = parse_plan(_file_text(rest, where), rest)
+    trees = parse_plan(_file_text(rest, where), rest).trees
     for _, topology in trees:
         _check_rows(topology.rows, where)
     return [(_slug(name), topology) for name, topology in trees]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from draftwood import manifest as m
+from draftwood.compiler.bundle.gears import gear_names, planning_of
 from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.sources import Sources, check_fit
 from draftwood.compiler.bundle.staging import staged
@@ -94,6 +95,7 @@ def _manifest(
         drafter=kind.manifest(opened.digest(), config, request.trees) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=_gears(request.shapes, graph_sets[0].graphs, kind),
+        planning=planning_of(request.plan, request.shapes.gears) if request.plan else None,
         graph_sets=graph_sets,
         tokenizer=tokenizer,
         provenance=_provenance(),
@@ -117,17 +119,18 @@ def _dims(config: TeacherConfig, shapes: Shapes) -> m.Dims:
 
 
 def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: DraftModel | None) -> tuple[m.Gear, ...]:
-    """Every tree at every KV length; graphs have the same names in all sets."""
+    """The gears by name; graphs have the same names in all sets."""
+    trees = dict(shapes.trees)
     return tuple(
         m.Gear(
-            name=f"{name}-kv{slots}",
-            tree=name,
-            slots=slots,
-            graph=_graph_of(graphs, tree.rows, slots),
-            draft=drafter.draft_name(name) if drafter and tree.nodes else None,
+            name=name,
+            tree=gear.trees[0],
+            slots=gear.slots,
+            graph=_graph_of(graphs, trees[gear.trees[0]].rows, gear.slots),
+            draft=drafter.draft_name(gear.trees[0]) if drafter and trees[gear.trees[0]].nodes else None,
+            class_trees=gear.trees[1:],
         )
-        for name, tree in shapes.trees
-        for slots in shapes.slots
+        for name, gear in zip(gear_names(shapes.gears), shapes.gears, strict=True)
     )
 
 

@@ -13,7 +13,8 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
+from draftwood.trees.plan_file import ReadPlan
+from draftwood.trees.spec import Budget, GearSpec
 
 PREFILL_ROWS = (32, 128)
 # A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
@@ -35,11 +36,16 @@ class BuildRequest:
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name.
     soc: str = DEFAULT_SOC
+    # What is built of the trees and KV lengths; every tree at every length where none are given.
+    gears: tuple[GearSpec, ...] = ()
+    # The plan they come from, whose figures go into the manifest.
+    plan: ReadPlan | None = None
 
     @property
     def shapes(self) -> Shapes:
         """What its steps are made for."""
-        return Shapes(self.trees, self.slots, self.prefill_rows)
+        every = tuple(GearSpec((name,), slots) for name, _ in self.trees for slots in self.slots)
+        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every)
 
 
 def check_request(request: BuildRequest, out: Path) -> None:
@@ -55,9 +61,11 @@ def check_request(request: BuildRequest, out: Path) -> None:
             f"--prefill {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
             f" {max(request.slots)}"
         )
-    for name, tree in request.trees:
-        if tree.rows + tree.depth + 1 >= min(request.slots):
-            raise TreeError(f"tree {name}: {tree.rows} rows do not fit KV length {min(request.slots)}; raise --kv")
+    trees = dict(request.trees)
+    for gear in request.shapes.gears:
+        for name in gear.trees:
+            if trees[name].rows + trees[name].depth + 1 >= gear.slots:
+                raise TreeError(f"tree {name}: {trees[name].rows} rows do not fit KV length {gear.slots}; raise --kv")
 
 
 def _check_targets(request: BuildRequest) -> None:

@@ -66,6 +66,12 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
             f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
             f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
         )
+    for gear in request.shapes.gears:
+        if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
+            raise TreeError(
+                f"gear of {', '.join(gear.trees)}: this drafter has a graph for each tree, so it cannot choose one by"
+                " its own confidence; plan with --classes 1"
+            )
     for name, tree in request.trees:
         if drafter is not None:
             check_tree(drafter, name, tree, config)

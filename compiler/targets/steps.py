@@ -13,16 +13,17 @@ from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, GearSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the steps are made for: named trees, KV lengths ascending, and prefill chunks, both in tokens."""
+    """What the steps are made for: named trees, KV lengths ascending, prefill chunks, and gears."""
 
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
     prefill_rows: tuple[int, ...]
+    gears: tuple[GearSpec, ...]
 
     def sizes(self, dtype: str = "float32", least_rows: int = 1) -> StepSizes:
         """What the largest tree asks of every static step, in an element type."""
@@ -32,12 +33,13 @@ class Shapes:
 
 def static_steps(shapes: Shapes, sizes: StepSizes, decoder: Decoder, decode_rows: int = 1) -> list[Step]:
     """The teacher's steps of every gear, as an accelerator runs them; plain decoding is padded to ``decode_rows``."""
-    rows = sorted({tree.rows for _, tree in shapes.trees} - {1})
+    rows_of = {name: tree.rows for name, tree in shapes.trees}
     steps = []
     for slots in shapes.slots:
         steps += [prefill_step(decoder, sizes, r, slots) for r in shapes.prefill_rows if r < slots]
         steps.append(verify_step(decoder, sizes, decode_rows, slots, decode=True))
-        steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in rows]
+        rows = {rows_of[gear.trees[0]] for gear in shapes.gears if gear.slots == slots}
+        steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in sorted(rows - {1})]
     return steps
 
 

@@ -198,6 +198,19 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
     return found
 
 
+def _classes(gear: Gear, tree: Tree, manifest: Manifest) -> Iterator[str]:
+    """The trees of a gear's confidence classes: as many as the plan has classes, of equally many rows."""
+    if not gear.class_trees:
+        return
+    classes = len(manifest.planning.bounds) + 1 if manifest.planning else 1
+    trees = {one.name: one for one in manifest.trees}
+    found = [tree, *(trees.get(name) for name in gear.class_trees)]
+    equal = all(one is not None and one.file is not None and one.rows == tree.rows for one in found)
+    if not equal or len(found) != classes:
+        names = ", ".join((gear.tree, *gear.class_trees))
+        yield f"expected {classes} trees of equal rows, one for each confidence class, got {names}"
+
+
 def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) -> Iterator[str]:
     named = {graph.name: graph for graph in graphs}
     tree = next((tree for tree in manifest.trees if tree.name == gear.tree), None)
@@ -212,6 +225,7 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
             f"graph {graph.name} is of kind {graph.kind}, {graph.rows} rows and KV length {graph.slots}; expected"
             f" {kind}, {tree.rows} and {gear.slots}"
         )
+    yield from _classes(gear, tree, manifest)
     if tree.rows + tree.depth + 1 >= gear.slots:
         yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"
     if (gear.draft is None) != (tree.rows == 1):

@@ -60,7 +60,7 @@ class CpuEngine(StagedEngine):
         return one_row(output)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree)),) = zip(states, drafts, strict=True)
+        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
         kv, rows = state.kv, tree.rows
         moved, seen = len(kv.moved), kv.length
         bias = np.zeros((1, 1, moved + rows, seen + rows), np.float32)

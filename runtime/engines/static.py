@@ -88,7 +88,7 @@ class StaticEngine(StagedEngine):
         return one_row(output)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree)),) = zip(states, drafts, strict=True)
+        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
         graph = self.tree_graph(tree.rows, state.slots)
         inputs = self.inputs(graph, state.kv)
         fill_tree(inputs, tokens_T, tree)

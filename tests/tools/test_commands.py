@@ -11,7 +11,7 @@ from draftwood.runtime import step
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
@@ -122,7 +122,7 @@ def test_bench_finds_all_turns_identical(
 ) -> None:
     picture = tmp_path / "bench.png"
     options = ["--prompts", prompts, "--max-new-tokens", "24", "--temperature", temperature, "--ignore-eos"]
-    report = output(capsys, "bench", tiny_bundle, *options, "--png", picture)
+    report = output(capsys, "bench", tiny_bundle, *options, "--gear", "ragged-kv128", "--png", picture)
     assert (report["turns"], report["identical"], report["ties"], report["differences"]) == (3, 3, 0, [])
     assert {"mean", "p1", "p50", "p99"} == set(report["speedup"])
     assert report["accept_length"]["mean"] > 1 and 0 < report["host_share"] < 1
@@ -145,7 +145,7 @@ def test_bench_reports_a_difference_that_is_no_tie(
         return replace(accepted, bonus=(accepted.bonus + 7) % 300) if wrong else accepted
 
     monkeypatch.setattr(step, "accept", faulty)
-    plain, tree = (policy_for(engine.bundle, gear) for gear in ("plain-kv128", "ragged-kv128"))
+    plain, tree = (Policies(engine.bundle, "fixed", gear) for gear in ("plain-kv128", "ragged-kv128"))
     options = Options(max_new_tokens=24, ignore_eos=True)
     report = bench(engine, read_prompts(prompts), options, plain, tree)
     assert not report["ok"] and report["identical"] < 3 and report["ties"] == 0
@@ -157,7 +157,7 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     done: dict = {}
     contexts = bench_command.turn_prompts(engine, read_prompts(prompts), done)
     _, first = next(contexts)
-    result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), policy_for(engine.bundle, plain=True))
+    result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), Policies(engine.bundle, "plain"))
     done["a"] = result
     _, second = next(contexts)
     text = engine.bundle.tokenizer

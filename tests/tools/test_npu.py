@@ -19,6 +19,7 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.measure.npu_probe import probe
+from draftwood.tools.measure.traffic import widest_gear
 
 needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
 TREE = "backbone:2:3"
@@ -115,7 +116,7 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
     options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
     prompt = [5, 9, 23, 41, 7]
     plain = Decoding(engine, prompt, options, policy_for(engine.bundle, plain=True)).run()
-    tree = Decoding(engine, prompt, options, policy_for(engine.bundle)).run()
+    tree = Decoding(engine, prompt, options, policy_for(engine.bundle, widest_gear(engine.bundle))).run()
     assert plain.token_ids == tree.token_ids
     assert tree.steps <= plain.steps
 

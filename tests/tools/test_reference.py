@@ -23,6 +23,7 @@ from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.sampling import Sampling
 from draftwood.tools import cli
 from draftwood.tools.comparison import single
+from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.reference.__main__ import main, measure
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.dump import StepDump
@@ -226,7 +227,8 @@ def test_speculation_on_transformers_takes_fewer_steps(bundle: Bundle, teacher: 
     """Or its equality with plain decoding would prove nothing."""
     engine = HfEngine(bundle, teacher)
     options = Options(max_new_tokens=40, ignore_eos=True)
-    plain, tree = (Decoding(engine, PROMPT, options, policy_for(bundle, plain=p)).run() for p in (True, False))
+    gears = (policy_for(bundle, plain=True), policy_for(bundle, widest_gear(bundle)))
+    plain, tree = (Decoding(engine, PROMPT, options, policy).run() for policy in gears)
     assert plain.token_ids == tree.token_ids and tree.steps < plain.steps == 39
 
 
@@ -348,7 +350,7 @@ def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher, tmp_path: Pa
             logits_BRV = output.logits_BRV + random.normal(0, 2.0, shape).astype(np.float32)
             return output._replace(logits_BRV=logits_BRV, choice_BR=logits_BRV.argmax(-1))
 
-    modes = {"plain": policy_for(bundle, plain=True), "tree": policy_for(bundle)}
+    modes = {"plain": policy_for(bundle, plain=True), "tree": policy_for(bundle, widest_gear(bundle))}
     reference = HfEngine(bundle, teacher)
     _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes, tmp_path / "step")
     assert found and all(d.tie == (d.margin <= d.tolerance) and d.tolerance > 1 for d in found)

@@ -139,8 +139,13 @@ def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
     plan = make_plan(TEXTS, Limits(nodes=15), COSTS, classes=2)
     text = format_plan(plan)
     assert json.loads(text) == json.loads(json.dumps(plan_value(plan)))
-    trees = parse_plan(text, "plan")
-    assert trees == [(tree.name, tree.topology) for tree in plan.trees]
+    read = parse_plan(text, "plan")
+    trees = read.trees
+    assert trees == tuple((tree.name, tree.topology) for tree in plan.trees)
+    assert [(gear.trees, gear.slots, gear.times) for gear in read.gears] == [
+        (gear.trees, gear.slots, gear.times) for gear in plan.gears
+    ]
+    assert (read.bounds, read.plain) == (plan.bounds, plan.plain)
     (tmp_path / "my.plan").write_text(text)
     found = parse_specs(f"chain:2,plan:{tmp_path / 'my.plan'}")
     assert found[:2] == [("plain", Topology.plain()), ("chain-2", Topology.chain(2))]
@@ -205,7 +210,7 @@ def test_contexts_of_unknown_confidence_cannot_be_split():
         make_plan(calibration, Limits(nodes=3), classes=2)
 
 
-def test_a_class_that_never_occurs_at_a_length_drafts_nothing_there():
+def test_a_class_that_never_occurs_at_a_length_drafts_what_is_free_there():
     calibration = Calibration()
     for i in range(40):
         calibration.add((0, 0), group=f"text {i}", confidence=0.9, context=10)
@@ -213,5 +218,5 @@ def test_a_class_that_never_occurs_at_a_length_drafts_nothing_there():
     plan = make_plan(calibration, Limits(nodes=3, gears=3), COSTS, classes=2)
     by_name = {tree.name: tree.topology.paths for tree in plan.trees}
     (short,) = (gear for gear in plan.gears if gear.slots == 256)
-    assert short.trees[0] == "plain" and by_name[short.trees[1]] == ((0,), (0, 0))
+    assert by_name[short.trees[0]] == by_name[short.trees[1]] == ((0,), (0, 0))
     assert plan.cost.seconds_per_token < plan.cost.plain_seconds_per_token

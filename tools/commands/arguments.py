@@ -10,8 +10,10 @@ from draftwood.errors import RequestError
 from draftwood.files import read_text
 
 if TYPE_CHECKING:
+    from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Asked, Options
     from draftwood.runtime.opened import Prompt
+    from draftwood.runtime.policy import Policies, PolicyName
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,35 @@ def add_verify_argument(parser: argparse.ArgumentParser) -> None:
         help="full: hash every file and look at every weight; fast: what can be said without reading them (default:"
         " full once on this machine for files that have not changed since)",
     )
+
+
+POLICIES = ("adaptive", "planned", "fixed", "plain")
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """What chooses the gear of each step; ``policy_name`` and ``policies_of`` read it back."""
+    parser.add_argument("--policy", choices=POLICIES, help="what chooses each step's gear (default: adaptive)")
+    parser.add_argument("--gear", metavar="NAME", help="always this gear's tree; grows to larger KV lengths as needed")
+
+
+def policy_name(args: argparse.Namespace, plain: bool = False) -> PolicyName:
+    """The policy that is asked for; RequestError where arguments contradict each other."""
+    if plain and (args.gear or args.policy not in (None, "plain")):
+        raise RequestError(f"--plain and {'--gear' if args.gear else '--policy'} exclude each other; give one")
+    name: PolicyName = args.policy or ("plain" if plain else "fixed" if args.gear else "adaptive")
+    if (args.gear is not None) != (name == "fixed"):
+        raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
+    return name
+
+
+def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
+    """What the arguments ask for, with the step times that ``tune`` measured here if there are any."""
+    from draftwood.runtime.engines import default_engine
+    from draftwood.runtime.policy import Policies
+    from draftwood.runtime.policy.tuned import tuned_times
+
+    times = tuned_times(bundle, args.engine or default_engine(bundle), args.threads)
+    return Policies(bundle, policy_name(args), args.gear, times)
 
 
 def decoding_options(args: argparse.Namespace) -> Asked:

@@ -11,8 +11,10 @@ from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
+    add_policy_arguments,
     add_verify_argument,
     options,
+    policies_of,
 )
 
 
@@ -20,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
-    parser.add_argument("--gear", metavar="NAME", help="gear to compare with plain decoding (default: largest tree)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the speed-ups of the turns")
     add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_decoding_arguments(parser)
+    add_policy_arguments(parser)
     add_engine_argument(parser)
 
 
@@ -32,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.policy import policy_for
+    from draftwood.runtime.policy import Policies
     from draftwood.tools.measure.bench import bench
     from draftwood.tools.prompts import read_prompts
 
@@ -42,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads(args.threads)
     engine = open_engine(bundle, args.engine)
-    report = bench(engine, prompts, chosen, policy_for(bundle, plain=True), policy_for(bundle, args.gear))
+    report = bench(engine, prompts, chosen, Policies(bundle, "plain"), policies_of(bundle, args))
     if args.png:
         from draftwood.tools.show.pictures import draw_speedups
 

@@ -9,9 +9,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from draftwood.trees.spec import Specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE | plan:FILE | budget:MxDxk"
         " (with EAGLE-3: M nodes, D levels, k candidates, a tree chosen at every step); plain is always added",
     )
-    parser.add_argument("--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots, multiples of 128")
+    parser.add_argument(
+        "--kv",
+        metavar="C[,C...]",
+        help="KV lengths in slots, multiples of 128 (default: those of the plan, or 1024)",
+    )
     parser.add_argument("--prefill", default="32,128", metavar="T[,T...]", help="prefill chunks in tokens")
     parser.add_argument("--target", default="onnx", metavar="T[,T...]", help="onnx: for CPUs; ge: for Ascend NPUs")
     parser.add_argument(
@@ -51,6 +58,15 @@ def parse_sizes(flag: str, text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def lengths(specs: Specs, kv: str | None) -> tuple[int, ...]:
+    """KV lengths: those that the plan has gears for, or those that were asked for."""
+    if not specs.gears:
+        return parse_sizes("--kv", kv or "1024")
+    if kv is not None:
+        raise RequestError(f"--kv {kv}: the plan has KV lengths of its own; leave --kv out, or plan without --latency")
+    return tuple(sorted({gear.slots for gear in specs.gears}))
+
+
 def parse_targets(text: str) -> tuple[str, ...]:
     """Targets, each once, in the order in which they are listed."""
     from draftwood.compiler.bundle.targets import TARGETS
@@ -66,13 +82,16 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.bundle.build import build
     from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.tools.demo import resolve
-    from draftwood.trees import parse_specs
+    from draftwood.trees.spec import read_specs
 
+    specs = read_specs(args.tree)
     request = BuildRequest(
         model=resolve(args.model),
         drafter=resolve(args.drafter) if args.drafter else None,
-        trees=tuple(parse_specs(args.tree)),
-        slots=parse_sizes("--kv", args.kv),
+        trees=specs.trees,
+        slots=lengths(specs, args.kv),
+        gears=specs.gears,
+        plan=specs.plan,
         prefill_rows=parse_sizes("--prefill", args.prefill),
         targets=parse_targets(args.target),
         weights=args.weights,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--stats", required=True, type=Path, help="statistics that calibrate made, or rank paths")
+    parser.add_argument(
+        "--sampled", type=Path, metavar="STATS", help="statistics of sampled text, where --stats has greedy text alone"
+    )
     parser.add_argument("--latency", type=Path, help="latency table that profile made; without one, trees by size")
     parser.add_argument("--max-nodes", default=63, **number, help="draft nodes, root not counted (default: 63)")
     parser.add_argument("--max-depth", **number, help="default: as deep as the statistics")
@@ -50,7 +53,8 @@ def main(args: argparse.Namespace) -> int:
     limits = Limits(args.max_nodes, args.max_depth, args.max_children, args.max_gears, args.graph_memory)
     table = read_latency(args.latency) if args.latency else None
     realised = realised_figures(args.realised) if args.realised else []
-    plan = make_plan(read_calibration(args.stats), limits, table, args.classes)
+    sampled = read_calibration(args.sampled) if args.sampled else None
+    plan = make_plan(read_calibration(args.stats), limits, table, args.classes, sampled)
     write_whole(args.out, format_plan(plan).encode())
     if args.export:
         export(plan, args.export)

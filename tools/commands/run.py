@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
+    add_policy_arguments,
     add_verify_argument,
     decoding_options,
     given_prompt,
+    policy_name,
 )
 
 if TYPE_CHECKING:
     from draftwood.runtime.decoding import Result
-
-PLAIN = "plain"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids to continue")
     prompt.add_argument("--chat", type=Path, metavar="FILE.json", help='[{"role": "user", "content": "..."}, ...]')
     add_decoding_arguments(parser)
-    parser.add_argument("--gear", metavar="NAME", help="a gear of the bundle; grows to larger KV lengths as needed")
+    add_policy_arguments(parser)
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
@@ -43,13 +43,13 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.trace import Trace, form_of, save
 
-    prompt, options = given_prompt(args), decoding_options(args)
+    prompt, options, name = given_prompt(args), decoding_options(args), policy_name(args, args.plain)
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads(args.threads)
     with draftwood.open(args.bundle, engine=args.engine, verify=args.verify) as model:
-        stream = model.stream(prompt, **options, policy=PLAIN if args.plain else args.gear, trace=trace)
+        stream = model.stream(prompt, **options, policy=args.gear or name, trace=trace)
         for piece in stream:
             if not args.json:
                 print(piece, end="", flush=True)

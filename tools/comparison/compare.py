@@ -98,7 +98,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
         if gear.draft:
             mine, theirs = (single.draft(e, s, gear, text[-1]) for e, s in zip(engines, states, strict=True))
             drafts.append((mine, theirs))
-            tokens_T, _, tree = mine
+            tokens_T, _, tree, _ = mine
         want, got = (single.verify(e, s, tokens_T, tree) for e, s in zip(engines, states, strict=True))
         for quantity, mine, theirs in _quantities(got, want):
             yield pair.compared(gear.name, gear.graph, quantity, mine, theirs, where)

@@ -17,7 +17,7 @@ import numpy as np
 
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.policy import Policy
+from draftwood.runtime.policy import Policies
 from draftwood.runtime.sampling import margin
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison import single
@@ -62,7 +62,7 @@ class Difference:
 
 
 def bench(
-    engine: StagedEngine, prompts: list[Prompt], options: Options, plain: Policy, speculative: Policy
+    engine: StagedEngine, prompts: list[Prompt], options: Options, plain: Policies, speculative: Policies
 ) -> dict[str, Any]:
     """Runs every turn both ways; see the report's keys in ``_report``."""
     turns: list[Turn] = []
@@ -101,13 +101,15 @@ def turn_prompts(
         yield prompt, tokenizer.chat(messages) if tokenizer.has_chat else tokenizer.encode(joined)
 
 
-def _decode(engine: StagedEngine, ids: list[int], options: Options, policy: Policy) -> tuple[Result, tuple[int, ...]]:
+def _decode(
+    engine: StagedEngine, ids: list[int], options: Options, policies: Policies
+) -> tuple[Result, tuple[int, ...]]:
     trace = Trace()
-    result = Decoding(engine, ids, options, policy, trace).run()
+    result = Decoding(engine, ids, options, policies.new(options.sampling.greedy), trace).run()
     return result, tuple(event.accepted for event in trace.events if event.kind != "prefill")
 
 
-def _warm_up(engine: StagedEngine, prompt: Prompt, options: Options, policies: tuple[Policy, ...]) -> None:
+def _warm_up(engine: StagedEngine, prompt: Prompt, options: Options, policies: tuple[Policies, ...]) -> None:
     for _, ids in turn_prompts(engine, [prompt], {}):
         for policy in policies:
             _decode(engine, ids, options, policy)

@@ -31,7 +31,7 @@ from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import Policies
 from draftwood.tools import demo
 from draftwood.tools.commands.arguments import add_decoding_arguments, options
 from draftwood.tools.demo.sizes import SIZES, digest, models
@@ -71,7 +71,7 @@ def compare(size: str, drafters: list[str], prompts: list[Prompt], args: argpars
         for one in contenders:
             _say(f"{size}: round {number + 1}, {one.drafter} with {one.gear}")
             bundle = one.engine.bundle
-            policies = policy_for(bundle, plain=True), policy_for(bundle, one.gear)
+            policies = Policies(bundle, "plain"), Policies(bundle, "fixed", one.gear)
             report = bench(one.engine, prompts, options(args), *policies)
             report.pop("per_turn")
             rounds[one.drafter].append(report)

@@ -28,6 +28,7 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sequence import SequenceState
 from draftwood.tools.comparison import single
 from draftwood.tools.measure.machine import memory, processor
+from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees import Topology, TreeBuffers, tensorize
 from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
@@ -219,7 +220,7 @@ def _host_seconds(engine: StagedEngine, prompt: list[int]) -> float:
     """What a step of a real text spends outside graphs: the mean of plain decoding's and the largest tree's."""
 
     options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
-    policies = [policy_for(engine.bundle, plain=plain) for plain in (True, False)]
+    policies = [policy_for(engine.bundle, plain=True), policy_for(engine.bundle, widest_gear(engine.bundle))]
     results = [Decoding(engine, prompt, options, policy).run() for policy in policies]
     return sum(result.decode_seconds * result.host_share / result.steps for result in results) / len(results)
 

@@ -21,6 +21,12 @@ from draftwood.tools.prompts import Prompt
 from draftwood.trees.calibration import Calibration
 
 
+def widest_gear(bundle: Bundle) -> str:
+    """The gear of the most rows, at the least KV length that has it."""
+    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
+    return max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], -gear.slots)).name
+
+
 def count_traffic(
     engine: StagedEngine, prompts: list[Prompt], options: Options, calibration: Calibration
 ) -> Iterator[tuple[Prompt, Result]]:
@@ -29,7 +35,7 @@ def count_traffic(
     A turn that is counted already is answered again, for later turns build on it, but not counted twice.
     """
     done: dict[str, Result] = {}
-    policy = policy_for(engine.bundle)
+    policy = policy_for(engine.bundle, widest_gear(engine.bundle))
     for prompt, ids in turn_prompts(engine, prompts, done):
         trace = Trace()
         result = Decoding(engine, ids, options, policy, trace).run()

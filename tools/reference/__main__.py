@@ -29,6 +29,7 @@ from draftwood.runtime.policy import policy_for
 from draftwood.tools.commands.arguments import add_decoding_arguments, given_prompt, options
 from draftwood.tools.demo import resolve
 from draftwood.tools.measure.bench import TIES_PER_TOKEN
+from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.lockstep import compare_texts
 from draftwood.tools.reference.transformers import HfEngine
@@ -45,7 +46,7 @@ def measure(
 ) -> dict[str, Any]:
     """The report: ``ok``, and for every prompt its tokens and differences. Times in seconds."""
     bundle = reference.bundle
-    modes = {"plain": policy_for(bundle, plain=True), "speculative": policy_for(bundle, gear)}
+    modes = {"plain": policy_for(bundle, plain=True), "speculative": policy_for(bundle, gear or widest_gear(bundle))}
     rows = []
     for name, ids in prompts.items():
         began = time.perf_counter()

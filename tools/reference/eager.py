@@ -51,7 +51,7 @@ class EagerEngine(StagedEngine):
         return one_row(output)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree)),) = zip(states, drafts, strict=True)
+        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
         output = self._run(state.kv, tokens_T, tree.depths, tree.mask, state.kv.next_branch(tree.rows))
         state.branched(tokens_T, output.features_BRF[0])
         return output

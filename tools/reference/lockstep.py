@@ -182,7 +182,7 @@ class _Lockstep:
         return self._engine.draft([state.engine for state in states], gear)
 
     def verify(self, states: Sequence[Any], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree)),) = zip(states, drafts, strict=True)
+        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
         state.tokens_T = tokens_T
         want = single.verify(self._reference, state.reference, tokens_T, tree)
         got = self._engine.verify([state.engine], drafts)

@@ -1,0 +1,46 @@
+"""Which gears a bundle gets, and what its manifest says of the plan that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from draftwood.errors import TreeError
+from draftwood.planning import Planning, StepTime
+from draftwood.trees.plan_file import ReadPlan
+from draftwood.trees.spec import GearSpec
+
+
+def gear_names(gears: Sequence[GearSpec]) -> list[str]:
+    """A name for each: of its tree, or of its classes' trees together, and its KV length."""
+    found: list[str] = []
+    for gear in gears:
+        name = f"{gear.trees[0].removesuffix('-class-0')}-kv{gear.slots}"
+        found.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in found))
+    return found
+
+
+def planning_of(plan: ReadPlan, gears: Sequence[GearSpec]) -> Planning:
+    """What the runtime's policy is told of a plan.
+
+    Raises:
+        TreeError: priors that are none.
+    """
+    times: dict[tuple[tuple[str, ...], int], tuple[tuple[int, float], ...]]
+    times = {(("plain",), slots): found for slots, found in plan.plain.items()}
+    # Gears of a plan keep their order behind plain decoding's (`read_specs`).
+    drafting = [gear for gear in gears if gear.trees != ("plain",)]
+    planned = [gear for gear in plan.gears if any(name != "plain" for name in gear.trees)]
+    pairs = zip(drafting, planned, strict=bool(plan.gears))
+    times |= {(ours.trees, ours.slots): theirs.times for ours, theirs in pairs}
+    steps = [
+        StepTime(gear=name, length=length, us=round(seconds * 1e6, 3))
+        for gear, name in zip(gears, gear_names(gears), strict=True)
+        for length, seconds in times.get((gear.trees, gear.slots), ())
+    ]
+    value = {"bounds": plan.bounds, **plan.priors, "times": steps}
+    try:
+        return msgspec.convert(msgspec.to_builtins(value), Planning)
+    except msgspec.ValidationError as error:
+        raise TreeError(f"plan: {error}; plan again") from error

@@ -1,0 +1,120 @@
+"""What a plan leaves in a bundle's manifest for the runtime's policy.
+
+Everything is of one drafter: what was counted of its candidates, apart by sampling class, and what each gear's step
+took on the machine that planned.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from draftwood.errors import TreeError
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class TextClass(_Struct, frozen=True):
+    """A kind of text, by how often the teacher takes what the drafter proposes.
+
+    ``hazards`` stand beside the prior's paths, a row for each confidence class: the probability that the teacher goes
+    on to the path's last rank, given that it came to the node before.
+    """
+
+    weight: float
+    hazards: tuple[tuple[float, ...], ...]
+
+
+class Prior(_Struct, frozen=True):
+    """What was counted of one sampling class, as a mixture of kinds of text.
+
+    ``paths`` are rank paths, parents first; ``confidence`` the share of steps in each confidence class.
+
+    Raises:
+        ValueError: no distribution, or tables of unequal sizes.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    confidence: tuple[float, ...]
+    classes: tuple[TextClass, ...]
+
+    def __post_init__(self) -> None:
+        _check_distribution("confidence", self.confidence)
+        _check_distribution("weights of text classes", tuple(one.weight for one in self.classes))
+        if len(set(self.paths)) < len(self.paths):
+            raise ValueError("paths: a rank path occurs twice")
+        for one in self.classes:
+            if len(one.hazards) != len(self.confidence):
+                raise ValueError(f"hazards: {len(one.hazards)} rows, expected {len(self.confidence)}, as of confidence")
+            for row in one.hazards:
+                _check_hazards(self.paths, row)
+
+
+class StepTime(_Struct, frozen=True):
+    """What a step of a gear takes behind a text of ``length`` tokens, draft, verify and host together."""
+
+    gear: str
+    length: int
+    us: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.us < math.inf or self.length < 0:
+            raise ValueError(f"step time of {self.gear}: expected a length of 0 or more and a finite time above 0")
+
+
+class Planning(_Struct, frozen=True):
+    """All of it. ``bounds`` are the confidences at which classes begin, but the first: none for one class.
+
+    ``sampled`` is None where only greedy text was counted; ``times`` are empty without a latency table.
+    """
+
+    bounds: tuple[float, ...]
+    greedy: Prior
+    sampled: Prior | None
+    times: tuple[StepTime, ...]
+
+    def __post_init__(self) -> None:
+        if list(self.bounds) != sorted(set(self.bounds)) or not all(0 < bound < 1 for bound in self.bounds):
+            raise ValueError(f"bounds: expected ascending confidences between 0 and 1, got {self.bounds}")
+        for prior in (self.greedy, self.sampled):
+            if prior is not None and len(prior.confidence) != len(self.bounds) + 1:
+                raise ValueError(f"confidence: {len(prior.confidence)} classes, expected {len(self.bounds) + 1}")
+
+    def prior(self, greedy: bool) -> Prior:
+        """What was counted of a sampling class, or of the other one where that is all there is."""
+        return self.greedy if greedy or self.sampled is None else self.sampled
+
+
+def planning_from(text: bytes, where: str) -> Planning:
+    """Reads what ``msgspec.json.encode`` wrote of a planning.
+
+    Raises:
+        TreeError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(text, type=Planning)
+    except msgspec.DecodeError as error:
+        raise TreeError(f"{where}: {error}") from error
+
+
+def _check_distribution(name: str, shares: tuple[float, ...]) -> None:
+    # Shares are written with six digits.
+    if not shares or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-4 * len(shares):
+        raise ValueError(f"{name}: expected shares that add up to 1, got {shares}")
+
+
+def _check_hazards(paths: tuple[tuple[int, ...], ...], hazards: tuple[float, ...]) -> None:
+    if len(hazards) != len(paths):
+        raise ValueError(f"hazards: {len(hazards)}, expected {len(paths)}, one for each path")
+    total = dict.fromkeys(((), *paths), 0.0)
+    for path, hazard in zip(paths, hazards, strict=True):
+        if not path or path[:-1] not in total:
+            raise ValueError(f"paths: {path} stands without the node before it")
+        if not 0 <= hazard <= 1:
+            raise ValueError(f"hazards: {hazard} of {path}, expected 0 to 1")
+        total[path[:-1]] += hazard
+    if max(total.values()) > 1 + 1e-4:
+        raise ValueError("hazards: those of one node add up to more than 1")

@@ -1,0 +1,21 @@
+"""Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
+
+from draftwood.runtime.policy.adaptive import Adaptive
+from draftwood.runtime.policy.choice import Policies, PolicyName, policy_for
+from draftwood.runtime.policy.fixed import FixedTree, Planned
+from draftwood.runtime.policy.gears import PLAIN, Gears
+from draftwood.runtime.policy.outcome import Expected, Outcome, Policy
+
+__all__ = [
+    "PLAIN",
+    "Adaptive",
+    "Expected",
+    "FixedTree",
+    "Gears",
+    "Outcome",
+    "Planned",
+    "Policies",
+    "Policy",
+    "PolicyName",
+    "policy_for",
+]

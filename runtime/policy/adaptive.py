@@ -1,0 +1,154 @@
+"""Each step the gear of the most expected tokens per microsecond, plain decoding always among them.
+
+What is expected comes from `Estimate`, what a step takes from `StepTimes`, and `Bank` forbids what could break its
+promise. Plain decoding shows nothing of the drafter, so it would never be left again: while a text is decoded plainly,
+a gear is tried every so many steps, as many as keep the price of trying at `TRY` of plain decoding.
+"""
+
+from __future__ import annotations
+
+from draftwood.manifest import Gear
+from draftwood.runtime.policy.bank import Bank
+from draftwood.runtime.policy.estimate import Estimate
+from draftwood.runtime.policy.gears import Gears
+from draftwood.runtime.policy.outcome import Expected, Outcome
+from draftwood.runtime.policy.prior import Tables
+from draftwood.runtime.policy.times import StepTimes
+
+# A gear must promise so much more than the present one, which must have run for so many steps.
+MARGIN = 0.04
+DWELL = 3
+# Share of plain decoding's time that may go into trying whether drafting pays again; and the longest wait.
+TRY = 0.01
+LONGEST_WAIT = 400
+# Catching up is paid for once, and thought of as spread over so many steps.
+STAY = 8
+# A step may take so much longer than expected before the account notices: what comes on top is a hiccup.
+HICCUP = 3.0
+# What the bank takes a step to cost, over what is expected.
+UPPER = 1.15
+# Plain steps that anchor the price of a token where no table tells it.
+ANCHOR = 2
+_NONE = -1
+
+
+class Adaptive:
+    """The state of one text; ``gears`` and ``tables`` are shared and immutable."""
+
+    def __init__(self, gears: Gears, tables: Tables) -> None:
+        self._gears = gears
+        self.estimate, self.times, self.bank = Estimate(tables), StepTimes(gears.times), Bank()
+        self._slots = 0
+        # The gear that ran last, how many steps it has run, and the plain steps since the last draft.
+        self._last, self._dwell, self._idle = _NONE, 0, 0
+        # Plain steps until a gear is tried; whether the last step was worth more, in plain steps, than it took.
+        self._wait, self._paid = 0, False
+        # What the present spell of drafting has won, and how many spells in a row have lost.
+        self._won_us, self._lost = 0.0, 0
+
+    def choose(self, length: int) -> Gear | None:
+        fit = self._gears.fitting.at(length, self._slots)
+        if not fit.drafting:
+            return self._gears.gears[fit.plain] if fit.plain != _NONE else None
+        if fit.plain != _NONE and self._stays_plain(fit.plain):
+            return self._gears.gears[fit.plain]
+        return self._gears.gears[self._fastest(length, fit.plain, fit.drafting)]
+
+    def observe(self, outcome: Outcome) -> None:
+        gear = self._gears.number[outcome.gear.name]
+        if self._gears.shape[gear] == _NONE:
+            self._decoded(gear, outcome)
+        else:
+            self._drafted(gear, outcome)
+        self._slots = max(self._slots, outcome.gear.slots)
+        self._dwell = self._dwell + 1 if gear == self._last else 1
+        self._last = gear
+
+    def expected(self, gear: Gear, length: int) -> Expected:
+        g = self._gears.number[gear.name]
+        shape = self._gears.shape[g]
+        return Expected(1.0 if shape == _NONE else self.estimate.tokens()[shape], self.times.us(g, length))
+
+    @property
+    def wait(self) -> int:
+        """Plain steps from the last draft to the next try."""
+        return self._wait
+
+    def _stays_plain(self, plain: int) -> bool:
+        if not self.times.table.absolute and self.times.seen(plain) < ANCHOR and self._last in (_NONE, plain):
+            return True
+        return self._last != _NONE and self._gears.shape[self._last] == _NONE and self._idle < self._wait
+
+    def _fastest(self, length: int, plain: int, drafting: tuple[int, ...]) -> int:
+        """The best gear that the bank allows, or the present one where no other is better by the margin."""
+        tokens, shape = self.estimate.tokens(), self._gears.shape
+        plain_us = self.times.us(plain, length) if plain != _NONE else 0.0
+        late_us = self.times.catch_up_us(self._idle)
+        best, best_speed, kept_speed = _NONE, 0.0, 0.0
+        for gear in drafting:
+            us = self.times.us(gear, length)
+            if plain != _NONE and not self.bank.allows(UPPER * us + late_us, plain_us):
+                continue
+            speed = tokens[shape[gear]] / (us + late_us / STAY)
+            if speed > best_speed:
+                best, best_speed = gear, speed
+            if gear == self._last:
+                kept_speed = speed
+        if best == _NONE:
+            return plain
+        if kept_speed and (self._dwell < DWELL or best_speed <= (1 + MARGIN) * kept_speed):
+            best, best_speed = self._last, kept_speed
+        # Who comes from plain decoding is here to try, and what has just paid for itself is tried again.
+        trial = self._paid or self._last == _NONE or shape[self._last] == _NONE
+        if plain == _NONE or trial or best_speed * plain_us >= 1:
+            return best
+        return plain
+
+    def _decoded(self, gear: int, outcome: Outcome) -> None:
+        if self._last != _NONE and self._gears.shape[self._last] != _NONE:
+            self._lost = self._lost + 1 if self._won_us < 0 else 0
+            self._wait = self._price(gear, outcome.length)
+            self._won_us = 0.0
+        self.times.observe(gear, outcome.length, outcome.total_us)
+        self.bank.decoded(self.times.us(gear, outcome.length))
+        self.estimate.idle()
+        self._idle += outcome.gained
+
+    def _price(self, plain: int, length: int) -> int:
+        """Steps until a try: what it is expected to lose is then `TRY` of what was decoded meanwhile.
+
+        An expectation that has been wrong counts for less each time, down to a try that gains nothing.
+        """
+        _, drafting = self._gears.fitting.at(length, self._slots)
+        if not drafting:
+            return 0
+        tokens, shape = self.estimate.tokens(), self._gears.shape
+        gear = max(drafting, key=lambda g: tokens[shape[g]] / self.times.us(g, length))
+        plain_us = self.times.us(plain, length)
+        if not self.times.table.absolute and self.times.seen(gear) < ANCHOR:  # what it takes is not known yet
+            return DWELL
+        step_us = self.times.us(gear, length)
+        paid_us = max(TRY * plain_us - self.times.catch_up_us(1), TRY / 2 * plain_us)
+        expected, most = ((step_us - gained * plain_us) / paid_us for gained in (tokens[shape[gear]], 1.0))
+        steps = min(max(expected, DWELL) * 2**self._lost, most)
+        return min(max(int(steps), DWELL), LONGEST_WAIT)
+
+    def _drafted(self, gear: int, outcome: Outcome) -> None:
+        gears, times, length, us = self._gears, self.times, outcome.length, outcome.total_us
+        plain = gears.fitting.at(length, self._slots).plain
+        expected_us, seen = times.us(gear, length), times.seen(gear)
+        if self._idle and seen and gears.catches_up and us > expected_us:
+            times.caught_up(gear, self._idle, us - expected_us)
+        elif outcome.gear.slots <= self._slots or not self._slots:  # growing is no part of a step
+            times.observe(gear, length, us)
+        if plain != _NONE:
+            plain_us = times.us(plain, length)
+            # The first step of a gear may have opened its graphs.
+            allowed_us = (HICCUP if seen else UPPER) * expected_us + times.catch_up_us(self._idle)
+            self.bank.drafted(outcome.gained, min(us, allowed_us), plain_us)
+            self._paid = outcome.gained * plain_us > us
+            self._won_us += outcome.gained * plain_us - us
+        self._idle = 0
+        if not outcome.cut:
+            shape = gears.shape[gear]
+            self.estimate.walked(shape, gears.root(shape, outcome.confidence), outcome.path, outcome.rank)

@@ -1,0 +1,35 @@
+"""The promise that needs no statistics: ``time <= (1 + EXTRA) * plain + CREDIT plain steps``, on every text.
+
+Every step gains a token or more, and plain decoding pays for each: so what drafting has cost so far, against what
+its tokens would have cost plainly, is known to the microsecond. A step is allowed only if the promise would still
+hold though it gained one token alone. (Conservative bandits, Wu et al., 2016, arXiv 1602.04282, with the baseline's
+reward known.)
+"""
+
+from __future__ import annotations
+
+EXTRA = 0.03
+CREDIT = 4.0
+
+
+class Bank:
+    """The account of one text, in microseconds."""
+
+    def __init__(self) -> None:
+        # What the tokens so far would have cost plainly; and that, less what they did cost.
+        self.plain_us = 0.0
+        self.saved_us = 0.0
+
+    def allows(self, step_us: float, plain_us: float) -> bool:
+        """Whether a step that takes at most ``step_us`` keeps the promise if it gains one token of ``plain_us``."""
+        debt = EXTRA * (self.plain_us + plain_us) + CREDIT * plain_us
+        return self.saved_us + plain_us - step_us >= -debt
+
+    def decoded(self, plain_us: float) -> None:
+        """A plain step: it costs what plain decoding costs."""
+        self.plain_us += plain_us
+
+    def drafted(self, gained: int, step_us: float, plain_us: float) -> None:
+        """A step of ``step_us`` that gained tokens of ``plain_us`` each."""
+        self.plain_us += gained * plain_us
+        self.saved_us += gained * plain_us - step_us

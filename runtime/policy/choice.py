@@ -1,0 +1,69 @@
+"""Which policy a text gets. Plain decoding is a gear, so every policy has a floor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+from draftwood.errors import RequestError
+from draftwood.planning import StepTime
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy.adaptive import Adaptive
+from draftwood.runtime.policy.fixed import FixedTree, Planned
+from draftwood.runtime.policy.gears import PLAIN, Gears
+from draftwood.runtime.policy.outcome import Policy
+
+PolicyName = Literal["adaptive", "planned", "fixed", "plain"]
+
+
+class Policies:
+    """Makes a policy for each text of a bundle.
+
+    Args:
+        name: ``adaptive`` learns from the text; ``planned`` goes by the tables; ``fixed`` takes the tree of ``gear``,
+            from its KV length on; ``plain`` does not draft.
+        times: steps timed on this machine; the plan's where there are none.
+
+    Raises:
+        RequestError: a gear without ``fixed``, or the other way round; an unknown gear; nothing to plan by.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        name: PolicyName = "adaptive",
+        gear: str | None = None,
+        times: Sequence[StepTime] = (),
+    ) -> None:
+        if (gear is not None) != (name == "fixed"):
+            raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
+        self._bundle, self.name, self._times = bundle, name, times
+        self._gear = bundle.gear(gear) if gear is not None else None
+        if name == "planned" and not (self.gears.planning and self.gears.times.absolute):
+            raise RequestError(
+                f"--policy planned: {bundle.folder} holds no plan with step times; build it with --tree plan:FILE of a"
+                " plan that was made with --latency, or take --policy adaptive"
+            )
+
+    @cached_property
+    def gears(self) -> Gears:
+        """The tables that all texts share."""
+        return Gears.of(self._bundle, self._times)
+
+    def new(self, greedy: bool) -> Policy:
+        """The policy of one text, decoded greedily or sampled."""
+        if self._gear is not None:
+            return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
+        if self.name == "plain":
+            return FixedTree(self._bundle, PLAIN)
+        tables = self.gears.greedy if greedy else self.gears.sampled
+        return Planned(self.gears, tables) if self.name == "planned" else Adaptive(self.gears, tables)
+
+
+def policy_for(bundle: Bundle, gear: str | None = None, plain: bool = False, greedy: bool = True) -> Policy:
+    """The policy of one text: of a gear by name, plain decoding, or the adaptive one."""
+    if gear is not None and plain:
+        raise RequestError("--gear and --plain exclude each other; give one")
+    name: PolicyName = "fixed" if gear is not None else "plain" if plain else "adaptive"
+    return Policies(bundle, name, gear).new(greedy)

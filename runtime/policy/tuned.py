@@ -1,0 +1,90 @@
+"""Step times measured on this machine, kept in the user's cache by machine, bundle, engine and threads.
+
+A bundle stays as it was built, so what is true of one machine alone lies beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from draftwood.errors import RequestError
+from draftwood.manifest import encode
+from draftwood.planning import StepTime
+from draftwood.runtime.bundle import Bundle
+
+VERSION = 1
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file: what was measured, and what it is of, for whoever reads it."""
+
+    version: int
+    machine: str
+    bundle: str
+    engine: str
+    threads: int
+    times: tuple[StepTime, ...]
+
+
+def machine_name() -> str:
+    """Host, processor and how many of them this process may use."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:  # not Linux
+        pass
+    return f"{platform.node()}, {model}, {len(os.sched_getaffinity(0))} processors"
+
+
+def bundle_digest(bundle: Bundle) -> str:
+    """SHA-256, in hex, of the manifest, which vouches for everything else."""
+    return hashlib.sha256(encode(bundle.manifest)).hexdigest()
+
+
+def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
+    """Where the times of an engine with so many threads are kept; None means all processors."""
+    threads = threads or len(os.sched_getaffinity(0))
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = f"{machine_name()} {bundle_digest(bundle)} {engine} {threads}"
+    return root / "draftwood" / "tuned" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
+    """What was measured here; nothing if nothing was, or if the file is not what it should be: it is a cache."""
+    try:
+        content = tuned_file(bundle, engine, threads).read_bytes()
+        tuned = msgspec.json.decode(content, type=Tuned)
+    except (OSError, msgspec.DecodeError):
+        return ()
+    names = {gear.name for gear in bundle.manifest.gears}
+    fits = tuned.version == VERSION and tuned.bundle == bundle_digest(bundle)
+    return tuned.times if fits and names == {time.gear for time in tuned.times} else ()
+
+
+def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence[StepTime]) -> Path:
+    """Writes the file, whole or not at all; RequestError where it cannot be written."""
+    path = tuned_file(bundle, engine, threads)
+    tuned = Tuned(
+        version=VERSION,
+        machine=machine_name(),
+        bundle=bundle_digest(bundle),
+        engine=engine,
+        threads=threads or len(os.sched_getaffinity(0)),
+        times=tuple(times),
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(tuned)) + b"\n")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RequestError(f"{path}: cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
+    return path

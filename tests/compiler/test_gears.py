@@ -1,0 +1,174 @@
+"""A bundle of a plan has the plan's gears and no others, and knows what the plan knew."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood import manifest as m
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.gears import gear_names, planning_of
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.errors import BundleError, TreeError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.policy import Gears, Policies, policy_for
+from draftwood.runtime.trace import Trace
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.gears import Limits
+from draftwood.trees.latency import LatencyEntry, LatencyTable
+from draftwood.trees.plan import Plan, make_plan
+from draftwood.trees.plan_file import format_plan
+from draftwood.trees.spec import GearSpec, Specs, read_specs
+
+
+def counted(seed: int, accuracy: float) -> Calibration:
+    """Contexts of two levels; those that are sure are mostly right."""
+    source, found = random.Random(seed), Calibration()
+    for i in range(3000):
+        sure = source.random() < 0.5
+        path: list[int] = []
+        while len(path) < 2 and source.random() < (0.95 if sure else accuracy):
+            best = sure and source.random() < accuracy + 0.35
+            path.append(0 if best else min(int(source.expovariate(0.8)), 3))
+        context, confidence = source.randint(0, 220), 0.9 if sure else 0.3
+        found.add(path, group=f"text {i % 40}", context=context, confidence=confidence)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    steps = {128: ((1, 10.0), (4, 11.0), (8, 11.5)), 256: ((1, 14.0), (4, 15.0), (8, 25.0))}
+    entries = [
+        LatencyEntry(kind="verify", rows=rows, slots=slots, seconds=s / 1000, parts={"all": s / 1000})
+        for slots, found in steps.items()
+        for rows, s in found
+    ]
+    table = LatencyTable(source="modelled", entries=tuple(entries))
+    return make_plan(counted(1, 0.6), Limits(nodes=7, gears=4), table, 2, counted(2, 0.2))
+
+
+@pytest.fixture(scope="module")
+def specs(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Specs:
+    file = tmp_path_factory.mktemp("plan") / "my.plan"
+    file.write_text(format_plan(plan))
+    return read_specs(f"plan:{file}")
+
+
+@pytest.fixture(scope="module")
+def planned_bundle(
+    specs: Specs, tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    folder = tmp_path_factory.mktemp("planned") / "bundle"
+    slots = tuple(sorted({gear.slots for gear in specs.gears}))
+    request = BuildRequest(
+        model=tiny_teacher, drafter=tiny_heads, trees=specs.trees, slots=slots, gears=specs.gears, plan=specs.plan
+    )
+    build(request, folder)
+    return Bundle.open(folder)
+
+
+def test_the_gears_are_the_plans(plan: Plan, planned_bundle: Bundle) -> None:
+    topologies = {tree.name: tree.topology for tree in plan.trees}
+    wanted = {
+        (tuple(topologies[name] for name in gear.trees), gear.slots)
+        for gear in plan.gears
+        if any(topologies[name].nodes for name in gear.trees)
+    }
+    drafting = [gear for gear in planned_bundle.manifest.gears if gear.draft]
+    found = {
+        (tuple(planned_bundle.trees[name][0] for name in (gear.tree, *gear.class_trees)), gear.slots)
+        for gear in drafting
+    }
+    assert found == wanted and len(drafting) == len(wanted) >= 2
+    assert len({gear.slots for gear in drafting}) == 2 and all(len(trees) == 2 for trees, _ in found)
+    assert any(one != other for (one, other), _ in found)
+
+
+def test_plain_decoding_is_at_every_length_and_no_graph_is_left_over(planned_bundle: Bundle) -> None:
+    manifest = planned_bundle.manifest
+    lengths = {gear.slots for gear in manifest.gears}
+    assert [gear.slots for gear in manifest.gears if gear.tree == "plain"] == sorted(lengths)
+    used = {gear.graph for gear in manifest.gears}
+    assert {graph.name for graph in manifest.graphs_of("onnx") if graph.kind in ("decode", "verify")} == used
+
+
+def test_classes_have_equally_many_rows_and_real_nodes(planned_bundle: Bundle) -> None:
+    rows = {tree.name: tree.rows for tree in planned_bundle.manifest.trees}
+    for gear in planned_bundle.manifest.gears:
+        assert len({rows[name] for name in (gear.tree, *gear.class_trees)}) == 1
+    assert all(buffers.valid.all() for _, buffers in planned_bundle.trees.values())
+
+
+def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundle) -> None:
+    planning = planned_bundle.manifest.planning
+    assert planning is not None and planning.bounds == plan.bounds and planning.sampled is not None
+    assert {time.gear for time in planning.times} == {gear.name for gear in planned_bundle.manifest.gears}
+    gears = Gears.of(planned_bundle)
+    assert gears.times.absolute
+    tokens = [np.array(tables.weights_C) @ tables.tokens_CS for tables in (gears.greedy, gears.sampled)]
+    assert (tokens[0] > 1.1 * tokens[1]).all()
+    for g, gear in enumerate(gears.gears):
+        if gear.draft:
+            promised = [one.promise.counted.tokens for one in plan.gears if one.rows == gears.rows[g]]
+            # Of both sampling classes together; the mixture of classes is a little wider than what was counted.
+            both = (tokens[0][gears.shape[g]] + tokens[1][gears.shape[g]]) / 2
+            assert any(both == pytest.approx(one, rel=0.1) for one in promised)
+
+
+@pytest.mark.parametrize("name", ["planned", "adaptive"])
+def test_a_planned_bundle_decodes_the_same_text(planned_bundle: Bundle, name: str) -> None:
+    engine, trace = CpuEngine(planned_bundle), Trace()
+    prompt, options = list(range(5, 25)), Options(max_new_tokens=300, ignore_eos=True)
+    plain = Decoding(engine, prompt, options, policy_for(planned_bundle, plain=True)).run()
+    policy = Policies(planned_bundle, name).new(greedy=True)
+    text = Decoding(engine, prompt, options, policy, trace).run()
+    assert text.token_ids == plain.token_ids
+    assert {event.gear for event in trace.events if event.kind == "verify"}
+    assert trace.events[1].expected_us is not None
+
+
+def test_a_class_is_chosen_by_the_drafters_confidence(planned_bundle: Bundle) -> None:
+    engine = CpuEngine(planned_bundle)
+    gear = next(gear for gear in planned_bundle.manifest.gears if gear.class_trees)
+    (bound,) = planned_bundle.manifest.planning.bounds
+    names = [engine.drafting._class_tree(gear, float(np.log(bound + off))) for off in (-0.01, 0.0, 0.01)]
+    assert names == [gear.tree, gear.class_trees[0], gear.class_trees[0]]
+
+
+def test_a_plan_with_lengths_stands_alone(specs: Specs, plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "my.plan").write_text(format_plan(plan))
+    with pytest.raises(TreeError, match="stands alone"):
+        read_specs(f"chain:2,plan:{tmp_path / 'my.plan'}")
+
+
+def test_a_plan_without_lengths_gives_trees_and_what_was_counted(tmp_path: Path) -> None:
+    (tmp_path / "my.plan").write_text(format_plan(make_plan(counted(1, 0.6), Limits(nodes=3, gears=2))))
+    specs = read_specs(f"plan:{tmp_path / 'my.plan'}")
+    assert specs.gears == () and specs.plan is not None
+    gears = tuple(GearSpec((name,), 128) for name, _ in specs.trees)
+    planning = planning_of(specs.plan, gears)
+    assert planning.times == () and planning.sampled is None and planning.greedy.paths
+
+
+def test_gears_of_one_name_are_told_apart() -> None:
+    gears = [GearSpec(("a-class-0", other), 128) for other in ("b", "c")]
+    assert gear_names(gears) == ["a-kv128", "a-kv128-2"]
+
+
+def test_a_manifest_whose_classes_do_not_fit_is_refused(planned_bundle: Bundle) -> None:
+    folder = planned_bundle.folder
+    fields = json.loads((folder / m.MANIFEST_FILE).read_text())
+    whole = (folder / m.MANIFEST_FILE).read_bytes()
+    next(gear for gear in fields["gears"] if gear["class_trees"])["class_trees"] = ["plain"]
+    (folder / m.MANIFEST_FILE).write_text(json.dumps(fields))
+    try:
+        with pytest.raises(BundleError, match="expected 2 trees of equal rows"):
+            Bundle.open(folder)
+    finally:
+        (folder / m.MANIFEST_FILE).write_bytes(whole)

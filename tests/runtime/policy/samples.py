@@ -1,0 +1,68 @@
+"""Texts with a known truth: rank paths drawn from tries, and what a gear shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from draftwood.manifest import Gear
+from draftwood.planning import StepTime
+from draftwood.runtime.policy import Adaptive, Gears, Outcome
+from draftwood.trees import Topology
+
+# Probability of each rank of 0, 1, ... at a level, whatever the path before.
+Levels = Sequence[Sequence[float]]
+
+
+def gear(name: str, slots: int = 4096, draft: str | None = "draft") -> Gear:
+    return Gear(name=name, tree=name, slots=slots, graph=name, draft=draft)
+
+
+def gears_of(
+    trees: dict[str, Topology | tuple[Topology, ...]], us: dict[str, float] | None = None, **options: object
+) -> Gears:
+    """Plain decoding and a gear for each tree (or trees of classes); ``us`` are their step times."""
+    shapes = {name: tree if isinstance(tree, tuple) else (tree,) for name, tree in trees.items()}
+    every = [gear("plain", draft=None), *(gear(name) for name in trees)]
+    times = [StepTime(gear=name, length=100, us=value) for name, value in (us or {}).items()]
+    rows = [1, *(shape[0].rows for shape in shapes.values())]
+    return Gears(every, rows, [None, *shapes.values()], times=times, **options)
+
+
+def chains(*depths: int) -> dict[str, Topology]:
+    return {f"chain-{depth}": Topology.chain(depth) for depth in depths}
+
+
+def draw(random: np.random.Generator, levels: Levels) -> tuple[int, ...]:
+    """A rank path; it ends where the truth is none of the ranks."""
+    path: list[int] = []
+    for shares in levels:
+        rank = int(np.searchsorted(np.cumsum(shares), random.random()))
+        if rank == len(shares):
+            break
+        path.append(rank)
+    return tuple(path)
+
+
+def inside(tree: Topology, path: tuple[int, ...]) -> tuple[int, ...]:
+    """What of a path a tree accepts."""
+    nodes = set(tree.paths)
+    depth = next((i for i in range(len(path)) if path[: i + 1] not in nodes), len(path))
+    return path[:depth]
+
+
+def truth(tree: Topology, levels: Levels) -> float:
+    """Expected accept length, bonus counted."""
+    return 1 + sum(float(np.prod([levels[i][rank] for i, rank in enumerate(path)])) for path in tree.paths)
+
+
+def played(policy: Adaptive, gears: Gears, path: tuple[int, ...], us: dict[str, float], length: int = 100) -> Outcome:
+    """One step of a text whose truth is ``path``: chosen, run in the time that it takes, observed."""
+    chosen = policy.choose(length)
+    assert chosen is not None
+    shape = gears.shape[gears.number[chosen.name]]
+    accepted = inside(gears.forest.shapes[shape][0], path) if shape >= 0 else ()
+    outcome = Outcome(chosen, length, accepted, len(accepted) + 1, verify_us=us[chosen.name])
+    policy.observe(outcome)
+    return outcome

@@ -1,0 +1,76 @@
+"""What a step of every gear takes on this machine, behind texts of two lengths, in seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from draftwood.planning import StepTime
+
+if TYPE_CHECKING:
+    from draftwood.manifest import Gear
+    from draftwood.runtime.engines import StagedEngine
+    from draftwood.runtime.sequence import SequenceState
+
+# Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
+PLACES = (0.2, 0.8)
+# Rows that a draft finds to be written, as many as a step accepts or so.
+ACCEPTED = 3
+LEAST_ROUNDS = 5
+
+
+def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
+    """Times every gear for about ``seconds`` in all, in turns, so that a drift hits all of them; medians.
+
+    What a step does on the host beside its graphs (the draw, the walk) is counted, too.
+    """
+    texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
+    caches = {key: _filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    began = time.perf_counter()
+    rounds = -1  # the first one opens graphs
+    while rounds < LEAST_ROUNDS or time.perf_counter() - began < seconds:
+        for gear, length in texts:
+            us = _step_us(engine, caches[gear.slots, length], gear)
+            if rounds >= 0:
+                found[gear.name, length].append(us)
+        rounds += 1
+    return [
+        StepTime(gear=gear.name, length=length, us=round(float(np.median(found[gear.name, length])), 2))
+        for gear, length in texts
+    ]
+
+
+def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
+    rows = next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
+    return sorted({max(1, int((gear.slots - 2 - rows) * place)) for place in PLACES})
+
+
+def _filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
+    """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
+    state = engine.begin(slots)
+    drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.draft), None)
+    if drafting is None or length <= ACCEPTED:
+        engine.prefill(state, np.zeros(length, np.int64))
+        return state
+    engine.prefill(state, np.zeros(length - ACCEPTED, np.int64))
+    engine.draft([state], drafting)
+    engine.prefill(state, np.zeros(ACCEPTED, np.int64))
+    return state
+
+
+def _step_us(engine: StagedEngine, state: SequenceState, gear: Gear) -> float:
+    """All of a step but its commit, which a text that is timed again must not have."""
+    from draftwood.runtime.step import accept
+
+    began = time.perf_counter_ns()
+    drafts = engine.draft([state], gear)
+    output = engine.verify([state], drafts)
+    accept(state, drafts[0], output.logits_BRV[0])
+    took = (time.perf_counter_ns() - began) / 1000
+    state.rollback(state.length)
+    return took

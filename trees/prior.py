@@ -1,0 +1,119 @@
+"""What a run should believe of a text before its first step, from counted contexts: kinds of text, easy to hard.
+
+Texts differ more from each other than their steps do. Of each text there is thought to be an *ease*, which moves every
+node alike: the log-odds of each question "is the next token this candidate, given that it is none of the better ones?"
+are those that were counted, plus the ease (the model of Rasch, 1960, with nodes for items). A class is a value of it.
+
+Shape suffixes: F folds, T rows of the union of all trees, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.trees.calibration import Contexts
+from draftwood.trees.confidence import split
+from draftwood.trees.measure import visits
+from draftwood.trees.topology import Topology
+
+# Values of the ease in log-odds, and how frequent they are thought to be.
+EASES = (-2.4, -1.2, 0.0, 1.2, 2.4)
+WEIGHTS = (0.1, 0.2, 0.4, 0.2, 0.1)
+# A node that was seldom asked for is thought to be like its level's node of equal rank, and that like its rank, with
+# the weight of so many questions.
+SHRINKAGE = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPrior:
+    """Hazards by class, confidence class and path; the meaning is that of the bundle's ``Prior``."""
+
+    paths: tuple[tuple[int, ...], ...]
+    confidence: tuple[float, ...]
+    weights: tuple[float, ...]
+    hazards: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def value(self) -> dict[str, Any]:
+        """As plain values, keys as in a plan and in a manifest."""
+        classes = [
+            {"weight": weight, "hazards": [list(row) for row in hazards]}
+            for weight, hazards in zip(self.weights, self.hazards, strict=True)
+        ]
+        return {"paths": [list(path) for path in self.paths], "confidence": list(self.confidence), "classes": classes}
+
+
+def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[int, ...]) -> CountedPrior:
+    """The prior of contexts over all nodes of ``trees``; without any node, a prior of no paths."""
+    union = Topology.from_paths({path for tree in trees for path in tree.paths})
+    parts = split(contexts, bounds)
+    total = sum(part.total for part in parts)
+    every_T = sum((visits(part, union).sum(0) for part in parts), np.zeros(union.rows))
+    pooled = _odds(union, every_T, _by_rank(union, every_T))
+    odds = [_odds(union, visits(part, union).sum(0), pooled) for part in parts]
+    shares = tuple(part.total / total if total else 1 / len(parts) for part in parts)
+    return CountedPrior(
+        paths=union.paths,
+        confidence=_rounded(shares),
+        weights=WEIGHTS,
+        hazards=tuple(tuple(_hazards(union, one, ease) for one in odds) for ease in EASES),
+    )
+
+
+def _questions(tree: Topology, visits_T: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How often each row was asked for, being none of its elder siblings, and how often it was the answer."""
+    asked_T = np.zeros(tree.rows)
+    for row in range(tree.rows):
+        left = visits_T[row]
+        for child in tree.children(row):
+            asked_T[child] = left
+            left -= visits_T[child]
+    return asked_T, visits_T
+
+
+def _by_rank(tree: Topology, visits_T: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The log-odds of rows of equal rank taken together, and of equal rank and depth behind them."""
+    asked_T, taken_T = _questions(tree, visits_T)
+    ranks_T, depths_T = np.array(tree.ranks), np.array(tree.depths)
+    found_T = np.full(tree.rows, 0.5)
+    for rank in range(tree.width):
+        rows = (ranks_T == rank) & (depths_T > 0)
+        found_T[rows] = (taken_T[rows].sum() + 1) / (asked_T[rows].sum() + 2)
+        for depth in range(1, tree.depth + 1):
+            level = rows & (depths_T == depth)
+            found_T[level] = _shrunk(taken_T[level].sum(), asked_T[level].sum(), found_T[level])
+    return _logit(found_T)
+
+
+def _odds(tree: Topology, visits_T: NDArray[np.float64], like_T: NDArray[np.float64]) -> NDArray[np.float64]:
+    asked_T, taken_T = _questions(tree, visits_T)
+    return _logit(_shrunk(taken_T, asked_T, 1 / (1 + np.exp(-like_T))))
+
+
+def _shrunk(taken: Any, asked: Any, like: Any) -> Any:
+    return (taken + SHRINKAGE * like) / (asked + SHRINKAGE)
+
+
+def _logit(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    share = np.clip(share, 1e-4, 1 - 1e-4)
+    return np.log(share / (1 - share))
+
+
+def _hazards(tree: Topology, odds_T: NDArray[np.float64], ease: float) -> tuple[float, ...]:
+    """The probability of each row's rank, its parent given."""
+    yes_T = 1 / (1 + np.exp(-(odds_T + ease)))
+    hazard_T = np.zeros(tree.rows)
+    for row in range(tree.rows):
+        left = 1.0
+        for child in tree.children(row):
+            hazard_T[child] = left * yes_T[child]
+            left -= hazard_T[child]
+    return _rounded(hazard_T[1:].tolist())
+
+
+def _rounded(shares: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(float(share), 6) for share in shares)
