@@ -16,7 +16,7 @@ from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
 from draftwood.planning import Planning
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -109,7 +109,7 @@ class Gear(_Struct, frozen=True):
     slots: Size
     graph: Name
     draft: Name | None
-    class_trees: tuple[Name, ...] = ()
+    class_trees: tuple[Name, ...]
 
 
 class Dims(_Struct, frozen=True):

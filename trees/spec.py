@@ -50,10 +50,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class GearSpec:
-    """A gear to build: names of its trees by confidence class, and its KV length."""
+    """A gear to build: names of its trees by confidence class, its KV length, and what a plan says its steps take.
+
+    ``times`` are pairs of a text's length and seconds.
+    """
 
     trees: tuple[str, ...]
     slots: int
+    times: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,9 @@ def read_specs(text: str) -> Specs:
     plan = plans[0]
     names: dict[Topology | Budget, str] = {tree: name for name, tree in trees}
     own = {name: names[tree] for name, tree in plan.trees}
-    gears = [GearSpec(("plain",), slots) for slots in sorted(plan.plain)] if plan.gears else []
+    gears = [GearSpec(("plain",), slots, times) for slots, times in sorted(plan.plain.items())] if plan.gears else []
     drafting = [gear for gear in plan.gears if any(own[name] != "plain" for name in gear.trees)]
-    gears += [GearSpec(tuple(own[name] for name in gear.trees), gear.slots) for gear in drafting]
+    gears += [GearSpec(tuple(own[name] for name in gear.trees), gear.slots, gear.times) for gear in drafting]
     return Specs(trees, tuple(gears), plan if len(plans) == 1 else None)
 
 

@@ -27,17 +27,10 @@ def planning_of(plan: ReadPlan, gears: Sequence[GearSpec]) -> Planning:
     Raises:
         TreeError: priors that are none.
     """
-    times: dict[tuple[tuple[str, ...], int], tuple[tuple[int, float], ...]]
-    times = {(("plain",), slots): found for slots, found in plan.plain.items()}
-    # Gears of a plan keep their order behind plain decoding's (`read_specs`).
-    drafting = [gear for gear in gears if gear.trees != ("plain",)]
-    planned = [gear for gear in plan.gears if any(name != "plain" for name in gear.trees)]
-    pairs = zip(drafting, planned, strict=bool(plan.gears))
-    times |= {(ours.trees, ours.slots): theirs.times for ours, theirs in pairs}
     steps = [
         StepTime(gear=name, length=length, us=round(seconds * 1e6, 3))
         for gear, name in zip(gears, gear_names(gears), strict=True)
-        for length, seconds in times.get((gear.trees, gear.slots), ())
+        for length, seconds in gear.times
     ]
     value = {"bounds": plan.bounds, **plan.priors, "times": steps}
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.trees.spec import Specs
+    from draftwood.trees.spec import GearSpec, Specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv",
         metavar="C[,C...]",
-        help="KV lengths in slots, multiples of 128 (default: those of the plan, or 1024)",
+        help="KV lengths in slots, multiples of 128: every tree at each (default: the plan's gears, or 1024)",
     )
     parser.add_argument("--prefill", default="32,128", metavar="T[,T...]", help="prefill chunks in tokens")
     parser.add_argument("--target", default="onnx", metavar="T[,T...]", help="onnx: for CPUs; ge: for Ascend NPUs")
@@ -60,11 +60,19 @@ def parse_sizes(flag: str, text: str) -> tuple[int, ...]:
 
 def lengths(specs: Specs, kv: str | None) -> tuple[int, ...]:
     """KV lengths: those that the plan has gears for, or those that were asked for."""
-    if not specs.gears:
+    if kv is not None or not specs.gears:
         return parse_sizes("--kv", kv or "1024")
-    if kv is not None:
-        raise RequestError(f"--kv {kv}: the plan has KV lengths of its own; leave --kv out, or plan without --latency")
     return tuple(sorted({gear.slots for gear in specs.gears}))
+
+
+def gears_of(specs: Specs, kv: str | None) -> tuple[GearSpec, ...]:
+    """The plan's gears and no others; or its trees at each KV length that was asked for, without step times."""
+    from draftwood.trees.spec import GearSpec
+
+    if kv is None:
+        return specs.gears
+    trees = dict.fromkeys(gear.trees for gear in specs.gears)
+    return tuple(GearSpec(names, slots) for names in trees for slots in parse_sizes("--kv", kv))
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
@@ -90,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         drafter=resolve(args.drafter) if args.drafter else None,
         trees=specs.trees,
         slots=lengths(specs, args.kv),
-        gears=specs.gears,
+        gears=gears_of(specs, args.kv),
         plan=specs.plan,
         prefill_rows=parse_sizes("--prefill", args.prefill),
         targets=parse_targets(args.target),

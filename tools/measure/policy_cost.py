@@ -30,7 +30,7 @@ def measure(rows: list[int], steps: int) -> dict[str, float]:
     names = ["plain", *(f"tree-{count}" for count in rows)]
     drafts = [None, *("draft" for _ in rows)]
     gears = [
-        Gear(name=name, tree=name, slots=1 << 20, graph="", draft=draft)
+        Gear(name=name, tree=name, slots=1 << 20, graph="", draft=draft, class_trees=())
         for name, draft in zip(names, drafts, strict=True)
     ]
     times = [StepTime(gear=name, length=0, us=1500.0 if i else 1000.0) for i, name in enumerate(names)]

@@ -16,7 +16,7 @@ Levels = Sequence[Sequence[float]]
 
 
 def gear(name: str, slots: int = 4096, draft: str | None = "draft") -> Gear:
-    return Gear(name=name, tree=name, slots=slots, graph=name, draft=draft)
+    return Gear(name=name, tree=name, slots=slots, graph=name, draft=draft, class_trees=())
 
 
 def gears_of(
