@@ -1,7 +1,7 @@
 """One text from prompt to end: prefill, then steps until it stops; and several texts side by side.
 
-What a step does is in `draftwood.runtime.step`. The token at a position is drawn by the seed and the position alone,
-so the text is the same for every gear and policy, plain decoding included.
+What a step does is in `draftwood.runtime.speculation.step`. The token at a position is drawn by the seed and the
+position alone, so the text is the same for every gear and policy, plain decoding included.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Outcome, Policy
-from draftwood.runtime.sampling import Sampling
-from draftwood.runtime.step import StepOutcome
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.step import StepOutcome
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.trace import StepEvent, StepKind, Trace
 

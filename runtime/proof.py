@@ -18,8 +18,8 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.policy import PLAIN
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, accept
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, accept
 from draftwood.trees import TreeBuffers
 
 # T tree rows, n tokens of a text, V vocabulary

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Sequence
 
 from draftwood.errors import RequestError
-from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.text.tokenizer import Tokenizer
 
 # Longest run of byte tokens that is waited for before its whole characters are released; see _Window.
 _RUN_LIMIT = 32

@@ -11,6 +11,8 @@ import networkx
 import pytest
 
 import draftwood
+from draftwood.tools.show.imports import circles, room_imports
+from draftwood.tools.show.imports import modules as modules_by_name
 
 PACKAGE = Path(draftwood.__file__).parent
 FACE = PACKAGE / "__init__.py"
@@ -111,6 +113,11 @@ def test_importing_the_package_imports_next_to_nothing(python: Callable[..., str
 def test_no_files_import_each_other() -> None:
     circles = {frozenset(found) for found in networkx.strongly_connected_components(import_graph()) if len(found) > 1}
     assert not circles
+
+
+def test_no_rooms_import_each_other_but_those_of_the_tools() -> None:
+    rings = circles(room_imports(modules_by_name()))
+    assert [ring for ring in rings if not all(name.split("/")[0] == "tools" for name in ring)] == []
 
 
 def test_a_build_goes_one_way() -> None:

@@ -12,7 +12,7 @@ from draftwood.files import read_text
 from draftwood.manifest import Gear, GraphSignature, Manifest, Tree, read_manifest
 from draftwood.runtime.bundle import files, graphs, references, weights
 from draftwood.runtime.bundle.remembered import Files
-from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.trees import Topology, TreeBuffers
 from draftwood.trees.frozen import thaw
 

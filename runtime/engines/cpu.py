@@ -11,9 +11,9 @@ from draftwood.manifest import GraphSignature, cache_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine, one_row
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session
-from draftwood.runtime.kv_cache import Buffer, KvCache
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, TeacherOutput
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
 # T new rows, P moved rows, W = P + T, S = slots seen, R rows with logits, F features
 

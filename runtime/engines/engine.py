@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.drafting import Drafting
-from draftwood.runtime.kv_cache import Buffer, Zeros, host_zeros
-from draftwood.runtime.sampling import Sampling, draw
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, StepOutcome, StepTimes, TeacherOutput, speculative_step
+from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.drafting import Drafting
+from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.runtime.speculation.sampling import Sampling, draw
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, StepOutcome, StepTimes, TeacherOutput, speculative_step
 
 # B sequences, T tree rows, n prompt tokens
 

@@ -12,7 +12,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
-from draftwood.runtime.kv_cache import Buffer, host_zeros
+from draftwood.runtime.speculation.kv_cache import Buffer, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 _shared = False

@@ -17,9 +17,9 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine, one_row
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
-from draftwood.runtime.kv_cache import Buffer, KvCache, Zeros
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, TeacherOutput
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.trees import TreeBuffers
 
 # T rows of a graph, n tokens of a text

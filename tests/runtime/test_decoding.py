@@ -12,7 +12,7 @@ from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 
 SAMPLINGS = {

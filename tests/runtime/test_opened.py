@@ -17,7 +17,7 @@ from draftwood.runtime.engines import engine_names, open_engine, register
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood.runtime import step
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Policies
+from draftwood.runtime.speculation import step
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command

@@ -16,7 +16,7 @@ from draftwood.manifest import File
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.measure.npu_probe import probe
 from draftwood.tools.measure.traffic import widest_gear

@@ -20,7 +20,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import FixedTree, policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools import cli
 from draftwood.tools.comparison import single
 from draftwood.tools.measure.traffic import widest_gear

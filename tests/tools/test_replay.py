@@ -14,7 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Gears, Outcome, Policies, policy_for
 from draftwood.runtime.policy.tuned import keep_times, tuned_file, tuned_times
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.measure.replay import Replay, Text, read_surveys, report

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
 from draftwood.errors import RequestError
-from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.training import quality, rank_paths
 from draftwood.tools.training.corpus import Row, read_folder, read_rows
 from draftwood.tools.training.distill import distill

@@ -78,7 +78,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines import open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.sampling import Sampling
+    from draftwood.runtime.speculation.sampling import Sampling
     from draftwood.tools.measure.traffic import count_traffic
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.single import Rows
 from draftwood.trees import TreeBuffers, require

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.step import Draft
+from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.compare import Pair, compare_drafts, relative_difference
 from draftwood.trees import TreeBuffers

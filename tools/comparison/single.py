@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, TeacherOutput
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.trees import TreeBuffers
 
 # T tree rows, R rows with logits, V vocabulary, F features, n tokens

@@ -24,7 +24,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.calibrate import figures, import_paths
 from draftwood.tools.commands.plan import read_latency, realised_figures

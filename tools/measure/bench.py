@@ -18,7 +18,7 @@ import numpy as np
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policies
-from draftwood.runtime.sampling import margin
+from draftwood.runtime.speculation.sampling import margin
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison import single
 from draftwood.tools.prompts import Prompt

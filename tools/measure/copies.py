@@ -20,7 +20,7 @@ import numpy as np
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
-from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.tools.comparison import single
 from draftwood.tools.script import refusing
 

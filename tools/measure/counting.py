@@ -20,7 +20,7 @@ import numpy as np
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.environment import hide_torch_npu
 from draftwood.errors import RequestError
-from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.prompts import Prompt
 from draftwood.tools.training.visited import REFERENCE_ROWS, path_of, visited
 from draftwood.trees.calibration import Calibration

@@ -25,7 +25,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.tools.comparison import single
 from draftwood.tools.measure.machine import memory, processor
 from draftwood.tools.measure.traffic import widest_gear

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines import StagedEngine
-    from draftwood.runtime.step import Draft
+    from draftwood.runtime.speculation.step import Draft
 
 
 def survey(engine: StagedEngine, prompt: Sequence[int], options: Options, times: Sequence[StepTime]) -> Trace:

@@ -14,7 +14,7 @@ from draftwood.planning import StepTime
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
     from draftwood.runtime.engines import StagedEngine
-    from draftwood.runtime.sequence import SequenceState
+    from draftwood.runtime.speculation.sequence import SequenceState
 
 # Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
 PLACES = (0.2, 0.8)
@@ -65,7 +65,7 @@ def _filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
 
 def _step_us(engine: StagedEngine, state: SequenceState, gear: Gear) -> float:
     """All of a step but its commit, which a text that is timed again must not have."""
-    from draftwood.runtime.step import accept
+    from draftwood.runtime.speculation.step import accept
 
     began = time.perf_counter_ns()
     drafts = engine.draft([state], gear)

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
     from draftwood.runtime.engines import StagedEngine
-    from draftwood.runtime.sequence import SequenceState
+    from draftwood.runtime.speculation.sequence import SequenceState
     from draftwood.trees import RankPaths
 
 COMMITTED = 200  # tokens of text behind which steps are timed

@@ -25,7 +25,7 @@ from draftwood.errors import RequestError, TreeError
 from draftwood.files import open_regular, read_regular
 from draftwood.manifest import DAMAGED, cache_names
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.compare import host
 from draftwood.tools.comparison.single import Rows

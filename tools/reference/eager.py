@@ -16,9 +16,9 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.engine import one_row
-from draftwood.runtime.kv_cache import KvCache, Zeros
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, TeacherOutput
+from draftwood.runtime.speculation.kv_cache import KvCache, Zeros
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
 
 class EagerEngine(StagedEngine):

@@ -14,9 +14,9 @@ from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy
-from draftwood.runtime.sampling import Sampling, draw, margin
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, StepOutcome, TeacherOutput, speculative_step
+from draftwood.runtime.speculation.sampling import Sampling, draw, margin
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, StepOutcome, TeacherOutput, speculative_step
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.single import Rows, rows_of
 from draftwood.tools.measure.bench import logit_noise, tolerance

@@ -13,8 +13,8 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import one_row
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft, TeacherOutput
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.comparison.single import rows_of
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.dump import StepDump, observed

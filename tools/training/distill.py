@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
-from draftwood.runtime.tokenizer import Tokenizer
+from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher

@@ -37,7 +37,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.commands.profile import parse_drafter
 from draftwood.tools.demo.widen import widen, widen_drafter

@@ -12,7 +12,7 @@ from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 

@@ -15,7 +15,7 @@ from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import Expected, Gears, Outcome, Policies, Policy, policy_for
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=11)}

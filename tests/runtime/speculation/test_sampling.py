@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftwood.errors import NumericError, RequestError
-from draftwood.runtime.sampling import Sampling, distribution, draw, margin, uniform
+from draftwood.runtime.speculation.sampling import Sampling, distribution, draw, margin, uniform
 
 SETTINGS = [
     pytest.param(Sampling(temperature=1.0), id="temperature"),
@@ -157,7 +157,7 @@ def test_a_tiny_temperature_is_greedy():
 
 
 def test_the_end_of_the_cdf_falls_on_a_token_that_can_be_drawn(monkeypatch):
-    monkeypatch.setattr("draftwood.runtime.sampling.uniform", lambda seed, position: 1 - 2.0**-53)
+    monkeypatch.setattr("draftwood.runtime.speculation.sampling.uniform", lambda seed, position: 1 - 2.0**-53)
     for seed in range(20):
         logits = np.append(random_logits(1000, seed), np.float32(-np.inf))
         assert draw(logits, Sampling(temperature=1), 0) <= 999

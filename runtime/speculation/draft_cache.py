@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Drafter
-from draftwood.runtime.kv_cache import Zeros, grown
+from draftwood.runtime.speculation.kv_cache import Zeros, grown
 
 # n waiting rows, F features, K key/value heads, C slots, D head dimension
 

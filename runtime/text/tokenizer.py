@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Vocabulary
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.files import read_text
-from draftwood.runtime.chat import bounded, check_messages, compile_template
+from draftwood.runtime.text.chat import bounded, check_messages, compile_template
 
 _Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
-from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.sampling import Sampling
+from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.sampling import Sampling
 
 # n committed tokens, T tree rows, F features
 

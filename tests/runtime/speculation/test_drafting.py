@@ -7,17 +7,17 @@ import pytest
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims, Drafter
-from draftwood.runtime import drafting
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.draft_cache import DraftCache
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.runtime.kv_cache import KvCache
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.sampling import Sampling
-from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.speculation import drafting
+from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.kv_cache import KvCache
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison import single
 from draftwood.trees import violations

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.draft_cache import DraftCache
-from draftwood.runtime.kv_cache import Buffer
-from draftwood.runtime.sequence import SequenceState
-from draftwood.runtime.step import Draft
+from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import TreeBuffers, tree_tokens
 
 # T tree rows, M = T - 1 draft nodes, I levels, K candidates, P rows of a draft graph, F features

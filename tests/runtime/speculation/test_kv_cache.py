@@ -3,7 +3,7 @@ import pytest
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims
-from draftwood.runtime.kv_cache import KvCache
+from draftwood.runtime.speculation.kv_cache import KvCache
 
 DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
 

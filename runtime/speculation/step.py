@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.sampling import draw
-from draftwood.runtime.sequence import SequenceState
+from draftwood.runtime.speculation.sampling import draw
+from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.trees import Accepted, TreeBuffers, walk
 
 # B sequences, T tree rows, M = T - 1 draft nodes, R rows with logits, V vocabulary, F features
