@@ -10,8 +10,6 @@ import math
 
 import msgspec
 
-from draftwood.errors import TreeError
-
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
@@ -86,18 +84,6 @@ class Planning(_Struct, frozen=True):
     def prior(self, greedy: bool) -> Prior:
         """What was counted of a sampling class, or of the other one where that is all there is."""
         return self.greedy if greedy or self.sampled is None else self.sampled
-
-
-def planning_from(text: bytes, where: str) -> Planning:
-    """Reads what ``msgspec.json.encode`` wrote of a planning.
-
-    Raises:
-        TreeError: it is something else.
-    """
-    try:
-        return msgspec.json.decode(text, type=Planning)
-    except msgspec.DecodeError as error:
-        raise TreeError(f"{where}: {error}") from error
 
 
 def _check_distribution(name: str, shares: tuple[float, ...]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwood.runtime.policy.prior import Tables
 
@@ -192,8 +191,3 @@ class Estimate:
         np.add.reduceat(self._log_X, forest.starts_N, out=self._reach_N)
         np.exp(self._reach_N, out=self._reach_N)
         factor[2 * nodes :] = 1.0
-
-
-def mixture_tokens(tables: Tables, weights: list[float]) -> NDArray[np.float64]:
-    """float64[S]: accept lengths by the classes alone, as ``weights`` say."""
-    return np.asarray(weights) @ tables.tokens_CS
