@@ -212,7 +212,7 @@ def draft(teacher: Path, drafter: Path, context: torch.Tensor) -> tuple[torch.Te
     sources = Sources.open(BuildRequest(model=teacher, drafter=drafter, trees=trees, slots=(128,)))
     weights = {entry.name: entry.read() for entry in sources.weights(128)}
     floats = {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}
-    config, drafter_kind = sources.teacher.config, sources.kind
+    config, drafter_kind = sources.teacher.config, sources.draft_model
     decoder, module = load_modules(floats, config, drafter_kind)
     rows, text = len(context), torch.arange(len(context))
     caches = [torch.zeros(config.kv_heads * 128, config.head_dim) for _ in range(2 * config.layers)]

@@ -57,7 +57,7 @@ def lower_tiny(source: Path) -> Lowered:
     sizes = StepSizes(branch_rows=7, path_rows=4, dtype="bfloat16")
     airs, signatures = {}, {}
     steps = static_steps(request.shapes, sizes, modules[0], decode_rows=2)
-    for step in [*steps, *draft_steps(request.shapes, sizes, sources.kind, modules, static=True)]:
+    for step in [*steps, *draft_steps(request.shapes, sizes, sources.draft_model, modules, static=True)]:
         with mode:
             program = trace(step)
         name = step.signature.name
