@@ -12,10 +12,10 @@ from draftwood.manifest import Manifest
 from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
-from draftwood.runtime.engines import Engine, default_engine, open_engine
+from draftwood.runtime.engines import Engine, default_engine
 from draftwood.runtime.policy import Policies, Policy, PolicyName
 from draftwood.runtime.policy.tuned import tuned_times
-from draftwood.runtime.proof import prove
+from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.trace import Trace
 
 # Text to continue, chat messages, or token ids.
@@ -116,21 +116,6 @@ def open_bundle(
     bundle = Bundle.open(Path(folder), verify)
     times = tuned_times(bundle, engine or default_engine(bundle), threads)
     return OpenedBundle(bundle, proved_engine(bundle, engine, threads), times)
-
-
-def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
-    """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
-
-    Raises:
-        BundleError: a gear does not give what plain decoding gives.
-        RequestError: no such engine or device.
-    """
-    name = name or default_engine(bundle)
-    engine = open_engine(bundle, name, threads)
-    if not bundle.files.proved(f"decoding {name}"):
-        prove(engine)
-        bundle.files.remember(f"decoding {name}")
-    return engine
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

@@ -1,5 +1,6 @@
 """The quick proof: passes on what was built, refuses an engine or a graph that decodes something else."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 
 import draftwood
 from draftwood.errors import BundleError
-from draftwood.runtime import opened
+from draftwood.runtime import proving
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.proof import prove
+from draftwood.runtime.proving import _prove_apart as prove_apart
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +60,49 @@ def test_a_dropped_commit_is_refused(bundles: dict[str, Bundle]) -> None:
         prove(engine)
 
 
-def test_opening_proves_once(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The engines of the proofs that run apart, on a machine that has proved nothing yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    proofs: list[str] = []
-    monkeypatch.setattr(opened, "prove", lambda engine: proofs.append(type(engine).__name__))
+    asked: list[str] = []
+
+    def noted(bundle: Bundle, name: str, threads: int | None) -> bool:
+        asked.append(name)
+        return prove_apart(bundle, name, threads)
+
+    monkeypatch.setattr(proving, "_prove_apart", noted)
+    return asked
+
+
+def test_opening_proves_once(tiny_bundle: Path, proofs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "prove", lambda engine: proofs.append("here"))
     for engine in ("cpu", "cpu", "static"):
         draftwood.open(tiny_bundle, engine=engine, threads=1).close()
-    assert proofs == ["CpuEngine", "OnnxStaticEngine"]
+    assert proofs == ["cpu", "static"]
+
+
+def test_without_an_interpreter_the_proof_runs_here(
+    tiny_bundle: Path, proofs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(proving, "prove", lambda engine: proofs.append("here"))
+    draftwood.open(tiny_bundle, engine="cpu", threads=1).close()
+    assert proofs == ["cpu", "here"]
+
+
+@pytest.mark.parametrize(
+    ("child", "line"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "ends the process \\(SIGFPE\\)"),
+        ("import sys; print('gear x gives tokens'); sys.exit(3)", "gear x gives tokens"),
+    ],
+    ids=["abort", "refusal"],
+)
+def test_what_ends_a_proof_is_one_line_here(
+    tiny_bundle: Path, proofs: list[str], monkeypatch: pytest.MonkeyPatch, child: str, line: str
+) -> None:
+    monkeypatch.setattr(proving, "_CHILD", child)
+    for _ in range(2):  # not remembered
+        with pytest.raises(BundleError, match=line):
+            draftwood.open(tiny_bundle, engine="cpu", threads=1)
+    assert proofs == ["cpu", "cpu"]

@@ -1,0 +1,79 @@
+"""Where the quick proof of a first opening runs: in a process of its own, or in this one.
+
+A graph that was changed inside can end its process from within onnxruntime (a division by zero in an operator's shape
+arithmetic is a signal, not an exception), and a program that opens a bundle must survive that with one clear line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from draftwood.errors import BundleError, UserError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import default_engine, open_engine
+from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.proof import prove
+
+# The engines that open in less than a second; a device is not opened twice.
+_APART = ("cpu", "static")
+_REFUSED = 3
+_CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(*sys.argv[1:]))"
+
+
+def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
+    """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
+
+    Raises:
+        BundleError: a gear does not give what plain decoding gives, or ends the process that runs it.
+        RequestError: no such engine or device.
+    """
+    name = name or default_engine(bundle)
+    if bundle.files.proved(f"decoding {name}"):
+        return open_engine(bundle, name, threads)
+    apart = name in _APART and _prove_apart(bundle, name, threads)
+    engine = open_engine(bundle, name, threads)
+    if not apart:
+        prove(engine)
+    bundle.files.remember(f"decoding {name}")
+    return engine
+
+
+def main(folder: str, name: str, threads: str) -> int:
+    """The process of its own: 0 where the proof passes; a refusal goes to standard output."""
+    try:
+        prove(open_engine(Bundle.open(Path(folder), "fast"), name, int(threads) or None))
+    except UserError as error:
+        sys.stdout.write(f"{error}\n")
+        return _REFUSED
+    return 0
+
+
+def _prove_apart(bundle: Bundle, name: str, threads: int | None) -> bool:
+    """Whether the proof ran in a process of its own, and passed; BundleError where it did not pass."""
+    words = [sys.executable, "-P", "-c", _CHILD, str(bundle.folder), name, str(threads or 0)]
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    try:
+        ended = subprocess.run(
+            words, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except OSError:  # no interpreter to start, as in a program that was frozen into one file, or no memory for it
+        return False
+    if ended.returncode == _REFUSED:
+        raise BundleError(ended.stdout.decode(errors="replace").strip())
+    if ended.returncode < 0:
+        raise BundleError(
+            f"{bundle.folder}: running its graphs ends the process ({_signal(-ended.returncode)}); expected one step of"
+            " every gear; build it again, or free memory if there is too little"
+        )
+    return ended.returncode == 0
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
