@@ -20,8 +20,6 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
-from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -71,23 +69,17 @@ class Wrong(Exception):
 
 def bundle(folder: Path, rng: random.Random) -> str:
     """Opens a bundle and decodes with every gear: the same text or the same refusal as plain decoding."""
-    opened = open_bundle(folder)
-    if opened.tokenizer is not None:
-        opened.tokenizer.decode(opened.tokenizer.encode("the cat"))
-    engine: Engine = (OnnxStaticEngine if rng.random() < 0.3 else CpuEngine)(opened, threads=1)
-    plain = _text(engine, opened, None)
-    for gear in opened.manifest.gears:
-        if gear.draft is not None and (found := _text(engine, opened, gear.name)) != plain:
-            raise Wrong(f"gear {gear.name}: {found}, plain decoding: {plain}")
+    with draftwood.open(folder, engine="static" if rng.random() < 0.3 else "cpu", threads=1) as opened:
+        bundle, engine = opened.bundle, opened.engine
+        if bundle.tokenizer is not None:
+            bundle.tokenizer.decode(bundle.tokenizer.encode("the cat"))
+        plain = _text(engine, bundle, None)
+        for gear in bundle.manifest.gears:
+            if gear.draft is not None and (found := _text(engine, bundle, gear.name)) != plain:
+                raise Wrong(f"gear {gear.name}: {found}, plain decoding: {plain}")
     if isinstance(plain, str):
         raise UserError(plain)
     return f"{len(plain)} tokens"
-
-
-def open_bundle(folder: Path) -> Bundle:
-    """As a user's program opens it: by the package's own function where there is one, with all that it proves."""
-    opened = getattr(draftwood, "open", Bundle.open)(folder)
-    return getattr(opened, "bundle", opened)
 
 
 def _prompt(opened: Bundle) -> list[int]:
