@@ -35,8 +35,7 @@ CANARY = "CANARY"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``seeds`` names the folders of which one is linked into a case; ``share`` is how often it is drawn.
-    """
+    """``seeds`` names the folders of which one is linked into a case; ``share`` is how often it is drawn."""
 
     name: str
     seeds: tuple[str, ...]
