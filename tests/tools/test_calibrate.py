@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
 from draftwood.tools.cli import main
 from draftwood.tools.commands.calibrate import parse_temperatures
 from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
+from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.training.visited import visited
 from draftwood.trees.calibration import Calibration
@@ -172,7 +174,8 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     options = [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "24"]
     assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert main(["bench", *options, "--json"]) == 0
+    widest = ["--policy", "fixed", "--gear", widest_gear(Bundle.open(tiny_bundle))]
+    assert main(["bench", *options, *widest, "--json"]) == 0
     turns = json.loads(capsys.readouterr().out)["per_turn"]
     accepted = [length for turn in turns for length in turn["accepted"]]
     counted = read_calibration(stats)
