@@ -42,6 +42,7 @@ def test_a_replayed_gear_accepts_what_it_accepted_live(engine: CpuEngine, sampli
     survey(engine, prompt, options, times).write(tmp_path / "a.jsonl")
     gears, (text,) = read_surveys([tmp_path / "a.jsonl"])
     assert text.greedy == sampling.greedy and len(text.events) == 59
+    drafter = engine.bundle.manifest.drafter
     surveyed = engine.bundle.trees[engine.bundle.gear(widest_gear(engine.bundle)).tree][0].paths
     for gear in (gear for gear in engine.bundle.manifest.gears if gear.slots == 128):
         trace, replayed = Trace(), Trace()
@@ -50,7 +51,9 @@ def test_a_replayed_gear_accepts_what_it_accepted_live(engine: CpuEngine, sampli
         found = Replay(gears).run(_Noted(Replay(gears).policy(gear.name, text), replayed := []), text)
         known = next((i for i, (_, path) in enumerate(live) if path and path not in surveyed), len(replayed) - 1)
         assert [(one.length, one.path) for one in replayed][:known] == live[:known] and known > 5
-        assert found.steps == len(replayed) and found.unknown < found.steps
+        assert found.steps == len(replayed)
+        # EAGLE-3 ranks no levels: where the survey's tree ends, another's next tokens are unknown.
+        assert found.unknown <= found.steps / 2 or drafter.kind == "eagle3"
 
 
 class _Noted:
