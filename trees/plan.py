@@ -179,13 +179,8 @@ def make_plan(
     """
     greedy, calibration = calibration, _together(calibration, sampled)
     counted, tuning, heldout = (calibration.part(part) for part in ("counted", "tuning", "heldout"))
-    if limits.gears < 1:
-        raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {limits.gears}")
-    if calibration.contexts.total and not counted.total:
-        raise TreeError(f"plan: all {calibration.contexts.total} contexts are held out; calibrate on more text")
+    _check(calibration, counted, limits)
     shrinkage = shrink(counted, tuning, limits.nodes, limits.depth, limits.children)
-    if not counted.width:
-        raise TreeError("plan: in no counted context was the truth a candidate; there is no tree to plan")
     bounds = best_bounds(counted, classes, limits.nodes, limits.depth, limits.children)
     parts = (counted, heldout)
     if table is None:
@@ -195,7 +190,6 @@ def make_plan(
     gears = [equal_rows(gear) for gear in gears]
     every = [tree for gear in gears for tree in gear.trees]
     trees = _named_trees(gears, parts, bounds)
-    paths = shrinkage.search.paths(limits.nodes)
     largest = max(gear.rows for gear in gears) - 1 or limits.nodes
     others = baselines(counted, largest, limits.depth, limits.children)
     if bounds:
@@ -210,7 +204,9 @@ def make_plan(
         gears=tuple(_planned_gear(gear, trees, parts, bounds, table) for gear in gears),
         cost=cost,
         curve=_padded(search(counted, limits.nodes, limits.depth, limits.children).curve(), limits.nodes),
-        curve_heldout=_padded(curve(heldout, paths), limits.nodes) if heldout.total else (),
+        curve_heldout=_padded(curve(heldout, shrinkage.search.paths(limits.nodes)), limits.nodes)
+        if heldout.total
+        else (),
         baselines=tuple(
             Baseline(name, tree, _promise((tree,), parts, ()), _alone(tree, counted, table, limits))
             for name, tree in others.items()
@@ -219,6 +215,15 @@ def make_plan(
         sampled=counted_prior(sampled.part("counted"), every, bounds) if sampled else None,
         plain={slots: _times(Gear(1, slots, (Topology.plain(),)), table) for slots in _lengths(gears)} if table else {},
     )
+
+
+def _check(calibration: Calibration, counted: Contexts, limits: Limits) -> None:
+    if limits.gears < 1:
+        raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {limits.gears}")
+    if calibration.contexts.total and not counted.total:
+        raise TreeError(f"plan: all {calibration.contexts.total} contexts are held out; calibrate on more text")
+    if counted.total and not counted.width:
+        raise TreeError("plan: in no counted context was the truth a candidate; there is no tree to plan")
 
 
 def _together(greedy: Calibration, sampled: Calibration | None) -> Calibration:
