@@ -63,7 +63,7 @@ def make_decoder(config: TeacherConfig, positions: int, aux_layers: tuple[int, .
 def _recognised(fields: Fields) -> Family:
     known = {family.architecture: family for family in FAMILIES.values()}
     named = fields.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in known:
         fields.fail("architectures", f"one of {', '.join(known)}; no other is supported")
     family = known[named[0]]
     if family.model_types and fields.get("model_type", family.model_types[0]) not in family.model_types:

@@ -59,6 +59,9 @@ def faults(manifest: Manifest) -> Iterator[str]:
     for graphs in graph_sets(manifest):
         for gear in manifest.gears:
             yield from (f"gear {gear.name}: {fault}" for fault in _gear(gear, graphs, manifest))
+    plain = {gear.slots for gear in manifest.gears if gear.tree == "plain"}
+    for slots in sorted({gear.slots for gear in manifest.gears} - plain):
+        yield f"no gear decodes plainly at KV length {slots}; expected one at every length"
 
 
 def graph_sets(manifest: Manifest) -> list[tuple[GraphSignature, ...]]:

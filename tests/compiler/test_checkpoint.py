@@ -165,6 +165,7 @@ def test_rope_tables_are_those_of_transformers(tmp_path: Path, rope: dict, theta
 REFUSED = [
     ({"architectures": ["MistralForCausalLM"]}, "architectures is .*Mistral"),
     ({"architectures": None}, "architectures is None"),
+    ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*Llama"),
     ({"model_type": "mistral"}, "model_type"),
     ({"mlp_bias": True}, "mlp_bias is True; expected False"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),

@@ -49,6 +49,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "two gears": (lambda m: m["gears"].append(m["gears"][0]), "two gears are named 'plain-kv128'"),
     "two graphs": (lambda m: graphs_of(m).append(graphs_of(m)[0]), "two graphs are named"),
     "no gears": (lambda m: m.update(gears=[]), "has no gear"),
+    "no plain gear": (lambda m: m["gears"].pop(0), "no gear decodes plainly at KV length 128"),
     "no plain": (lambda m: m["trees"].pop(0), "has no tree 'plain'"),
     "branch rows": (lambda m: m["dims"].update(branch_rows=2**30), "branch_rows is 1073741824; expected 7"),
     "path rows": (lambda m: m["dims"].update(path_rows=2), "path_rows is 2; expected 3"),
