@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policies
-from draftwood.runtime.speculation.sampling import margin
+from draftwood.runtime.speculation.sampling import Sampling, margin
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison import single
 from draftwood.tools.prompts import Prompt
@@ -81,7 +81,10 @@ def bench(
         if number % max(1, len(prompts) // NOISE_TURNS) == 0:
             noise = max(noise, logit_noise(engine, [*ids, *base.token_ids]))
         _progress(number + 1, len(prompts), turns)
-    explained = [_explain(engine, *difference, options, noise) for difference in differences]
+    explained = [
+        explain(engine, prompt.id, ids, base.token_ids, fast.token_ids, options.sampling, noise)
+        for prompt, ids, base, fast in differences
+    ]
     return _report(turns, explained, noise, options)
 
 
@@ -156,19 +159,25 @@ def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
     return worst
 
 
-def _explain(
-    engine: StagedEngine, prompt: Prompt, ids: list[int], base: Result, fast: Result, options: Options, noise: float
+def explain(
+    engine: StagedEngine,
+    name: str,
+    ids: Sequence[int],
+    plain: Sequence[int],
+    found: Sequence[int],
+    sampling: Sampling,
+    noise: float,
 ) -> Difference:
-    """The first difference of a turn and whether noise explains it."""
-    pairs = zip(base.token_ids, fast.token_ids, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(base.token_ids), len(fast.token_ids)))
+    """The first difference of two texts behind a prompt, and whether noise in the logits explains it."""
+    pairs = zip(plain, found, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(found)))
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
-    logits_V = single.prefill(engine, state, np.array([*ids, *base.token_ids[:at]])).logits_RV[0]
-    distance = margin(logits_V, options.sampling, len(ids) + at)
-    allowed = tolerance(noise, options.sampling.temperature)
-    token = [ids_[at] if at < len(ids_) else -1 for ids_ in (base.token_ids, fast.token_ids)]
+    logits_V = single.prefill(engine, state, np.array([*ids, *plain[:at]])).logits_RV[0]
+    distance = margin(logits_V, sampling, len(ids) + at)
+    allowed = tolerance(noise, sampling.temperature)
+    token = [text[at] if at < len(text) else -1 for text in (plain, found)]
     return Difference(
-        id=prompt.id,
+        id=name,
         position=at,
         plain_token=token[0],
         speculative_token=token[1],

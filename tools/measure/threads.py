@@ -3,7 +3,8 @@
     python -m draftwood.tools.measure.threads BUNDLE [--threads 8] [--texts 400] [--minutes M] [--json]
 
 Random prompts of ids, greedy and sampled, each answered plainly in one thread first and then by all threads at once.
-``--minutes`` goes on with the same texts for so long and watches the resident set.
+``--minutes`` goes on with the same texts for so long and watches the resident set. A text that differs is excused as
+a tie only as `draftwood bench` does it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import draftwood
 from draftwood.errors import RequestError
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.measure.bench import NOISE_TURNS, Difference, explain, logit_noise
 from draftwood.tools.script import refusing
 
 Request = dict[str, Any]
+# Token ids, or what was raised instead.
+Answer = tuple[int, ...] | str
 
 
 def random_requests(model: OpenedBundle, count: int, seed: int) -> list[Request]:
@@ -46,51 +53,65 @@ def random_requests(model: OpenedBundle, count: int, seed: int) -> list[Request]
 
 
 def measure(model: OpenedBundle, threads: int, texts: int, minutes: float, seed: int) -> dict[str, Any]:
-    """How many texts were equal to plain ones, how many failed, and the resident set over time."""
+    """How many texts were equal to plain ones, which differ and why, what failed, and the resident set over time."""
     asked = random_requests(model, texts, seed)
     plain = []
     for number, request in enumerate(asked, 1):
         plain.append(model.generate(**request, policy="plain").token_ids)
         _progress("plain", number, texts)
-    report = _compare(model, threads, asked, plain)
-    soaked: list[dict[str, float]] = []
+    found = list(zip(range(texts), _answers(model, threads, asked), strict=True))
+    report: dict[str, Any] = {"threads": threads, "texts": texts, "equal": sum(got == plain[at] for at, got in found)}
     if minutes:
-        soaked = list(_soak(model, threads, asked, plain, minutes))
-        report["soak_equal"] = sum(int(one["equal"]) for one in soaked)
-        report["soak_texts"] = sum(int(one["texts"]) for one in soaked)
-        report["resident_mb"] = [one["resident_mb"] for one in soaked]
-    ok = report["equal"] == texts and all(one["equal"] == one["texts"] for one in soaked)
-    return {"ok": ok, "threads": threads, "texts": texts, **report}
+        resident: list[float] = []
+        soaked = [answer for block in _soak(model, threads, asked, minutes, resident) for answer in block]
+        report["soak_equal"], report["soak_texts"] = sum(got == plain[at] for at, got in soaked), len(soaked)
+        report["resident_mb"] = resident
+        found += soaked
+    errors = [got for _, got in found if isinstance(got, str)]
+    others = {(at, got) for at, got in found if got != plain[at] and not isinstance(got, str)}
+    differences = [asdict(one) for one in _explained(model, asked, plain, others)] if others else []
+    report |= {"errors": len(errors), "first_error": errors[0] if errors else None, "differences": differences}
+    return {"ok": not errors and all(one["tie"] for one in differences), **report}
 
 
-def _compare(model: OpenedBundle, threads: int, asked: list[Request], plain: list[tuple[int, ...]]) -> dict[str, Any]:
-    def answered(request: Request) -> tuple[int, ...] | str:
+def _answers(model: OpenedBundle, threads: int, asked: list[Request]) -> list[Answer]:
+    """Token ids of every request, or what was raised."""
+
+    def answer(request: Request) -> Answer:
         try:
             return model.generate(**request).token_ids
         except Exception as error:  # whatever a library raises is what is looked for
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(answered, asked))
-    errors = [one for one in found if isinstance(one, str)]
-    return {
-        "equal": sum(one == want for one, want in zip(found, plain, strict=True)),
-        "errors": len(errors),
-        "first_error": errors[0] if errors else None,
-    }
+        return list(pool.map(answer, asked))
+
+
+def _explained(
+    model: OpenedBundle, asked: list[Request], plain: list[tuple[int, ...]], others: set[tuple[int, tuple[int, ...]]]
+) -> Iterator[Difference]:
+    """Where texts part, and whether the teacher's own decision there was closer than the noise of its logits."""
+    engine = model.engine
+    assert isinstance(engine, StagedEngine)
+    pairs = zip(asked[:NOISE_TURNS], plain, strict=False)
+    noise = max(logit_noise(engine, [*request["prompt"], *tokens]) for request, tokens in pairs)
+    for at, got in sorted(others):
+        request = asked[at]
+        sampling = Sampling(**{name: request[name] for name in ("temperature", "top_p", "seed")})
+        yield explain(engine, f"text {at}", request["prompt"], plain[at], got, sampling, noise)
 
 
 def _soak(
-    model: OpenedBundle, threads: int, asked: list[Request], plain: list[tuple[int, ...]], minutes: float
-) -> Iterator[dict[str, float]]:
-    """Blocks of texts for so long: how many, how many equal, and the resident set behind each."""
+    model: OpenedBundle, threads: int, asked: list[Request], minutes: float, resident: list[float]
+) -> Iterator[list[tuple[int, Answer]]]:
+    """The answers of blocks of texts for so long; notes the resident set behind each."""
     began, block = time.monotonic(), 8 * threads
     for at in cycle(range(0, len(asked), block)):
-        part = slice(at, at + block)
-        found = _compare(model, threads, asked[part], plain[part])
+        part = range(at, min(at + block, len(asked)))
+        yield list(zip(part, _answers(model, threads, [asked[i] for i in part]), strict=True))
+        resident.append(resident_mb())
         passed = time.monotonic() - began
-        yield {"texts": len(asked[part]), "equal": found["equal"], "resident_mb": resident_mb()}
-        print(f"soak {passed / 60:.1f} of {minutes:g} min, {resident_mb():.0f} MB", file=sys.stderr, flush=True)
+        print(f"soak {passed / 60:.1f} of {minutes:g} min, {resident[-1]:.0f} MB", file=sys.stderr, flush=True)
         if passed > 60 * minutes:
             return
 
@@ -128,6 +149,12 @@ def main(arguments: list[str] | None = None) -> int:
 def text(report: dict[str, Any]) -> str:
     """The report for people."""
     lines = [f"{report['equal']} of {report['texts']} texts of {report['threads']} threads equal to plain ones"]
+    for one in report["differences"]:
+        what = "a tie" if one["tie"] else "NOT A TIE"
+        lines.append(
+            f"{one['id']} differs from token {one['position']}: {what}, margin {one['margin']:.1e} of"
+            f" {one['tolerance']:.1e} that noise explains"
+        )
     if report["errors"]:
         lines.append(f"{report['errors']} errors, first: {report['first_error']}")
     if report.get("resident_mb"):
