@@ -29,6 +29,8 @@ _SHAPES: dict[str, tuple[str, ...]] = {
     "host": (),
 }
 _SIZES = ("rows", "slots", "depth", "width")
+# Beyond every machine; what is computed of them stays within 64 bits.
+_MOST_SIZE, _MOST_BYTES = 10_000_000, 2**62
 _ORDER = {kind: i for i, kind in enumerate(get_args(EntryKind))}
 _TABLE_KEYS = {"source", "kv_read", "machine", "teacher", "drafter", "notes", "constants", "entries"}
 
@@ -77,6 +79,9 @@ class LatencyEntry:
 
     def _check_whole(self, name: str) -> None:
         value, named = getattr(self, name), name in _SHAPES[self.kind]
+        most = _MOST_SIZE if name in _SIZES else _MOST_BYTES
+        if type(value) is int and value > most:
+            raise TreeError(f"{self.kind} entry: {name} has {value.bit_length()} bits; expected {most} at most")
         if type(value) is int and (value >= 1 if named else value == 0 or (name not in _SIZES and value > 0)):
             return
         wanted = "a whole number of 1 or more" if named else "0, it has none" if name in _SIZES else "0 or more"

@@ -133,6 +133,7 @@ def changed(path: tuple[object, ...], value: object) -> str:
         (changed(("entries", 0, "seconds"), float("nan")), "expected a finite number of seconds"),
         (changed(("entries", 0, "rows"), 2), "expected 1, more rows are of kind verify"),
         (changed(("entries", 0, "rows"), True), "expected a whole number of 1 or more"),
+        (changed(("entries", 0, "slots"), 10**40), "slots has 133 bits; expected 10000000 at most"),
         (changed(("entries", 0, "slots"), 0), "expected a whole number of 1 or more"),
         (changed(("entries", 0, "quartiles"), [1]), "expected two numbers"),
         (changed(("entries", 0, "quartiles"), [0.02, 0.03]), "lies outside its quartiles"),
