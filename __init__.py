@@ -55,7 +55,11 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
 
 
 def plan(
-    calibration: Calibration, limits: Limits | None = None, latency: LatencyTable | None = None, classes: int = 1
+    calibration: Calibration,
+    limits: Limits | None = None,
+    latency: LatencyTable | None = None,
+    classes: int = 1,
+    sampled: Calibration | None = None,
 ) -> Plan:
     """Chooses draft trees, and with a latency table gears, by an exact search over counted rank paths.
 
@@ -64,6 +68,7 @@ def plan(
         limits: sizes that may not be passed.
         latency: what every step costs; without one, trees by size.
         classes: confidence classes with trees of their own.
+        sampled: the same of sampled text, where ``calibration`` has greedy text alone; the plan serves both.
 
     Raises:
         TreeError: the statistics hold nothing to plan from.
@@ -71,7 +76,7 @@ def plan(
     from draftwood.trees.gears import Limits as Sizes
     from draftwood.trees.plan import make_plan
 
-    return make_plan(calibration, limits or Sizes(nodes=63), latency, classes)
+    return make_plan(calibration, limits or Sizes(nodes=63), latency, classes, sampled)
 
 
 def open(

@@ -1,13 +1,15 @@
-"""Reading a file that somebody else has made: regular files only, up to a size, and never a wait.
+"""Files: somebody else's are read if they are regular, up to a size, without a wait; our own are written whole.
 
 Errors are OSError, whose ``strerror`` says what the file is, so that a caller names its own family in one place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import threading
 from io import BufferedReader
 from pathlib import Path
 
@@ -64,6 +66,27 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(_stat(path).st_mode)
     except OSError:
         return False
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file beside ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # the folder itself may be missing
+            part.unlink()
+        raise
+
+
+def cache_home() -> Path:
+    """Where this user's programs keep what they can make again; OSError without a home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return Path(given) if given.startswith("/") else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def _stat(path: Path) -> os.stat_result:

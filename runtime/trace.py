@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +11,7 @@ import msgspec
 import numpy as np
 
 from draftwood.errors import RequestError
-from draftwood.files import read_regular
+from draftwood.files import read_regular, write_whole
 from draftwood.manifest import DAMAGED
 
 FORMAT = "draftwood.trace"
@@ -250,11 +248,7 @@ def _quantiles(lengths: list[int]) -> dict[str, float]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the folder itself may be missing
-            temporary.unlink()
         raise RequestError(f"{path}: cannot be written: {error.strerror}") from error

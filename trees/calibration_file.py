@@ -1,11 +1,9 @@
 """Calibration statistics on disk: written whole or not at all."""
 
-import os
-import tempfile
 from pathlib import Path
 
 from draftwood.errors import TreeError
-from draftwood.files import read_regular
+from draftwood.files import read_regular, write_whole
 from draftwood.trees.calibration import Calibration
 
 
@@ -19,20 +17,13 @@ def read_calibration(path: Path) -> Calibration:
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write `calibration` to `path`, in place of what may lie there; TreeError if that fails."""
-    write_whole(path, calibration.to_bytes())
+    write_out(path, calibration.to_bytes())
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file beside `path` and rename it, so that `path` never holds half of it; TreeError if that fails."""
-    part = None
+def write_out(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all, and the folders above it; TreeError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(part).chmod(0o644)
-        Path(part).replace(path)
+        write_whole(path, data)
     except OSError as error:
-        if part is not None:
-            Path(part).unlink(missing_ok=True)
         raise TreeError(f"{path}: cannot be written: {error.strerror}; choose another --out") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
 from draftwood.errors import BundleError
+from draftwood.files import cache_home
 from draftwood.manifest import GraphSignature, Manifest
 
 
@@ -113,5 +113,4 @@ def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature) -
         raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")
     packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
     content = [files[signature.file].sha256, files[npu.weights].sha256, *map("=".join, packages.items())]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]
+    return cache_home() / "draftwood" / "npu" / hashlib.sha256("\n".join(content).encode()).hexdigest()[:32]

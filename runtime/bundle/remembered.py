@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftwood.files import cache_home
 from draftwood.manifest import MANIFEST_FILE, File, file_digest
 
 # Raised when opening proves more than it did, so that old records no longer count.
@@ -61,12 +61,3 @@ class Files:
     def _record(self, what: str) -> Path:
         name = hashlib.sha256(f"{what}\n{self.facts}".encode()).hexdigest()
         return cache_home() / "draftwood" / "verified" / name
-
-
-def cache_home() -> Path:
-    """Where this user's programs keep what they can make again; OSError without a home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return Path(given) if given.startswith("/") else Path.home() / ".cache"
-    except RuntimeError as error:
-        raise OSError(str(error)) from error

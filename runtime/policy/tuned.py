@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from draftwood.errors import RequestError
+from draftwood.files import cache_home, write_whole
 from draftwood.manifest import encode
 from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle
@@ -51,9 +52,8 @@ def bundle_digest(bundle: Bundle) -> str:
 def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
     """Where the times of an engine with so many threads are kept; None means all processors."""
     threads = threads or len(os.sched_getaffinity(0))
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = f"{machine_name()} {bundle_digest(bundle)} {engine} {threads}"
-    return root / "draftwood" / "tuned" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    return cache_home() / "draftwood" / "tuned" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
 def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
@@ -70,7 +70,6 @@ def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepT
 
 def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence[StepTime]) -> Path:
     """Writes the file, whole or not at all; RequestError where it cannot be written."""
-    path = tuned_file(bundle, engine, threads)
     tuned = Tuned(
         version=VERSION,
         machine=machine_name(),
@@ -79,12 +78,10 @@ def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence
         threads=threads or len(os.sched_getaffinity(0)),
         times=tuple(times),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path = tuned_file(bundle, engine, threads)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(tuned)) + b"\n")
-        temporary.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(tuned)) + b"\n")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RequestError(f"{path}: cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
+        raise RequestError(f"step times cannot be kept ({error}); set XDG_CACHE_HOME to a folder of yours") from error
     return path

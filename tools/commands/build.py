@@ -87,13 +87,12 @@ def parse_targets(text: str) -> tuple[str, ...]:
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.compiler.bundle.build import build
-    from draftwood.compiler.bundle.request import BuildRequest
+    import draftwood
     from draftwood.tools.demo import resolve
     from draftwood.trees.spec import read_specs
 
     specs = read_specs(args.tree)
-    request = BuildRequest(
+    request = draftwood.BuildRequest(
         model=resolve(args.model),
         drafter=resolve(args.drafter) if args.drafter else None,
         trees=specs.trees,
@@ -106,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
         soc=_soc(args.soc),
     )
     watch = Stopwatch()
-    manifest = build(request, args.out, progress=watch.next)
+    manifest = draftwood.build(request, args.out, progress=watch.next)
     stages = watch.stop()
     summary = {
         "bundle": str(args.out),

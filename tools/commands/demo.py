@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwood.errors import BundleError
+from draftwood.files import cache_home
 from draftwood.manifest import SCHEMA_VERSION
-from draftwood.runtime.bundle.remembered import cache_home
 from draftwood.tools import demo
 from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
 from draftwood.tools.prompts import read_prompts
@@ -133,8 +133,7 @@ def _built(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Names
 
 
 def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> None:
-    from draftwood.compiler.bundle.build import build
-    from draftwood.compiler.bundle.request import BuildRequest
+    import draftwood
     from draftwood.tools.demo.sizes import models
     from draftwood.trees import Topology
 
@@ -142,8 +141,8 @@ def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Names
         _say(f"widening the models to {args.size}" if args.size != "native" else "taking the models as they are")
         teacher, drafter = models(args.size, Path(work), args.drafter)
         planned = (("plain", Topology.plain()), *trees)
-        request = BuildRequest(model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,))
-        build(request, folder, progress=lambda what: _say(f"building {what}"))
+        request = draftwood.BuildRequest(model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,))
+        draftwood.build(request, folder, progress=lambda what: _say(f"building {what}"))
 
 
 def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> Answer:

@@ -44,18 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    import draftwood
     from draftwood.tools.show.plan_text import explanation, summary
-    from draftwood.trees.calibration_file import read_calibration, write_whole
+    from draftwood.trees.calibration_file import read_calibration, write_out
     from draftwood.trees.gears import Limits
-    from draftwood.trees.plan import make_plan
     from draftwood.trees.plan_file import format_plan, plan_value
 
     limits = Limits(args.max_nodes, args.max_depth, args.max_children, args.max_gears, args.graph_memory)
     table = read_latency(args.latency) if args.latency else None
     realised = realised_figures(args.realised) if args.realised else []
     sampled = read_calibration(args.sampled) if args.sampled else None
-    plan = make_plan(read_calibration(args.stats), limits, table, args.classes, sampled)
-    write_whole(args.out, format_plan(plan).encode())
+    plan = draftwood.plan(read_calibration(args.stats), limits, table, args.classes, sampled)
+    write_out(args.out, format_plan(plan).encode())
     if args.export:
         export(plan, args.export)
     found = plan_value(plan) | ({"realised": realised} if args.realised else {})
@@ -106,7 +106,7 @@ def realised_figures(path: Path) -> list[dict[str, Any]]:
 def export(plan: Plan, folder: Path) -> None:
     """Writes every tree with draft nodes to ``folder`` as NAME.FORM.json, in each form that can express it."""
     from draftwood.trees import write_tree
-    from draftwood.trees.calibration_file import write_whole
+    from draftwood.trees.calibration_file import write_out
 
     for tree in plan.trees:
         if not tree.topology.nodes:
@@ -117,4 +117,4 @@ def export(plan: Plan, folder: Path) -> None:
             except TreeError as error:  # nxdi has no ranks, so it cannot leave one out
                 print(f"--export: {tree.name}: {error}", file=sys.stderr)
                 continue
-            write_whole(folder / f"{tree.name}.{form}.json", text.encode())
+            write_out(folder / f"{tree.name}.{form}.json", text.encode())

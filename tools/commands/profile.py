@@ -12,6 +12,7 @@ import msgspec
 
 from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
+from draftwood.files import write_whole
 from draftwood.tools.commands.arguments import add_verify_argument
 from draftwood.tools.commands.build import parse_sizes
 from draftwood.tools.measure.step_times import LEAST_ROUNDS, measure
@@ -152,10 +153,7 @@ def _widened(bundle: Bundle, rows: int) -> Bundle:
 
 def _write(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RequestError(f"--out {path}: cannot be written: {error.strerror}") from error
