@@ -25,7 +25,8 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 class OpenedBundle:
     """A verified bundle on an engine. A context manager; may be used from several threads at once.
 
-    A text for a prompt, a sampling and a seed is always the same, whatever else runs beside it.
+    A text for a prompt, a sampling and a seed is always the same, whatever else runs beside it. Only where the
+    teacher's own decision is closer than rounding, ``adaptive``, which goes by measured time, may come to either token.
 
     Example:
         >>> with draftwood.open("bundle") as model:  # doctest: +SKIP
@@ -114,8 +115,8 @@ def open_bundle(
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     bundle = Bundle.open(Path(folder), verify)
-    times = tuned_times(bundle, engine or default_engine(bundle), threads)
-    return OpenedBundle(bundle, proved_engine(bundle, engine, threads), times)
+    name = engine or default_engine(bundle)
+    return OpenedBundle(bundle, proved_engine(bundle, name, threads), tuned_times(bundle, name, threads))
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

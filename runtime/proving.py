@@ -14,8 +14,7 @@ from pathlib import Path
 
 from draftwood.errors import BundleError, UserError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import default_engine, open_engine
-from draftwood.runtime.engines.engine import Engine
+from draftwood.runtime.engines import Engine, open_engine
 from draftwood.runtime.proof import prove
 
 # The engines that open in less than a second; a device is not opened twice.
@@ -24,14 +23,13 @@ _REFUSED = 3
 _CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(*sys.argv[1:]))"
 
 
-def proved_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
+def proved_engine(bundle: Bundle, name: str, threads: int | None = None) -> Engine:
     """The engine of a bundle, after the quick proof where this machine has not seen it pass with these files.
 
     Raises:
         BundleError: a gear does not give what plain decoding gives, or ends the process that runs it.
         RequestError: no such engine or device.
     """
-    name = name or default_engine(bundle)
     if bundle.files.proved(f"decoding {name}"):
         return open_engine(bundle, name, threads)
     apart = name in _APART and _prove_apart(bundle, name, threads)

@@ -34,7 +34,7 @@ from draftwood.trees.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Gear:
+class GearShape:
     """One static shape: T rows at a KV length, with a tree for each confidence class."""
 
     rows: int
@@ -77,7 +77,7 @@ class Limits:
     graph_bytes: int | None = None
 
 
-def equal_rows(gear: Gear) -> Gear:
+def equal_rows(gear: GearShape) -> GearShape:
     """The gear with trees of equally many rows, so that one graph serves every class.
 
     A smaller tree gets nodes that cost nothing: rows are padded anyway, and depth and width are drafted anyway.
@@ -97,7 +97,7 @@ def _filled(tree: Topology, rows: int, depth: int, width: int) -> Topology:
     return Topology.from_paths(paths)
 
 
-def step_seconds(table: LatencyTable, gear: Gear, length_slots: int) -> float:
+def step_seconds(table: LatencyTable, gear: GearShape, length_slots: int) -> float:
     """Seconds of a step of `gear` for contexts of the length class `length_slots`."""
     draft = table.draft_s(gear.depth, gear.width) if gear.depth else 0.0
     return _without_draft(table, gear.rows, gear.slots, length_slots) + draft
@@ -140,14 +140,14 @@ def length_classes(
 
 def candidates(
     lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, strength: float = 0.0
-) -> list[Gear]:
+) -> list[GearShape]:
     """Plain decoding at the largest KV length needed, then every gear that is best for something.
 
     For each KV length and row count the trees with the least time per token for each length class, and for all
     contexts up to one; and plain decoding at each KV length.
     """
     largest = lengths[-1].slots
-    found = [Gear(1, largest, (Topology.plain(),) * len(lengths[0].contexts))]
+    found = [GearShape(1, largest, (Topology.plain(),) * len(lengths[0].contexts))]
     drafts = _drafts(table, lengths, limits)
     for part in [*lengths, *(_together(lengths[: i + 1]) for i in range(1, len(lengths)))]:
         searches = {
@@ -155,7 +155,7 @@ def candidates(
             for width in {width for _, width in drafts}
         }
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
-            found.append(Gear(1, slots, found[0].trees))
+            found.append(GearShape(1, slots, found[0].trees))
             for rows in table.rows(slots):
                 if 1 < rows <= limits.nodes + 1:
                     found += _best_gear(part, searches, drafts, rows, slots, table)
@@ -169,7 +169,7 @@ def _best_gear(
     rows: int,
     slots: int,
     table: LatencyTable,
-) -> Iterator[Gear]:
+) -> Iterator[GearShape]:
     """The trees of least cost / F for `part` among those of `rows` rows, by enumerating depth and width."""
     fixed = _without_draft(table, rows, slots, part.slots)
     weights = [contexts.total for contexts in part.contexts if contexts.total]
@@ -185,7 +185,7 @@ def _best_gear(
     if depth and per_token((depth, width)) < math.inf:
         trees = iter([found.tree(rows - 1, depth) for found in searches[width]])
         # A class that never occurs at this length drafts nothing.
-        yield Gear(rows, slots, tuple(next(trees) if c.total else Topology.plain() for c in part.contexts))
+        yield GearShape(rows, slots, tuple(next(trees) if c.total else Topology.plain() for c in part.contexts))
 
 
 def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits) -> dict[tuple[int, int], float]:
@@ -222,7 +222,7 @@ def _together(lengths: Sequence[LengthClass]) -> LengthClass:
     return LengthClass(lengths[-1].slots, 1.0, tuple(merged))
 
 
-def tokens_per_step(gears: Sequence[Gear], lengths: Sequence[LengthClass]) -> NDArray[np.float64]:
+def tokens_per_step(gears: Sequence[GearShape], lengths: Sequence[LengthClass]) -> NDArray[np.float64]:
     """float64[G, C]: the expected accept length of each gear in each length class, bonus counted."""
     tokens_GC = np.zeros((len(gears), len(lengths)))
     for place in range(len(lengths[0].contexts)):
@@ -231,7 +231,9 @@ def tokens_per_step(gears: Sequence[Gear], lengths: Sequence[LengthClass]) -> ND
     return tokens_GC / [sum(part.total for part in length.contexts) for length in lengths]
 
 
-def token_seconds(gears: Sequence[Gear], lengths: Sequence[LengthClass], table: LatencyTable) -> NDArray[np.float64]:
+def token_seconds(
+    gears: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable
+) -> NDArray[np.float64]:
     """float64[G, C]: seconds per token; infinite where the KV length is too small."""
     tokens_GC = tokens_per_step(gears, lengths)
     seconds_GC = [

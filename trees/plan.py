@@ -18,7 +18,7 @@ from draftwood.trees.calibration import BINS, Calibration, Contexts
 from draftwood.trees.choice import choose
 from draftwood.trees.confidence import best_bounds, split
 from draftwood.trees.gears import (
-    Gear,
+    GearShape,
     LengthClass,
     Limits,
     candidates,
@@ -213,7 +213,9 @@ def make_plan(
         ),
         greedy=counted_prior(greedy.part("counted"), every, bounds),
         sampled=counted_prior(sampled.part("counted"), every, bounds) if sampled else None,
-        plain={slots: _times(Gear(1, slots, (Topology.plain(),)), table) for slots in _lengths(gears)} if table else {},
+        plain={slots: _times(GearShape(1, slots, (Topology.plain(),)), table) for slots in _lengths(gears)}
+        if table
+        else {},
     )
 
 
@@ -235,11 +237,11 @@ def _together(greedy: Calibration, sampled: Calibration | None) -> Calibration:
     return both
 
 
-def _lengths(gears: Sequence[Gear]) -> list[int]:
+def _lengths(gears: Sequence[GearShape]) -> list[int]:
     return sorted({gear.slots for gear in gears})
 
 
-def _times(gear: Gear, table: LatencyTable) -> tuple[tuple[int, float], ...]:
+def _times(gear: GearShape, table: LatencyTable) -> tuple[tuple[int, float], ...]:
     """Seconds of a step of the gear behind texts that fill the KV lengths of the table, as far as it goes."""
     return tuple((slots, step_seconds(table, gear, slots)) for slots in table.slots if slots <= gear.slots)
 
@@ -249,7 +251,7 @@ def _alone(tree: Topology, counted: Contexts, table: LatencyTable | None, limits
     if table is None:
         return None
     lengths, _ = length_classes(counted, table, limits.nodes)
-    gears = [Gear(tree.rows, length.slots, (tree,)) for length in lengths]
+    gears = [GearShape(tree.rows, length.slots, (tree,)) for length in lengths]
     try:
         seconds_GC = token_seconds(gears, lengths, table)
     except TreeError:  # the table has no step or draft that large
@@ -262,14 +264,14 @@ def _padded(curve: NDArray[np.float64], nodes: int) -> tuple[float, ...]:
     return tuple(np.pad(curve, (0, nodes + 1 - len(curve)), mode="edge").tolist())
 
 
-def _by_size(classes: Sequence[Contexts], limits: Limits, strength: float) -> list[Gear]:
+def _by_size(classes: Sequence[Contexts], limits: Limits, strength: float) -> list[GearShape]:
     """Plain decoding and the best trees of `limits.nodes` nodes, half as many, and so on; no KV length yet."""
-    gears = [Gear(1, 0, (Topology.plain(),) * len(classes))]
+    gears = [GearShape(1, 0, (Topology.plain(),) * len(classes))]
     found = [search(part, limits.nodes, limits.depth, limits.children, strength) for part in classes]
     nodes = limits.nodes
     while nodes and len(gears) < limits.gears:
         trees = tuple(part.tree(nodes) for part in found)
-        gears.append(Gear(max(tree.rows for tree in trees), 0, trees))
+        gears.append(GearShape(max(tree.rows for tree in trees), 0, trees))
         nodes = (gears[-1].rows - 1) // 2
     return list(dict.fromkeys(gears))
 
@@ -280,7 +282,7 @@ def _by_cost(
     limits: Limits,
     bounds: tuple[int, ...],
     strength: float,
-) -> tuple[list[Gear], Cost]:
+) -> tuple[list[GearShape], Cost]:
     lengths, too_long = length_classes(parts[0], table, limits.nodes, bounds)
     options = candidates(lengths, table, limits, strength)
     seconds_GC, shares_C = token_seconds(options, lengths, table), np.array([length.share for length in lengths])
@@ -313,7 +315,7 @@ def _by_cost(
 
 
 def _on_heldout(
-    gears: list[Gear],
+    gears: list[GearShape],
     served: Sequence[Served],
     heldout: Contexts,
     table: LatencyTable,
@@ -336,7 +338,7 @@ def _on_heldout(
     return float(taken_C @ shares_C), float(plain_C @ shares_C)
 
 
-def _stairs(options: Sequence[Gear], lengths: Sequence[LengthClass], table: LatencyTable) -> tuple[Step, ...]:
+def _stairs(options: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable) -> tuple[Step, ...]:
     """For each KV length and row count the gear with the least time per token over all lengths that fit it."""
     seconds_GC, tokens_GC = token_seconds(options, lengths, table), tokens_per_step(options, lengths)
     best: dict[tuple[int, int], Step] = {}
@@ -353,7 +355,7 @@ def _stairs(options: Sequence[Gear], lengths: Sequence[LengthClass], table: Late
 
 
 def _named_trees(
-    gears: Sequence[Gear], parts: tuple[Contexts, Contexts], bounds: tuple[int, ...]
+    gears: Sequence[GearShape], parts: tuple[Contexts, Contexts], bounds: tuple[int, ...]
 ) -> dict[tuple[int, Topology], PlannedTree]:
     """Every distinct tree, by confidence class and topology; plain decoding is one for all classes."""
     classes = [split(part, bounds) for part in parts]
@@ -391,7 +393,7 @@ def _name(rows: int, place: int, classes: int, taken: set[str]) -> str:
 
 
 def _planned_gear(
-    gear: Gear,
+    gear: GearShape,
     trees: dict[tuple[int, Topology], PlannedTree],
     parts: tuple[Contexts, Contexts],
     bounds: tuple[int, ...],

@@ -100,7 +100,7 @@ def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
         path = folder / one.weights
         if one.index is not None:
             held |= weights.read_index(folder / one.index, path) if one.weights in manifest.files else {}
-        elif path.suffix == ".safetensors":  # another target's own form is its engine's to read
+        elif one.target == "onnx" or path.suffix == ".safetensors":  # another target's own form is its engine's to read
             held[path] = weights.read_header(path)
             _check_positions(path, held[path], max(gear.slots for gear in manifest.gears))
     if verify == "full":

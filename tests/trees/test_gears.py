@@ -9,7 +9,7 @@ from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.choice import choose
-from draftwood.trees.gears import Gear, Limits, candidates, length_classes, step_seconds, token_seconds
+from draftwood.trees.gears import GearShape, Limits, candidates, length_classes, step_seconds, token_seconds
 
 from .samples import COUNTED, FIXED, PATHS, gain, prefixes, table, trees_within
 
@@ -38,7 +38,7 @@ def test_the_best_gear_is_the_best_of_all_trees(counts, steps, drafts):
     gears = candidates(lengths, costs, Limits(nodes=6))
     found = token_seconds(gears, lengths, costs).min()
     best = min(
-        step_seconds(costs, Gear(rows, 256, (Topology.from_paths(tree),)), 256) / float(gain(counts, tree))
+        step_seconds(costs, GearShape(rows, 256, (Topology.from_paths(tree),)), 256) / float(gain(counts, tree))
         for n in range(7)
         for tree in trees_within(prefixes(counts), n)
         for rows in steps
@@ -73,7 +73,7 @@ def test_lengths_take_the_smallest_cache_that_holds_text_tree_and_spare_slot():
 
 def test_a_machine_that_reads_the_filled_part_pays_for_the_text_alone():
     costs = {(1, 256): 1.0, (1, 512): 2.0}
-    gear = Gear(1, 512, (Topology.plain(),))
+    gear = GearShape(1, 512, (Topology.plain(),))
     assert step_seconds(table(costs), gear, 256) == 2.0
     assert step_seconds(table(costs, kv_read="filled"), gear, 256) == 1.0
 
@@ -89,7 +89,7 @@ def test_plain_decoding_is_among_the_candidates_first_of_all():
     costs = table({(rows, slots): 1 for rows in (1, 8) for slots in (256, 512)})
     lengths, _ = length_classes(at_length({(0,): 2}), costs, 7)
     gears = candidates(lengths, costs, Limits(nodes=7))
-    assert gears[0] == Gear(1, 512, (Topology.plain(),))
+    assert gears[0] == GearShape(1, 512, (Topology.plain(),))
 
 
 @st.composite

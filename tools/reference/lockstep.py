@@ -19,7 +19,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, StepOutcome, TeacherOutput, speculative_step
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.single import Rows, rows_of
-from draftwood.tools.measure.bench import logit_noise, tolerance
+from draftwood.tools.measure.bench import explain, logit_noise
 from draftwood.tools.reference.dump import StepDump, observed
 from draftwood.trees import TreeBuffers
 
@@ -85,27 +85,20 @@ def _difference(
     policy: Policy,
     dump: Path | None,
 ) -> TextDifference:
-    pairs = zip(base, text, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(base), len(text)))
-    expected, got = (ids[at] if at < len(ids) else -1 for ids in (base, text))
     whole = [*prompt, *base]
-    allowed = tolerance(logit_noise(one, whole) + logit_noise(other, whole), options.sampling.temperature)
-    reference = other if side == "engine" else one
-    state = reference.begin(max(gear.slots for gear in reference.bundle.manifest.gears))
-    logits_V = single.prefill(reference, state, np.array(whole[: len(prompt) + at])).logits_RV[0]
-    distance = margin(logits_V, options.sampling, len(prompt) + at)
-    tie = distance <= allowed and -1 not in (expected, got)
-    step = None if tie or dump is None else first_difference(one, other, prompt, options, policy, allowed)
+    noise = logit_noise(one, whole) + logit_noise(other, whole)
+    found = explain(other if side == "engine" else one, mode, prompt, base, text, options.sampling, noise)
+    step = None if found.tie or dump is None else first_difference(one, other, prompt, options, policy, found.tolerance)
     folder = step.write(dump.with_name(f"{dump.name}-{side}-{mode}")) if step and dump else None
     return TextDifference(
         side=side,
         mode=mode,
-        position=at,
-        expected=expected,
-        got=got,
-        margin=distance,
-        tolerance=allowed,
-        tie=tie,
+        position=found.position,
+        expected=found.plain_token,
+        got=found.speculative_token,
+        margin=found.margin,
+        tolerance=found.tolerance,
+        tie=found.tie,
         dump=str(folder) if folder else None,
     )
 
