@@ -118,7 +118,7 @@ class Decoding:
         self._steps = 0
         self._finish: FinishReason | None = None
         self._origin_us = self._began_us = _now_us()
-        self._prefill_us = self._graph_us = 0.0
+        self._prefill_us = self._graph_us = self._choice_us = 0.0
 
     def __iter__(self) -> Iterator[str]:
         yield self.start()
@@ -158,6 +158,7 @@ class Decoding:
         assert gear is not None, "a text that fills the context has ended"
         if self.state.slots < gear.slots:
             self.state.grow(gear.slots)
+        self._choice_us = _now_us() - self._began_us
         return gear
 
     def receive(self, gear: Gear, outcome: StepOutcome) -> str:
@@ -165,7 +166,7 @@ class Decoding:
         self._steps += 1
         kind: StepKind = "verify" if gear.draft else "decode"
         position = self.state.length - len(outcome.tokens)
-        times, total_us = outcome.times, _now_us() - self._began_us
+        times = outcome.times
         observed = Outcome(
             gear=gear,
             length=position,
@@ -174,7 +175,7 @@ class Decoding:
             rank=outcome.rank,
             draft_us=times.draft_us,
             verify_us=times.verify_us,
-            host_us=total_us - times.draft_us - times.verify_us,
+            host_us=self._choice_us + times.accept_us,  # the clock would count other texts' steps, too
             confidence=outcome.confidence,
         )
         self._record(kind, gear.name, position, len(outcome.tokens), outcome, gear)

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.safetensors_file import Entry, read_header
 from draftwood.errors import CheckpointError
 
 _CONVERT = "load it once with transformers and save_pretrained(..., safe_serialization=True)"
+
+
+class Advice(NamedTuple):
+    """How the messages about tensors that do not fit end: what else to expect, and the way out."""
+
+    missing: str
+    extra: str
+    shape: str
+
+
+WHOLE_TEACHER = Advice(
+    missing="; fetch the whole checkpoint",
+    extra="a plain decoder; biases, adapters and extra heads must be merged or removed",
+    shape="; one of the two belongs to another checkpoint",
+)
 
 
 def folder_entries(folder: Path) -> dict[str, Entry]:
@@ -42,24 +58,26 @@ def _sharded(folder: Path, index: Path) -> dict[str, Entry]:
     return found | {name: headers[file][name] for name, file in placed.items()}
 
 
-def check_names(folder: Path, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Entry]) -> None:
+def check_names(
+    where: Path, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, Entry], advice: Advice = WHOLE_TEACHER
+) -> None:
     """CheckpointError where a tensor is missing, unexpected or of another shape."""
     missing = [name for name in expected if name not in stored]
     extra = sorted(name for name in stored if name not in expected)
     if missing:
         raise CheckpointError(
-            f"{folder}: {len(missing)} tensors missing, first {missing[0]}; expected it with shape"
+            f"{where}: {len(missing)} tensors missing, first {missing[0]}; expected it with shape"
             f" {list(expected[missing[0]])} from config.json; found {', '.join(extra[:3]) or 'nothing'}"
-            " instead; fetch the whole checkpoint"
+            f" instead{advice.missing}"
         )
     if extra:
         raise CheckpointError(
-            f"{folder}: {len(extra)} tensors that config.json does not explain: {', '.join(extra[:3])};"
-            " expected a plain decoder; biases, adapters and extra heads must be merged or removed"
+            f"{where}: {len(extra)} tensors that config.json does not explain: {', '.join(extra[:3])};"
+            f" expected {advice.extra}"
         )
     for name, shape in expected.items():
         if stored[name].shape != shape:
             raise CheckpointError(
                 f"{stored[name].file}: {name} has shape {list(stored[name].shape)}; expected {list(shape)}"
-                " from config.json; one of the two belongs to another checkpoint"
+                f" from config.json{advice.shape}"
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
+from draftwood.compiler.checkpoints.shards import Advice, check_names
 from draftwood.compiler.checkpoints.tensors import Reader
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -23,6 +24,11 @@ Config = TypeVar("Config", bound=CachedConfig)
 Parts = dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
 
 _MAPS = {"d2t": "I64", "t2d": "BOOL"}
+_ADVICE = Advice(
+    missing="",
+    extra="the drafter's alone; if one is a norm, config.json must say so by its flag",
+    shape=" and the teacher; use the drafter of this teacher",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,31 +111,28 @@ def end_parts(config: CachedConfig) -> Parts:
     return parts
 
 
-def check_tensors(file: Path, entries: Mapping[str, Entry], parts: Parts) -> torch.dtype:
+def fitting_checkpoint(
+    files: tuple[Path, Path],
+    config: Config,
+    teacher: Checkpoint,
+    parts: Parts,
+    entries: Mapping[str, Entry],
+    read: Reader,
+) -> CachedCheckpoint[Config]:
+    """The checkpoint, if its file holds what is expected of it; CheckpointError otherwise."""
+    dtype = _dtype_of(files[1], entries, parts)
+    ids = _teacher_ids(files[1], entries, read, config.draft_vocabulary, config.block.vocabulary)
+    return CachedCheckpoint(files, config, dtype, ids, teacher, parts, read)
+
+
+def _dtype_of(file: Path, entries: Mapping[str, Entry], parts: Parts) -> torch.dtype:
     """The one dtype of the weights, if the file holds exactly what is expected beside d2t and t2d."""
     expected = {key: shape for keys in parts.values() for key, shape in keys}
-    missing = [key for key in expected if key not in entries]
-    extra = sorted(key for key in entries if key not in expected and key not in _MAPS)
-    if missing:
-        raise CheckpointError(
-            f"{file}: {len(missing)} tensors missing, first {missing[0]}; expected it with shape"
-            f" {list(expected[missing[0]])} from config.json; found {', '.join(extra[:3]) or 'nothing'} instead"
-        )
-    if extra:
-        raise CheckpointError(
-            f"{file}: {len(extra)} tensors that config.json does not explain: {', '.join(extra[:3])}; expected the"
-            " drafter's alone; if one is a norm, config.json must say so by its flag"
-        )
-    for key, shape in expected.items():
-        if entries[key].shape != shape:
-            raise CheckpointError(
-                f"{file}: {key} has shape {list(entries[key].shape)}; expected {list(shape)} from config.json and"
-                " the teacher; use the drafter of this teacher"
-            )
+    check_names(file, expected, {key: entry for key, entry in entries.items() if key not in _MAPS}, _ADVICE)
     return DTYPES[check_kinds({key: entries[key] for key in expected})]
 
 
-def teacher_ids(
+def _teacher_ids(
     file: Path, entries: Mapping[str, Entry], read: Reader, draft_vocabulary: int, vocabulary: int
 ) -> Tensor:
     """int64 [draft_vocabulary], the teacher's id of every draft id: j + d2t[j], ``d2t`` being an offset.

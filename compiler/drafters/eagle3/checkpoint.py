@@ -14,9 +14,8 @@ from draftwood.compiler.drafters.common.checkpoint import (
     CachedCheckpoint,
     Parts,
     block_parts,
-    check_tensors,
     end_parts,
-    teacher_ids,
+    fitting_checkpoint,
 )
 from draftwood.compiler.drafters.common.config import AUX_STATES
 from draftwood.compiler.drafters.eagle3.config import EMBED, Eagle3Config, read_eagle3_config, read_layout
@@ -37,9 +36,7 @@ def open_eagle3(path: Path, teacher: Checkpoint) -> CachedCheckpoint[Eagle3Confi
     entries = {key: entry for key, entry in stored.items() if not key.endswith(".inv_freq")}
     config = read_eagle3_config(fields, layout, teacher.config, entries)
     parts = _parts(config, "layers.0" if layout == "speculators" else "midlayer")
-    dtype = check_tensors(file, entries, parts)
-    ids = teacher_ids(file, entries, read, config.draft_vocabulary, config.block.vocabulary)
-    return CachedCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
+    return fitting_checkpoint((fields.path, file), config, teacher, parts, entries, read)
 
 
 def _parts(config: Eagle3Config, at: str) -> Parts:

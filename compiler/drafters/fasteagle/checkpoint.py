@@ -17,9 +17,8 @@ from draftwood.compiler.drafters.common.checkpoint import (
     CachedCheckpoint,
     Parts,
     block_parts,
-    check_tensors,
     end_parts,
-    teacher_ids,
+    fitting_checkpoint,
 )
 from draftwood.compiler.drafters.common.config import (
     AUX_STATES,
@@ -44,9 +43,7 @@ def open_fasteagle(path: Path, teacher: Checkpoint) -> CachedCheckpoint[CachedCo
     entries, read = open_tensors(file)
     config = _config(fields, teacher.config, tied_head="lm_head.weight" not in entries)
     parts = _parts(config)
-    dtype = check_tensors(file, entries, parts)
-    ids = teacher_ids(file, entries, read, config.draft_vocabulary, config.block.vocabulary)
-    return CachedCheckpoint((fields.path, file), config, dtype, ids, teacher, parts, read)
+    return fitting_checkpoint((fields.path, file), config, teacher, parts, entries, read)
 
 
 def _config(fields: Fields, teacher: TeacherConfig, tied_head: bool) -> CachedConfig:
