@@ -142,18 +142,21 @@ class Replay:
         return not own <= frozenset().union(*map(_nodes, trees))
 
     def oracle_us(self, text: Text) -> float:
-        """The least time in which any choice of gears decodes a text: a shortest path over its positions."""
+        """The least time in which any choice of gears decodes a text: a shortest path over its positions.
+
+        From the start on, as `run` adds its steps up, so that rounding cannot make a policy faster than the oracle.
+        """
         count = len(text.events)
         best = np.full(count + 1, np.inf)
-        best[count] = 0.0
-        for at in range(count - 1, -1, -1):
-            event = text.events[at]
+        best[0] = 0.0
+        for at, event in enumerate(text.events):
             plain, drafting = self.gears.fitting.at(event.position, 0)
             for number in (plain, *drafting):
                 if number >= 0:
                     outcome, _ = self.step(self.gears.gears[number], event, count - at)
-                    best[at] = min(best[at], outcome.total_us + best[at + outcome.gained])
-        return float(best[0])
+                    after = at + outcome.gained
+                    best[after] = min(best[after], best[at] + outcome.total_us)
+        return float(best[count])
 
 
 class _Always:
