@@ -19,21 +19,22 @@ from types import ModuleType
 from draftwood.errors import UserError
 from draftwood.version import __version__
 
+# Each a module of tools/commands.
 COMMANDS = {
-    "demo": ("demo", "plan, build and check a bundle of the shipped models, then answer prompts with it"),
-    "build": ("build", "freeze a checkpoint and its draft trees into a bundle"),
-    "bind": ("bind", "give an NPU bundle that was built without weights the weights of a checkpoint"),
-    "check": ("check", "compare every graph of a bundle with eager PyTorch"),
-    "run": ("run", "answer one prompt with a bundle"),
-    "bench": ("bench", "compare speculative with plain decoding: tokens and speed"),
-    "calibrate": ("calibrate", "count the rank paths that a teacher's text takes through a drafter's candidates"),
-    "profile": ("profile", "measure, or model, how long the steps of a gear take"),
-    "replay": ("replay", "replay policies over recorded texts, without a model"),
-    "tune": ("tune", "measure every gear of a bundle on this machine, for the policy to choose by"),
-    "plan": ("plan", "choose draft trees and gears from statistics and a latency table"),
-    "train": ("train", "train a drafter for a frozen teacher on the teacher's own texts"),
-    "inspect": ("inspect", "show a draft tree or a bundle"),
-    "doctor": ("doctor", "say what this machine can do and what is missing"),
+    "demo": "plan, build and check a bundle of the shipped models, then answer prompts with it",
+    "build": "freeze a checkpoint and its draft trees into a bundle",
+    "bind": "give an NPU bundle that was built without weights the weights of a checkpoint",
+    "check": "compare every graph of a bundle with eager PyTorch",
+    "run": "answer one prompt with a bundle",
+    "bench": "compare speculative with plain decoding: tokens and speed",
+    "calibrate": "count the rank paths that a teacher's text takes through a drafter's candidates",
+    "profile": "measure, or model, how long the steps of a gear take",
+    "replay": "replay policies over recorded texts, without a model",
+    "tune": "measure every gear of a bundle on this machine, for the policy to choose by",
+    "plan": "choose draft trees and gears from statistics and a latency table",
+    "train": "train a drafter for a frozen teacher on the teacher's own texts",
+    "inspect": "show a draft tree or a bundle",
+    "doctor": "say what this machine can do and what is missing",
 }
 
 
@@ -60,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    module = (
-        importlib.import_module(f"draftwood.tools.commands.{COMMANDS[command][0]}") if command in COMMANDS else None
-    )
+    module = importlib.import_module(f"draftwood.tools.commands.{command}") if command in COMMANDS else None
     return module.main(_parse(command, module, arguments)) if module else _parse_alone(arguments)
 
 
@@ -72,7 +71,7 @@ def _parse(command: str, module: ModuleType | None, arguments: list[str]) -> arg
     parser = argparse.ArgumentParser(prog="draftwood", description=summary, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"draftwood {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (_, line) in COMMANDS.items():
+    for name, line in COMMANDS.items():
         description = f"{line[0].upper()}{line[1:]}."
         subparser = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         if module is not None and name == command:

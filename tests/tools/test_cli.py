@@ -40,7 +40,7 @@ def command(monkeypatch: pytest.MonkeyPatch, main: Callable[[argparse.Namespace]
     """The exit code of a command `fake` that does `main`."""
     module = SimpleNamespace(add_arguments=lambda parser: None, main=main)
     monkeypatch.setitem(sys.modules, "draftwood.tools.commands.fake", module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", ("fake", "a command of the test"))
+    monkeypatch.setitem(cli.COMMANDS, "fake", "a command of the test")
     return cli.main(["fake"])
 
 
@@ -54,7 +54,7 @@ def failing(error: BaseException) -> Callable[[argparse.Namespace], int]:
 @pytest.mark.parametrize("name", CONTRACT)
 def test_flags_of_the_contract_exist(name: str) -> None:
     parser = argparse.ArgumentParser()
-    import_module(f"draftwood.tools.commands.{cli.COMMANDS[name][0]}").add_arguments(parser)
+    import_module(f"draftwood.tools.commands.{name}").add_arguments(parser)
     assert CONTRACT[name] <= set(parser._option_string_actions)
 
 
