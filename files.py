@@ -60,14 +60,6 @@ def read_text(path: Path, limit: int = MOST_BYTES) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def is_regular(path: Path) -> bool:
-    """Whether a regular file is there, links followed; never raises, whatever the name holds."""
-    try:
-        return stat.S_ISREG(_stat(path).st_mode)
-    except OSError:
-        return False
-
-
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file beside ``path`` and renames it, so that ``path`` never holds half of it; OSError if that fails."""
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")

@@ -90,6 +90,17 @@ RAGGED = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0))
 
 @pytest.fixture(scope="session")
 def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers."""
+    return save_teacher(tmp_path_factory.mktemp("teacher"), TINY)
+
+
+@pytest.fixture(scope="session")
+def three_layer_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that drafters with features can learn from: they read three layers."""
+    return save_teacher(tmp_path_factory.mktemp("deeper"), TINY | {"num_hidden_layers": 3})
+
+
+def save_teacher(folder: Path, config: dict) -> Path:
     """A random Llama whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
     import torch
     from safetensors.torch import save_file
@@ -98,8 +109,7 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
 
-    folder = tmp_path_factory.mktemp("teacher")
-    (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "config.json").write_text(json.dumps(config))
     random = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=random) * 0.12
@@ -109,7 +119,7 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + noise
     save_file(tensors, folder / "model.safetensors")
     rows = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
-    save_tokenizer(train_tokenizer(rows, TINY["vocab_size"]), folder)
+    save_tokenizer(train_tokenizer(rows, config["vocab_size"]), folder)
     return folder
 
 

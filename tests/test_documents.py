@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -36,8 +37,10 @@ SHORTER = {
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
     "check": "--limit 1",
     "demo": "--size native",
+    "replay": "--limit 2 --max-new-tokens 8 --tune 0.1",
     "run": "--max-new-tokens 8",
-    "train": "--steps 2 --batch 2",
+    "tune": "--seconds 0.1",
+    "train": "--steps 2 --batch 2 --aux-layers 0 1 2",
     "draftwood.tools.reference": "--limit 1 --max-new-tokens 8",
     "draftwood.tools.training.distill": "--rows 8 --new-tokens 4",
 }
@@ -153,6 +156,8 @@ def three_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     tensors = {f"{head}.0.linear.weight": torch.eye(64) * 0.05 * (head + 1) for head in range(3)}
     tensors |= {f"{head}.0.linear.bias": torch.zeros(64) for head in range(3)}
+    # Matrices of their own, since a build from shapes alone has no teacher's to share.
+    tensors |= {f"{head}.1.weight": torch.eye(300, 64) * 0.05 for head in range(3)}
     folder = tmp_path_factory.mktemp("three")
     save_file(tensors, folder / "medusa_lm_head.safetensors")
     (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
@@ -160,10 +165,17 @@ def three_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(tiny_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Path) -> Callable[[str], Path]:
+def world(
+    tiny_teacher: Path, three_layer_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Path
+) -> Callable[[str], Path]:
     """Makes what a document's command reads, where nothing before it has; small, and of the names documents use."""
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    folders = {"MODEL": tiny_teacher, "DRAFTER": three_heads, "BUNDLE": tiny_bundle}
+    folders = {
+        "--teacher MODEL": three_layer_teacher,
+        "MODEL": tiny_teacher,
+        "DRAFTER": three_heads,
+        "BUNDLE": tiny_bundle,
+    }
     texts = [f"the cat sat on the mat and the hat {number}" for number in range(40)]
     files = {
         "chat.json": json.dumps([{"role": "user", "content": "the cat"}]),
@@ -175,8 +187,9 @@ def world(tiny_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Pa
     }
 
     def make(words: str) -> Path:
-        for name, folder in folders.items():
-            if re.search(rf"\b{name}\b", words) and not (tmp_path / name).exists():
+        for named, folder in folders.items():
+            name = named.split()[-1]
+            if re.search(rf"{named}\b", words) and not (tmp_path / name).exists():
                 shutil.copytree(folder, tmp_path / name)
         for name, text in files.items():
             if name.partition("/")[0] in words and not (tmp_path / name).exists():
@@ -203,6 +216,13 @@ def small(words: list[str]) -> list[str]:
     return [*words, *shlex.split("" if "--device" in words else SHORTER.get(name, ""))]
 
 
+def result_of(words: list[str]) -> int:
+    """The command's exit status. What weighs a process needs one of its own, as a user gives it."""
+    if words[0].endswith(".memory"):
+        return subprocess.run([sys.executable, "-m", *words], check=False).returncode
+    return main_of(words)
+
+
 def run(document: Path, world: Callable[[str], Path], infos: set[str]) -> None:
     """Runs what a document says from top to bottom, in one folder."""
     for block in blocks(document):
@@ -217,7 +237,7 @@ def run(document: Path, world: Callable[[str], Path], infos: set[str]) -> None:
             if words[:2] == ["draftwood", "build"]:
                 shutil.rmtree(folder / out, ignore_errors=True)
             with chdir(folder):
-                assert main_of(small(words)) == 0, shlex.join(words)
+                assert result_of(small(words)) == 0, shlex.join(words)
 
 
 def with_blocks(*infos: str) -> list[object]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import UserError
-from draftwood.files import is_regular, open_regular, read_regular, read_text
+from draftwood.files import cache_home, open_regular, read_regular, read_text, write_whole
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
@@ -15,14 +15,12 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a")
     assert read_regular(tmp_path / "link") == path.read_bytes()
     assert read_text(path) == "é\nb\n"
-    assert is_regular(tmp_path / "link")
 
 
 @pytest.mark.parametrize("name", ["fifo", "folder", "/dev/zero", "/dev/stdin", "nowhere", "a\0b", "x" * 300])
 def test_anything_else_is_an_error_at_once(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
-    assert not is_regular(tmp_path / name)
     for read in (open_regular, read_regular, read_text):
         with pytest.raises(OSError) as caught:
             read(tmp_path / name)
@@ -49,3 +47,23 @@ def test_a_refusal_is_one_printable_line(text: str, shown: str) -> None:
 def test_a_refusal_is_not_longer_than_a_screen() -> None:
     line = str(UserError(f"begin {'x' * 100_000} end"))
     assert len(line) < 2100 and line.startswith("begin x") and line.endswith("x end")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("before")
+    write_whole(tmp_path / "a", b"after")
+    assert (tmp_path / "a").read_text() == "after"
+    (tmp_path / "folder").mkdir()
+    for target in (tmp_path / "folder", tmp_path / "nowhere" / "a", tmp_path / "a" / "b"):
+        with pytest.raises(OSError):
+            write_whole(target, b"x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "folder"]
+
+
+def test_caches_lie_where_the_user_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_home() == tmp_path
+    monkeypatch.setenv("HOME", "/somebody")
+    for relative in ("", "caches"):  # the standard: a path that is not absolute is to be ignored
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert cache_home() == Path("/somebody/.cache")
