@@ -52,15 +52,19 @@ class Prior(_Struct, frozen=True):
 
 
 class StepTime(_Struct, frozen=True):
-    """What a step of a gear takes behind a text of ``length`` tokens, draft, verify and host together."""
+    """What a step of a gear takes behind a text of ``length`` tokens, draft, verify and host together.
+
+    ``late`` are tokens that the drafter's caches were behind, beyond those of one step.
+    """
 
     gear: str
     length: int
     us: float
+    late: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.us < math.inf or self.length < 0:
-            raise ValueError(f"step time of {self.gear}: expected a length of 0 or more and a finite time above 0")
+        if not 0 < self.us < math.inf or min(self.length, self.late) < 0:
+            raise ValueError(f"step time of {self.gear}: expected sizes of 0 or more and a finite time above 0")
 
 
 class Planning(_Struct, frozen=True):

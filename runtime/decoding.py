@@ -115,7 +115,9 @@ class Decoding:
         self._stream = Stream(bundle.tokenizer, options.stop_strings) if bundle.tokenizer else None
         self._pieces: list[str] = []
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
-        self._steps = 0
+        self._steps = self._late = 0
+        # Tokens that the last draft's step gained: writing them belongs to every draft.
+        self._gained = 0
         self._finish: FinishReason | None = None
         self._origin_us = self._began_us = _now_us()
         self._prefill_us = self._graph_us = self._choice_us = 0.0
@@ -154,12 +156,18 @@ class Decoding:
     def choose(self) -> Gear:
         """The gear of the next step; the cache is grown to its KV length."""
         self._began_us = _now_us()
-        gear = self.policy.choose(self.state.length)
+        self._late = self._behind()
+        gear = self.policy.choose(self.state.length, self._late)
         assert gear is not None, "a text that fills the context has ended"
         if self.state.slots < gear.slots:
             self.state.grow(gear.slots)
         self._choice_us = _now_us() - self._began_us
         return gear
+
+    def _behind(self) -> int:
+        """Tokens that the drafter's caches are behind, beyond those that the last step gained."""
+        draft = self.state.draft
+        return max(draft.waiting - self._gained, 0) if draft is not None and draft.buffers else 0
 
     def receive(self, gear: Gear, outcome: StepOutcome) -> str:
         """What a step gained; returns final text."""
@@ -177,7 +185,9 @@ class Decoding:
             verify_us=times.verify_us,
             host_us=self._choice_us + times.accept_us,  # the clock would count other texts' steps, too
             confidence=outcome.confidence,
+            late=self._late,
         )
+        self._gained = len(outcome.tokens) if gear.draft else 0
         self._record(kind, gear.name, position, len(outcome.tokens), outcome, gear)
         self.policy.observe(observed)
         return self._take(list(outcome.tokens))

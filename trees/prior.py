@@ -27,6 +27,8 @@ WEIGHTS = (0.1, 0.2, 0.4, 0.2, 0.1)
 # A node that was seldom asked for is thought to be like its level's node of equal rank, and that like its rank, with
 # the weight of so many questions.
 SHRINKAGE = 8.0
+# Halvings of an interval of 6: what is left is far below any standard error.
+CENTRING_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,38 @@ def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[i
     pooled = _odds(union, every_T, _by_rank(union, every_T))
     odds = [_odds(union, visits(part, union).sum(0), pooled) for part in parts]
     shares = tuple(part.total / total if total else 1 / len(parts) for part in parts)
+    shift = _centre(union, odds, shares, float(every_T[1:].sum()) / total) if total else 0.0
     return CountedPrior(
         paths=union.paths,
         confidence=_rounded(shares),
         weights=WEIGHTS,
-        hazards=tuple(tuple(_hazards(union, one, ease) for one in odds) for ease in EASES),
+        hazards=tuple(tuple(_hazards(union, one, ease + shift) for one in odds) for ease in EASES),
     )
+
+
+def _centre(tree: Topology, odds: Sequence[NDArray[np.float64]], shares: Sequence[float], accepted: float) -> float:
+    """The shift of all eases with which the mixture expects so many accepted tokens of a step of the whole tree.
+
+    Accept length is convex in the ease at its low end, so classes around what was counted would promise more of it.
+    """
+    low, high = -3.0, 3.0
+    for _ in range(CENTRING_STEPS):
+        middle = (low + high) / 2
+        classes = [
+            weight * share * _expected(tree, _hazards(tree, one, ease + middle))
+            for weight, ease in zip(WEIGHTS, EASES, strict=True)
+            for share, one in zip(shares, odds, strict=True)
+        ]
+        low, high = (middle, high) if sum(classes) < accepted else (low, middle)
+    return (low + high) / 2
+
+
+def _expected(tree: Topology, hazards: Sequence[float]) -> float:
+    """Accepted tokens of a step, the bonus left out."""
+    reach = [1.0]
+    for row, hazard in enumerate(hazards, 1):
+        reach.append(reach[tree.parents[row]] * hazard)
+    return sum(reach[1:])
 
 
 def _questions(tree: Topology, visits_T: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

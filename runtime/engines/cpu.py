@@ -29,6 +29,10 @@ class CpuEngine(StagedEngine):
         self._bindings = Bindings(session(bundle, graph, threads), graph)
         self._drafts = OnnxExecutor(bundle, threads)
         super().__init__(bundle, bundle.manifest.graphs_of("onnx"))
+        # All of them now: a text should not wait for what its first draft would open.
+        for one in bundle.manifest.graphs_of("onnx"):
+            if one.kind in ("draft", "extend"):
+                self._drafts.open(one)
         rows = dims.branch_rows
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)

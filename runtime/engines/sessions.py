@@ -124,7 +124,7 @@ class Bindings:
 
 
 class OnnxExecutor:
-    """Runs graphs of a bundle whose outputs have fixed shapes; a graph is opened when it is first needed."""
+    """Runs graphs of a bundle whose outputs have fixed shapes; a graph is opened when it is first needed, or before."""
 
     zeros = staticmethod(host_zeros)
 
@@ -134,9 +134,7 @@ class OnnxExecutor:
 
     def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
         """See `static.Executor.run`."""
-        if graph.name not in self._opened:
-            self._opened[graph.name] = self._open(graph)
-        bindings, outputs = self._opened[graph.name]
+        bindings, outputs = self.open(graph)
         for name, array in inputs.items():
             bindings.input(name, array)
         for name, buffer in buffers.items():
@@ -147,7 +145,13 @@ class OnnxExecutor:
         bindings.run()
         return outputs
 
-    def _open(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
+    def open(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
+        """The graph with its outputs bound; the one that was opened before, if it was."""
+        if graph.name not in self._opened:
+            self._opened[graph.name] = self._bound(graph)
+        return self._opened[graph.name]
+
+    def _bound(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
         bindings = Bindings(session(self._bundle, graph, self._threads), graph)
         outputs = {s.name: allocate(s) for s in graph.outputs if s.name in graph.results and s.name != "branch.out"}
         for name, array in outputs.items():

@@ -8,7 +8,7 @@ a gear is tried every so many steps, as many as keep the price of trying at `TRY
 from __future__ import annotations
 
 from draftwood.manifest import Gear
-from draftwood.runtime.policy.bank import Bank
+from draftwood.runtime.policy.bank import Bank, credit
 from draftwood.runtime.policy.estimate import Estimate
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
@@ -38,6 +38,7 @@ class Adaptive:
     def __init__(self, gears: Gears, tables: Tables) -> None:
         self._gears = gears
         self.estimate, self.times, self.bank = Estimate(tables), StepTimes(gears.times), Bank()
+        self.bank.credit = credit(self._hope())
         self._slots = 0
         # The gear that ran last, how many steps it has run, and the plain steps since the last draft.
         self._last, self._dwell, self._idle = _NONE, 0, 0
@@ -46,13 +47,19 @@ class Adaptive:
         # What the present spell of drafting has won, and how many spells in a row have lost.
         self._won_us, self._lost = 0.0, 0
 
-    def choose(self, length: int) -> Gear | None:
+    def choose(self, length: int, late: int = 0) -> Gear | None:
         fit = self._gears.fitting.at(length, self._slots)
         if not fit.drafting:
             return self._gears.gears[fit.plain] if fit.plain != _NONE else None
         if fit.plain != _NONE and self._stays_plain(fit.plain):
             return self._gears.gears[fit.plain]
-        return self._gears.gears[self._fastest(length, fit.plain, fit.drafting)]
+        return self._gears.gears[self._fastest(length, late, fit.plain, fit.drafting)]
+
+    def _hope(self) -> float:
+        """The best gear's expected speed-up over plain decoding, before the text's first step."""
+        plain, drafting = self._gears.fitting.at(0, 0)
+        tokens, shape, us = self.estimate.tokens(), self._gears.shape, self.times.us
+        return max((tokens[shape[g]] * us(plain, 0) / us(g, 0) for g in drafting), default=1.0) if plain >= 0 else 1.0
 
     def observe(self, outcome: Outcome) -> None:
         gear = self._gears.number[outcome.gear.name]
@@ -79,11 +86,11 @@ class Adaptive:
             return True
         return self._last != _NONE and self._gears.shape[self._last] == _NONE and self._idle < self._wait
 
-    def _fastest(self, length: int, plain: int, drafting: tuple[int, ...]) -> int:
+    def _fastest(self, length: int, late: int, plain: int, drafting: tuple[int, ...]) -> int:
         """The best gear that the bank allows, or the present one where no other is better by the margin."""
         tokens, shape = self.estimate.tokens(), self._gears.shape
         plain_us = self.times.us(plain, length) if plain != _NONE else 0.0
-        late_us = self.times.catch_up_us(self._idle)
+        late_us = self.times.catch_up_us(late)
         best, best_speed, kept_speed = _NONE, 0.0, 0.0
         for gear in drafting:
             us = self.times.us(gear, length)
@@ -99,22 +106,22 @@ class Adaptive:
         if kept_speed and (self._dwell < DWELL or best_speed <= (1 + MARGIN) * kept_speed):
             best, best_speed = self._last, kept_speed
         # Who comes from plain decoding is here to try, and what has just paid for itself is tried again.
-        trial = self._paid or self._last == _NONE or shape[self._last] == _NONE
+        trial = self._paid or (self._last != _NONE and shape[self._last] == _NONE)
         if plain == _NONE or trial or best_speed * plain_us >= 1:
             return best
         return plain
 
     def _decoded(self, gear: int, outcome: Outcome) -> None:
-        if self._last != _NONE and self._gears.shape[self._last] != _NONE:
+        if self._last == _NONE or self._gears.shape[self._last] != _NONE:
             self._lost = self._lost + 1 if self._won_us < 0 else 0
-            self._wait = self._price(gear, outcome.length)
+            self._wait = self._price(gear, outcome.length, outcome.late)
             self._won_us = 0.0
         self.times.observe(gear, outcome.length, outcome.total_us)
         self.bank.decoded(self.times.us(gear, outcome.length))
         self.estimate.idle()
         self._idle += outcome.gained
 
-    def _price(self, plain: int, length: int) -> int:
+    def _price(self, plain: int, length: int, late: int) -> int:
         """Steps until a try: what it is expected to lose is then `TRY` of what was decoded meanwhile.
 
         An expectation that has been wrong counts for less each time, down to a try that gains nothing.
@@ -127,7 +134,7 @@ class Adaptive:
         plain_us = self.times.us(plain, length)
         if not self.times.table.absolute and self.times.seen(gear) < ANCHOR:  # what it takes is not known yet
             return DWELL
-        step_us = self.times.us(gear, length)
+        step_us = self.times.us(gear, length) + self.times.catch_up_us(late)
         paid_us = max(TRY * plain_us - self.times.catch_up_us(1), TRY / 2 * plain_us)
         expected, most = ((step_us - gained * plain_us) / paid_us for gained in (tokens[shape[gear]], 1.0))
         steps = min(max(expected, DWELL) * 2**self._lost, most)
@@ -137,14 +144,14 @@ class Adaptive:
         gears, times, length, us = self._gears, self.times, outcome.length, outcome.total_us
         plain = gears.fitting.at(length, self._slots).plain
         expected_us, seen = times.us(gear, length), times.seen(gear)
-        if self._idle and seen and gears.catches_up and us > expected_us:
-            times.caught_up(gear, self._idle, us - expected_us)
+        if outcome.late and seen and us > expected_us:
+            times.caught_up(gear, outcome.late, us - expected_us)
         elif outcome.gear.slots <= self._slots or not self._slots:  # growing is no part of a step
             times.observe(gear, length, us)
         if plain != _NONE:
             plain_us = times.us(plain, length)
             # The first step of a gear may have opened its graphs.
-            allowed_us = (HICCUP if seen else UPPER) * expected_us + times.catch_up_us(self._idle)
+            allowed_us = (HICCUP if seen else UPPER) * expected_us + times.catch_up_us(outcome.late)
             self.bank.drafted(outcome.gained, min(us, allowed_us), plain_us)
             self._paid = outcome.gained * plain_us > us
             self._won_us += outcome.gained * plain_us - us

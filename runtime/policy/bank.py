@@ -1,4 +1,4 @@
-"""The promise that needs no statistics: ``time <= (1 + EXTRA) * plain + CREDIT plain steps``, on every text.
+"""The promise that needs no statistics: ``time <= (1 + EXTRA) * plain + credit plain steps``, on every text.
 
 Every step gains a token or more, and plain decoding pays for each: so what drafting has cost so far, against what
 its tokens would have cost plainly, is known to the microsecond. A step is allowed only if the promise would still
@@ -9,20 +9,34 @@ reward known.)
 from __future__ import annotations
 
 EXTRA = 0.03
-CREDIT = 4.0
+# Plain steps that a text may be behind from the start: so many where little is hoped for, and at most.
+LEAST_CREDIT, MOST_CREDIT = 2.0, 4.0
+# Expected speed-ups between which the credit rises from one to the other.
+LITTLE, MUCH = 1.25, 1.6
+
+
+def credit(speedup: float) -> float:
+    """The credit of a text whose best gear is expected to be so much faster than plain decoding.
+
+    A text of which much is hoped may also pay for catching up on its prompt; where the odds are even, whatever is lent
+    is as likely lost.
+    """
+    hope = (speedup - LITTLE) / (MUCH - LITTLE)
+    return LEAST_CREDIT + (MOST_CREDIT - LEAST_CREDIT) * min(max(hope, 0.0), 1.0)
 
 
 class Bank:
-    """The account of one text, in microseconds."""
+    """The account of one text, in microseconds; ``credit`` in plain steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = MOST_CREDIT) -> None:
+        self.credit = credit
         # What the tokens so far would have cost plainly; and that, less what they did cost.
         self.plain_us = 0.0
         self.saved_us = 0.0
 
     def allows(self, step_us: float, plain_us: float) -> bool:
         """Whether a step that takes at most ``step_us`` keeps the promise if it gains one token of ``plain_us``."""
-        debt = EXTRA * (self.plain_us + plain_us) + CREDIT * plain_us
+        debt = EXTRA * (self.plain_us + plain_us) + self.credit * plain_us
         return self.saved_us + plain_us - step_us >= -debt
 
     def decoded(self, plain_us: float) -> None:

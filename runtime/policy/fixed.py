@@ -26,7 +26,7 @@ class FixedTree:
             if gear.tree == name and gear.slots >= least_slots
         ]
 
-    def choose(self, length: int) -> Gear | None:
+    def choose(self, length: int, late: int = 0) -> Gear | None:
         return next((gear for limit, gear in self._fits if length <= limit), None)
 
     def observe(self, outcome: Outcome) -> None:
@@ -45,7 +45,7 @@ class Planned:
         by_class = tables.tokens_CS.T.tolist()
         self._tokens = [sum(w * t for w, t in zip(weights, row, strict=True)) for row in by_class]
 
-    def choose(self, length: int) -> Gear | None:
+    def choose(self, length: int, late: int = 0) -> Gear | None:
         plain, drafting = self._gears.fitting.at(length, self._slots)
         fits = [gear for gear in (plain, *drafting) if gear >= 0]
         if not fits:

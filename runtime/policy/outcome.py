@@ -21,6 +21,7 @@ class Outcome(NamedTuple):
             a grammar); such a walk tells nothing.
         draft_us, verify_us, host_us: microseconds of the step.
         confidence: probability of the drafter's best first candidate, where known.
+        late: tokens that the drafter's caches were behind, beyond those of one step.
     """
 
     gear: Gear
@@ -33,6 +34,7 @@ class Outcome(NamedTuple):
     verify_us: float = 0.0
     host_us: float = 0.0
     confidence: float | None = None
+    late: int = 0
 
     @property
     def total_us(self) -> float:
@@ -54,8 +56,10 @@ class Policy(Protocol):
     choice changes a token.
     """
 
-    def choose(self, length: int) -> Gear | None:
+    def choose(self, length: int, late: int = 0) -> Gear | None:
         """The gear for a step behind ``length`` committed tokens; None where the context is full.
+
+        ``late`` are tokens that the drafter's caches are behind, which the next draft has to write.
 
         Asking twice gives the same answer: only ``observe`` changes what a policy knows.
         """

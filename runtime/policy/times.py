@@ -35,6 +35,8 @@ class TimeTable:
     base: tuple[float, ...]
     slope: tuple[float, ...]
     absolute: bool
+    # Of writing one late token into the drafter's caches; 0 where that was not measured.
+    late: float = 0.0
 
     def us(self, gear: int, length: int) -> float:
         """What the table says; never below a tenth of the base, however far a slope is extended."""
@@ -45,13 +47,20 @@ def time_table(names: Sequence[str], rows: Sequence[int], times: Sequence[StepTi
     """The table of gears by name, from steps that were timed; of guesses unless every gear was."""
     points: Mapping[str, list[tuple[int, float]]] = {name: [] for name in names}
     for time in times:
-        if time.gear in points:
+        if time.gear in points and not time.late:
             points[time.gear].append((time.length, time.us))
     if not all(points.values()):
         guesses = tuple(1.0 if count == 1 else GUESS + GUESS_ROW * count for count in rows)
         return TimeTable(guesses, (0.0,) * len(names), absolute=False)
-    lines = [_line(points[name]) for name in names]
-    return TimeTable(tuple(base for base, _ in lines), tuple(slope for _, slope in lines), absolute=True)
+    lines = dict(zip(names, (_line(points[name]) for name in names), strict=True))
+    late = [_late(time, *lines[time.gear]) for time in times if time.late and time.gear in lines]
+    base, slope = zip(*lines.values(), strict=True)
+    return TimeTable(base, slope, absolute=True, late=sum(late) / len(late) if late else 0.0)
+
+
+def _late(time: StepTime, base: float, slope: float) -> float:
+    """What a late token took, over a step without any."""
+    return max(time.us - base - slope * time.length, 0.0) / time.late
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
@@ -74,9 +83,9 @@ class StepTimes:
         self._busy = 1.0 if table.absolute else 0.0
         self._count = [0] * gears
         self._odd: list[list[float]] = [[] for _ in range(gears)]
-        # Microseconds of writing one token more into the drafter's caches.
-        self._catch_up = 0.0
-        self._caught = 0
+        # Microseconds of writing one token more into the drafter's caches; a table's counts as one observation.
+        self._catch_up = table.late
+        self._caught = int(table.late > 0)
 
     def us(self, gear: int, length: int) -> float:
         """Expected microseconds; in plain steps where nothing was measured yet."""
@@ -87,7 +96,7 @@ class StepTimes:
         return self._count[gear]
 
     def catch_up_us(self, tokens: int) -> float:
-        """What a draft takes in addition after so many tokens that were decoded plainly."""
+        """What a draft takes in addition where so many tokens are late."""
         return self._catch_up * tokens
 
     def observe(self, gear: int, length: int, us: float) -> None:

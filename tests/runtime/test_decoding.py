@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from draftwood.errors import RequestError
+from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 
@@ -72,6 +73,36 @@ def test_kv_length_grows_by_moving_to_the_next_gear(engine: StagedEngine, prompt
     gears = [event.gear for event in trace.events if event.kind != "prefill"]
     assert gears == sorted(gears, key=lambda name: int(name.rpartition("kv")[2]))
     assert set(gears) == {"ragged-kv128", "ragged-kv256"}
+
+
+class Noted(FixedTree):
+    """Notes how many tokens the drafter is said to be behind, and drafts at every third step."""
+
+    def choose(self, length: int, late: int = 0) -> Gear | None:
+        self.late = [*getattr(self, "late", []), late]
+        return self.gears[len(self.late) % 3 == 0]
+
+
+def test_a_policy_is_told_how_far_the_drafter_is_behind(tiny_draft_bundles: dict[str, Path], prompt: list[int]) -> None:
+    bundle = Bundle.open(tiny_draft_bundles["fasteagle"])
+    policy, trace = Noted(bundle, "plain"), Trace()
+    policy.gears = [bundle.gear(name) for name in ("plain-kv256", "planned-kv256")]
+    Decoding(CpuEngine(bundle), prompt, Options(max_new_tokens=40, ignore_eos=True), policy, trace).run()
+    n = len(prompt)
+    assert policy.late[:4] == [0, n, n + 1, 0]  # before the prefill, behind it, behind a plain step, behind a draft
+    # The draft's own step gained some, which every draft writes; a plain one more is one late, with them.
+    assert policy.late[4] == trace.events[2].accepted + 1 and policy.late[6] == 0
+
+
+def test_graphs_are_opened_with_the_engine(
+    tiny_draft_bundles: dict[str, Path], prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the first draft of a process is no slower than the next."""
+    bundle = Bundle.open(tiny_draft_bundles["eagle3"])
+    engine = CpuEngine(bundle)
+    monkeypatch.setattr("draftwood.runtime.engines.sessions.session", None)
+    gear = next(gear.name for gear in bundle.manifest.gears if gear.draft)
+    assert decoded(engine, prompt, gear, max_new_tokens=8).token_ids
 
 
 def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: StagedEngine, prompt: list[int]) -> None:
@@ -142,7 +173,7 @@ from pathlib import Path
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import FixedTree, policy_for
 bundle = Bundle.open(Path({str(tiny_bundle)!r}))
 decoding = Decoding(CpuEngine(bundle), {prompt}, Options(max_new_tokens=20, ignore_eos=True), policy_for(bundle))
 print(json.dumps(decoding.run().token_ids))

@@ -128,6 +128,16 @@ def test_what_cannot_be_done_is_one_line(
     assert message in error and error.count("\n") == 1
 
 
+def test_what_a_late_token_takes_is_timed_where_the_drafter_has_caches(
+    tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]
+) -> None:
+    late = {
+        name: [time.late for time in tune(CpuEngine(Bundle.open(folder)), 0.01) if time.late]
+        for name, folder in {"medusa": tiny_bundle, **tiny_draft_bundles}.items()
+    }
+    assert late == {"medusa": [], "eagle3": [32], "fasteagle": [32]}
+
+
 def test_tuned_times_are_kept_for_this_bundle_and_machine(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

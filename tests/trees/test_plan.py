@@ -10,6 +10,7 @@ from draftwood.errors import TreeError
 from draftwood.trees import RankPaths, Topology, parse_specs
 from draftwood.trees.calibration import BINS, Calibration
 from draftwood.trees.gears import Limits
+from draftwood.trees.measure import expected_accept_length
 from draftwood.trees.plan import make_plan
 from draftwood.trees.plan_file import format_plan, parse_plan, plan_value
 
@@ -54,6 +55,19 @@ def test_without_a_latency_table_sizes_are_halved():
     assert [tree.name for tree in plan.trees] == ["plain", "planned-32", "planned-16", "planned-8"]
     assert [gear.slots for gear in plan.gears] == [None] * 4 and plan.cost is None
     assert [tree.name for tree in make_plan(TEXTS, Limits(nodes=31, gears=1)).trees] == ["plain"]
+
+
+def test_the_kinds_of_text_together_promise_what_was_counted():
+    prior = make_plan(TEXTS, Limits(nodes=31)).greedy
+    tree = Topology.from_paths(prior.paths)
+    total = 0.0
+    for weight, (hazards,) in zip(prior.weights, prior.hazards, strict=True):
+        reach = {(): 1.0}
+        for path, hazard in zip(prior.paths, hazards, strict=True):
+            reach[path] = reach[path[:-1]] * hazard
+        total += weight * sum(reach.values())
+    # The shrinkage of rare nodes is in both, halving stops at 1e-4 of the ease, and hazards have six digits.
+    assert total == pytest.approx(expected_accept_length(TEXTS.part("counted"), tree).tokens, rel=1e-3)
 
 
 def test_heldout_figures_are_of_heldout_contexts_alone():

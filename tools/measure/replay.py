@@ -19,6 +19,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.planning import Planning, StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome, Planned, Policy
+from draftwood.runtime.speculation.drafting import MOST_WAITING
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.trees import Topology
 
@@ -102,12 +103,15 @@ class Replay:
     def run(self, policy: Policy, text: Text) -> Run:
         """A text decoded by a policy."""
         at, us, steps, unknown, ran = 0, 0.0, 0, 0, Counter[str]()
+        late = min(text.events[0].position, MOST_WAITING) if self.gears.catches_up else 0
         while at < len(text.events):
             event = text.events[at]
-            gear = policy.choose(event.position)
+            gear = policy.choose(event.position, late)
             if gear is None:
                 break
             outcome, known = self.step(gear, event, len(text.events) - at)
+            outcome = outcome._replace(late=late, draft_us=self.gears.times.late * late if gear.draft else 0.0)
+            late = 0 if gear.draft or not self.gears.catches_up else late + 1
             policy.observe(outcome)
             at, us, steps, unknown = at + outcome.gained, us + outcome.total_us, steps + 1, unknown + (not known)
             ran[gear.name] += 1
@@ -165,7 +169,7 @@ class _Always:
     def __init__(self, gears: Gears, name: str) -> None:
         self._gears, self._shape, self._slots = gears, gears.shape[gears.number[name]], 0
 
-    def choose(self, length: int) -> Gear | None:
+    def choose(self, length: int, late: int = 0) -> Gear | None:
         plain, drafting = self._gears.fitting.at(length, self._slots)
         own = (number for number in drafting if self._gears.shape[number] == self._shape)
         number = next(own, plain)

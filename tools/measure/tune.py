@@ -21,6 +21,8 @@ PLACES = (0.2, 0.8)
 # Rows that a draft finds to be written, as many as a step accepts or so.
 ACCEPTED = 3
 LEAST_ROUNDS = 5
+# Tokens of plain decoding or of a prompt that a late draft finds to be written.
+LATE = 128
 
 
 def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
@@ -40,8 +42,11 @@ def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
                 found[gear.name, length].append(us)
         rounds += 1
     return [
-        StepTime(gear=gear.name, length=length, us=round(float(np.median(found[gear.name, length])), 2))
-        for gear, length in texts
+        *(
+            StepTime(gear=gear.name, length=length, us=round(float(np.median(found[gear.name, length])), 2))
+            for gear, length in texts
+        ),
+        *_late(engine),
     ]
 
 
@@ -61,6 +66,21 @@ def _filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
     engine.draft([state], drafting)
     engine.prefill(state, np.zeros(ACCEPTED, np.int64))
     return state
+
+
+def _late(engine: StagedEngine) -> list[StepTime]:
+    """A step whose draft finds `LATE` tokens that its caches lack; none where the drafter has no caches."""
+    manifest = engine.bundle.manifest
+    gear = min((gear for gear in manifest.gears if gear.draft), key=lambda gear: gear.slots, default=None)
+    if gear is None or not manifest.drafter or not manifest.drafter.layers:
+        return []
+    length = min(2 * LATE, gear.slots // 2)
+    late, found = length // 2, []
+    for _ in range(LEAST_ROUNDS):
+        state = _filled(engine, gear.slots, length - late)
+        engine.prefill(state, np.zeros(late, np.int64))
+        found.append(_step_us(engine, state, gear))
+    return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]
 
 
 def _step_us(engine: StagedEngine, state: SequenceState, gear: Gear) -> float:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from draftwood.planning import StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.runtime.policy.adaptive import DWELL, LONGEST_WAIT, TRY, UPPER
-from draftwood.runtime.policy.bank import CREDIT, EXTRA
+from draftwood.runtime.policy.bank import EXTRA, LEAST_CREDIT, MOST_CREDIT, credit
+from draftwood.runtime.policy.times import time_table
 from draftwood.trees import Topology
 
 from .samples import chains, draw, gear, gears_of, played
@@ -29,7 +30,7 @@ def broken(outcomes: list[Outcome], us: dict[str, float], plain: float = US["pla
     """The most by which the promise was ever broken, in plain steps; negative where it held throughout."""
     spent = np.cumsum([us[one.gear.name] for one in outcomes])
     tokens = np.cumsum([one.gained for one in outcomes])
-    return float((spent / plain - (1 + EXTRA) * tokens).max()) - CREDIT
+    return float((spent / plain - (1 + EXTRA) * tokens).max()) - MOST_CREDIT
 
 
 def test_the_promise_holds_though_no_draft_is_ever_accepted() -> None:
@@ -168,16 +169,42 @@ def test_a_drafter_that_fell_behind_has_its_price() -> None:
 
     def waits(late_us: float) -> int:
         policy, _ = adaptive(catches_up=True)
-        idle = 0
+        late = 0
         for _ in range(1200):
-            chosen = policy.choose(100)
+            chosen = policy.choose(100, late)
             assert chosen is not None
-            us = US[chosen.name] + (late_us * idle if chosen.draft else 0.0)
-            idle = 0 if chosen.draft else idle + 1
-            policy.observe(Outcome(chosen, 100, (), 1, verify_us=us))
+            us = US[chosen.name] + (late_us * late if chosen.draft else 0.0)
+            policy.observe(Outcome(chosen, 100, (), 1, verify_us=us, late=late))
+            late = 0 if chosen.draft else late + 1
         return policy.wait
 
     assert DWELL < waits(0.0) < waits(4.0) <= LONGEST_WAIT
+
+
+def test_a_prompt_that_is_dear_to_catch_up_with_is_not_drafted_from() -> None:
+    """Much is hoped of the text, but the first draft would take more than the bank lends."""
+
+    def begins(late_us: float) -> bool:
+        late = StepTime(gear="chain-3", length=100, us=US["chain-3"] + 100 * late_us, late=100)
+        gears = gears_of(TREES, catches_up=True)
+        times = [StepTime(gear=name, length=100, us=us) for name, us in US.items()]
+        gears.times = time_table([gear.name for gear in gears.gears], gears.rows, [*times, late])
+        chosen = Adaptive(gears, gears.greedy).choose(100, late=100)
+        return chosen is not None and chosen.draft is not None
+
+    assert begins(0.0) and begins(5.0) and not begins(50.0)
+
+
+def test_the_credit_grows_with_what_is_hoped_for() -> None:
+    assert credit(0.5) == credit(1.0) == LEAST_CREDIT and credit(2.0) == credit(9.0) == MOST_CREDIT
+    assert LEAST_CREDIT < credit(1.4) < credit(1.5) < MOST_CREDIT
+
+
+def test_a_text_of_little_hope_begins_plainly() -> None:
+    """No gear is tried before its price is earned where even the plan's counts say that it is slower."""
+    slow = {name: us * (1.0 if name == "plain" else 4.0) for name, us in US.items()}
+    policy, gears = adaptive(slow, greedy=False)
+    assert [played(policy, gears, (), slow).gear.name for _ in range(20)] == ["plain"] * 20
 
 
 @pytest.mark.parametrize("tuned", [True, False])

@@ -73,3 +73,13 @@ def test_catching_up_is_learned_by_the_token() -> None:
     for _ in range(10):
         times.caught_up(1, 50, 500.0)
     assert times.catch_up_us(20) == pytest.approx(200.0)
+
+
+def test_a_table_tells_what_a_late_token_takes() -> None:
+    times = [
+        StepTime(gear=gear, length=n, us=us + n) for gear, us in (("plain", 1000.0), ("tree", 1500.0)) for n in (0, 200)
+    ]
+    late = StepTime(gear="tree", length=100, us=1600.0 + 640.0, late=64)
+    found = time_table(["plain", "tree"], [1, 4], [*times, late])
+    assert found.late == pytest.approx(10.0) and found.us(1, 100) == pytest.approx(1600.0)
+    assert StepTimes(found).catch_up_us(5) == pytest.approx(50.0)
