@@ -1,4 +1,4 @@
-"""The bundles whose cells are measured: a shipped pair at a size, planned for greedy and sampled text and for long ones."""
+"""The bundles whose cells are measured: a shipped pair of a size, planned for greedy and for sampled text."""
 
 from __future__ import annotations
 
