@@ -19,6 +19,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Gears, Policies, policy_for
 from draftwood.runtime.trace import Trace
+from draftwood.tools.show.gears import gear_figures, gear_rows
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.gears import Limits
 from draftwood.trees.latency import LatencyEntry, LatencyTable
@@ -172,3 +173,16 @@ def test_a_manifest_whose_classes_do_not_fit_is_refused(planned_bundle: Bundle) 
             Bundle.open(folder)
     finally:
         (folder / m.MANIFEST_FILE).write_bytes(whole)
+
+
+def test_inspect_tells_what_each_gear_is_for(
+    plan: Plan, planned_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing was tuned here
+    found = gear_figures(planned_bundle, "cpu")
+    assert [one["gear"] for one in found] == [gear.name for gear in planned_bundle.manifest.gears]
+    for one in found:
+        assert one["timed"] == "the plan" and one["step_ms"] > 0
+        assert one["longest_text"] == one["slots"] - 1 - one["rows"]
+        assert one["tokens_greedy"] >= 1 and (one["tokens_greedy"] > 1) == (one["rows"] > 1)
+    assert all(len(row) == len(gear_rows(found)[0]) for row in gear_rows(found))

@@ -131,6 +131,9 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
     """What an opened, and so verified, bundle holds, as plain values."""
     import msgspec
 
+    from draftwood.runtime.engines import default_engine
+    from draftwood.tools.show.gears import gear_figures
+
     manifest = bundle.manifest
     # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
     values = msgspec.to_builtins(manifest, builtin_types=())
@@ -142,6 +145,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         "folder": str(bundle.folder),
         **{key: values[key] for key in keep},
         "teacher": values["teacher"],
+        "gear_figures": gear_figures(bundle, default_engine(bundle)),
         "graphs": [_graph(graph, sizes) for graph in manifest.graphs_of("onnx")],
         "weights": {"file": cpu.weights, "bytes": sizes[cpu.weights]} if cpu else None,
         "npu": _npu(npu, sizes) if npu else None,
@@ -167,6 +171,8 @@ def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
 
 def bundle_text(found: dict[str, Any]) -> str:
     """`bundle_figures` for people."""
+    from draftwood.tools.show.gears import gear_rows
+
     drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
     tokenizer = "with" if found["tokenizer"] else "without"
     sections = {
@@ -180,10 +186,7 @@ def bundle_text(found: dict[str, Any]) -> str:
             ("name", "rows", "depth", "width"),
             *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in found["trees"]),
         ],
-        "gears": [
-            ("name", "tree", "slots", "graph"),
-            *((gear["name"], gear["tree"], gear["slots"], gear["graph"]) for gear in found["gears"]),
-        ],
+        "gears: tokens a step, as expected; ms behind half of the longest text": gear_rows(found["gear_figures"]),
         "graphs, 0 = chosen at run time": [
             ("name", "kind", "rows", "slots", "bytes"),
             *(tuple(graph[key] for key in ("name", "kind", "rows", "slots", "bytes")) for graph in found["graphs"]),

@@ -1,0 +1,61 @@
+"""What each gear of a bundle is for: the texts that it fits, what its step is expected to gain, and what it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy import Gears
+from draftwood.runtime.policy.prior import Tables
+from draftwood.runtime.policy.tuned import tuned_times
+
+HEADING = ("gear", "trees", "rows", "KV", "text to", "greedy", "sampled", "step ms", "from", "graph")
+
+
+def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> list[dict[str, Any]]:
+    """A gear at a time: tokens expected of a step, and its time behind half of the longest text that it fits.
+
+    Tokens are None where no plan says what to expect, times where neither ``tune`` nor a plan has measured.
+    """
+    tuned = tuned_times(bundle, engine, threads)
+    gears = Gears.of(bundle, tuned)
+    found = []
+    for number, gear in enumerate(gears.gears):
+        longest = gear.slots - 1 - gears.rows[number]
+        ms = gears.times.us(number, longest // 2) / 1000 if gears.times.absolute else None
+        found.append(
+            {
+                "gear": gear.name,
+                "trees": [gear.tree, *gear.class_trees],
+                "rows": gears.rows[number],
+                "slots": gear.slots,
+                "longest_text": longest,
+                "tokens_greedy": _tokens(gears, gears.greedy, number),
+                "tokens_sampled": _tokens(gears, gears.sampled, number),
+                "step_ms": ms,
+                "graph": gear.graph,
+                "timed": None if ms is None else "this machine" if tuned else "the plan",
+            }
+        )
+    return found
+
+
+def _tokens(gears: Gears, tables: Tables, number: int) -> float | None:
+    shape = gears.shape[number]
+    if shape < 0:
+        return 1.0
+    return float(tables.tokens_CS[:, shape] @ tables.weights_C) if gears.planning else None
+
+
+def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The figures as rows of a table, the heading first."""
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    rows = [HEADING]
+    for one in figures:
+        names, place = (one["gear"], " ".join(one["trees"])), (one["rows"], one["slots"], one["longest_text"])
+        numbers = (number(one[key], ".2f") for key in ("tokens_greedy", "tokens_sampled", "step_ms"))
+        rows.append((*names, *map(str, place), *numbers, one["timed"] or "-", one["graph"]))
+    return rows
