@@ -199,7 +199,7 @@ def test_a_familys_own_refusals_name_its_fields(registered: None, tensors: dict,
 def test_unknown_families_are_refused(tensors: dict, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"architectures is .*Toy.*; expected one of Llama.*, Pangu"):
         read_config(tmp_path)
-    with pytest.raises(BundleError, match="teacher of family 'toy'; expected one of llama, pangu-embedded"):
+    with pytest.raises(BundleError, match=r"teacher of family .toy.; expected one of llama, .*, pangu-embedded;"):
         described_config({"family": "toy"})
     with pytest.raises(BundleError, match="teacher of family llama: its configuration is damaged"):
         described_config({"family": "llama", "layers": "two"})
