@@ -71,6 +71,8 @@ class TeacherConfig:
     qkv_bias: bool
     # and the attention output projection.
     o_bias: bool
+    # Whether queries and keys are normalised head by head before rotary.
+    qk_norm: bool = False
     # Whether the output matrix is the embedding.
     tied: bool
     # Element type of the stored weights.
