@@ -136,6 +136,12 @@ class Tokenizer:
         return found
 
     @property
+    def size(self) -> int:
+        """How many tokens it knows, the special ones counted."""
+        found: int = self._vocabulary.get_vocab_size()
+        return found
+
+    @property
     def has_chat(self) -> bool:
         """True if there is a chat template."""
         return "default" in self._templates

@@ -1,6 +1,7 @@
 """A teacher family is one class and one registration: a toy one, added here and nowhere else, becomes a bundle."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,6 +195,17 @@ def test_a_familys_own_refusals_name_its_fields(registered: None, tensors: dict,
     (tmp_path / "config.json").write_text('{"architectures": ["ToyForCausalLM"], "depth": 2}')
     with pytest.raises(CheckpointError, match="scale is None; expected a finite number"):
         read_config(tmp_path)
+
+
+def test_the_table_of_families_is_the_registry_and_every_cell_a_test() -> None:
+    """docs/own-model.md says yes where ``test_family_bundles`` (onnx) and ``ge/test_families`` hold a family."""
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs/own-model.md").read_text()
+    rows = re.findall(r"^\|.*\| `(\w+)ForCausalLM` \|.*\| (\w+) \| (\w+) \|$", text, re.M)
+    assert [f"{name}ForCausalLM" for name, *_ in rows] == [family.architecture for family in registry.FAMILIES.values()]
+    tests = [(root / "tests/compiler" / file).read_text() for file in ("test_family_bundles.py", "ge/test_families.py")]
+    for name, *cells in rows:
+        assert cells == ["yes" if f'"{name}"' in test else "no" for test in tests]
 
 
 def test_unknown_families_are_refused(tensors: dict, tmp_path: Path) -> None:

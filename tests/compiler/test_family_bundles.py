@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
@@ -26,12 +27,17 @@ FAMILIES = [
     pytest.param(("Qwen2", {}), marks=SLOW, id="qwen2"),
     pytest.param(("Qwen3", {"head_dim": 24}), id="qwen3"),
     pytest.param(("Mistral", {"sliding_window": 128}), marks=SLOW, id="mistral"),
+    pytest.param(("PanguEmbedded", {}), marks=SLOW, id="pangu"),
 ]
 
 
 @pytest.fixture(scope="module")
 def family(
-    request: Any, tmp_path_factory: pytest.TempPathFactory, save_llama: Callable, save_medusa: Callable
+    request: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    save_llama: Callable,
+    save_pangu: Callable,
+    save_medusa: Callable,
 ) -> tuple[Bundle, Any]:
     """A bundle with Medusa heads, and transformers' model of the same weights.
 
@@ -39,11 +45,11 @@ def family(
     """
     name, fields = request.param
     source = tmp_path_factory.mktemp(name)
-    model = save_llama(source, family=name, **fields)
+    model = save_pangu(source) if name == "PanguEmbedded" else save_llama(source, family=name, **fields)
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
         model.lm_head.weight.copy_(embedding + 0.1 * torch.randn(embedding.shape))
-    model.save_pretrained(source)
+    save_file({n: tensor.contiguous() for n, tensor in model.state_dict().items()}, source / "model.safetensors")
     (source / "heads").mkdir()
     save_medusa(source / "heads", heads=2, tied=True)
     asked = BuildRequest(model=source, drafter=source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,))

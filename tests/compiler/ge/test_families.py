@@ -27,6 +27,7 @@ FAMILIES = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
     "Mistral": {"sliding_window": None},
+    "PanguEmbedded": {},
 }
 
 
@@ -56,9 +57,10 @@ class Interpreted:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_trees_are_those_of_transformers(
-    family: str, tmp_path: Path, save_llama: Callable, load_decoder: Callable
+    family: str, tmp_path: Path, save_llama: Callable, save_pangu: Callable, load_decoder: Callable
 ) -> None:
-    model = save_llama(tmp_path, family=family, **FAMILIES[family])
+    fields = FAMILIES[family]
+    model = save_pangu(tmp_path) if family == "PanguEmbedded" else save_llama(tmp_path, family=family, **fields)
     graph = Interpreted(load_decoder(tmp_path, SLOTS))
     text, accepted, compared = [], (), 0
     for tree, path in ((CHAIN, tuple(range(7))), (TREE, (0, 2, 5)), (TREE, (0, 1, 4))):
