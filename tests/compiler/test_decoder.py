@@ -69,6 +69,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "Qwen3", "head_dim": 24},
     "qwen3-bias": {"family": "Qwen3", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
     "mistral": {"family": "Mistral", "sliding_window": None},
+    "glm4": {"family": "Glm4", "head_dim": 16, "pad_token_id": 0},
+    "glm4-share": {
+        "family": "Glm4",
+        "head_dim": 24,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.75,
+        },
+    },
     "mistral-window": {"family": "Mistral", "sliding_window": 64, "head_dim": 24},
 }
 FORMS: tuple[Form, ...] = ("fused", "eager", "cpu")

@@ -27,6 +27,7 @@ FAMILIES = [
     pytest.param(("Qwen2", {}), marks=SLOW, id="qwen2"),
     pytest.param(("Qwen3", {"head_dim": 24}), id="qwen3"),
     pytest.param(("Mistral", {"sliding_window": 128}), marks=SLOW, id="mistral"),
+    pytest.param(("Glm4", {"head_dim": 24, "pad_token_id": 0}), marks=SLOW, id="glm4"),
     pytest.param(("PanguEmbedded", {}), marks=SLOW, id="pangu"),
 ]
 

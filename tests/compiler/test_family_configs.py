@@ -29,7 +29,7 @@ SLIDING = ["full_attention", "sliding_attention"]
 
 def read(folder: Path, family: str, **fields: object) -> TeacherConfig:
     named = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
-    (folder / "config.json").write_text(json.dumps(named | SIZES | fields))
+    (folder / "config.json").write_text(json.dumps(named | SIZES | {"head_dim": 8, "eos_token_id": 2} | fields))
     return read_config(folder)
 
 
@@ -48,10 +48,10 @@ def test_a_published_shape_has_as_many_parameters(shape: str, parameters: int, l
     assert (found, config.layers) == (parameters, layers)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Glm4"])
 def test_what_is_left_out_is_what_the_familys_own_class_fills_in(tmp_path: Path, family: str) -> None:
     fields = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
-    fields |= {"hidden_size": 64, "num_attention_heads": 32}
+    fields |= {"hidden_size": 64, "num_attention_heads": 32, "vocab_size": 160_000}
     named = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
     (tmp_path / "config.json").write_text(json.dumps(named | fields))
     ours = read_config(tmp_path)
@@ -59,7 +59,8 @@ def test_what_is_left_out_is_what_the_familys_own_class_fills_in(tmp_path: Path,
     assert (ours.kv_heads, ours.tied) == (theirs.num_key_value_heads, theirs.tie_word_embeddings)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"] and ours.bos == theirs.bos_token_id
-    assert (*ours.eos, None)[0] == theirs.eos_token_id
+    ends = theirs.eos_token_id
+    assert ours.eos == tuple(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,9 @@ def test_yarn_reaches_farther_than_what_was_declared_before_it(tmp_path: Path) -
         ("Qwen3", {"num_experts": 8}, "num_experts is 8; expected 0"),
         ("Qwen3", {"layer_types": ["linear_attention"] * 2}, "layer_types is .*; expected 'full_attention' or 'slid"),
         ("Qwen3", {"model_type": "qwen2"}, "model_type is 'qwen2'; expected 'qwen3' beside Qwen3ForCausalLM"),
+        ("Glm4", {"partial_rotary_factor": 0.4}, "partial_rotary_factor rotates 3 dimensions; expected an even number"),
+        ("Glm4", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "rotates 12 dimensions; .*from 2 to 8"),
+        ("Glm4", {"attention_bias": 1}, "attention_bias is 1; expected true or false"),
         ("Mistral", {"sliding_window": True}, "sliding_window is True; expected a whole number"),
         ("Mistral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
         ("Mistral", {"quantization_config": {"bits": 4}}, "quantization_config is .*; expected null"),

@@ -27,6 +27,7 @@ FAMILIES = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
     "Mistral": {"sliding_window": None},
+    "Glm4": {"head_dim": 32, "pad_token_id": 0},
     "PanguEmbedded": {},
 }
 
