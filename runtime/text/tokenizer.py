@@ -161,8 +161,8 @@ class Tokenizer:
         if name not in self._templates:
             raise RequestError("chat: this bundle has no chat template; send a plain prompt")
         # tools and documents are None, not undefined: templates ask `tools is not none`.
-        fixed = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
-        fixed |= {"add_generation_prompt": True}
+        fixed: dict[str, Any] = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
+        fixed["add_generation_prompt"] = True
         try:
             with bounded():
                 return self._templates[name].render(self._template_tokens | asked.chat_template_kwargs | fixed)
