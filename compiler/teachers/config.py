@@ -110,12 +110,13 @@ class TeacherConfig:
 
 
 def _check_scaling(rope: RopeScaling) -> None:
-    _expect(rope.factor >= 1, "rope factor", rope.factor, "at least 1")
+    # Bounds far beyond any published value, within which nothing overflows.
     factors, betas = (rope.low_freq_factor, rope.high_freq_factor), (rope.beta_slow, rope.beta_fast)
+    _expect(1 <= rope.factor <= 1e6, "rope factor", rope.factor, "1 to 1e6")
     _expect(0 < factors[0] < factors[1], "rope low and high_freq_factor", factors, "0 < low < high")
-    _expect(0 < betas[0] <= betas[1], "rope beta_slow and beta_fast", betas, "0 < slow <= fast")
-    _expect(rope.original_max_positions >= 1, "rope original_max_positions", rope, "at least 1")
-    _expect(rope.attention_factor > 0, "rope attention_factor", rope.attention_factor, "more than 0")
+    _expect(1e-6 <= betas[0] <= betas[1] <= 1e6, "rope beta_slow and beta_fast", betas, "1e-6 <= slow <= fast <= 1e6")
+    _expect(1 <= rope.original_max_positions < 2**31, "rope original_max_positions", rope, "1 to 2147483647")
+    _expect(0 < rope.attention_factor <= 1e6, "rope attention_factor", rope.attention_factor, "more than 0, up to 1e6")
 
 
 def _expect(fits: bool, name: str, got: object, expected: str) -> None:

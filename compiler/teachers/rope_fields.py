@@ -8,7 +8,7 @@ from collections.abc import Callable
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.teachers.config import RopeScaling
 
-_ORIGINAL = "original_max_position_embeddings"
+_ORIGINAL, _DECLARED = "original_max_position_embeddings", "max_position_embeddings"
 _ROPE_FIELDS = {"rope_type", "type", "rope_theta", "factor", "partial_rotary_factor"}
 _OWN_FIELDS = {
     "llama3": {"low_freq_factor", "high_freq_factor", _ORIGINAL},
@@ -38,7 +38,7 @@ def reach(declared: int, scaling: RopeScaling | None) -> int:
     """Longest context in tokens: yarn is often added to a config.json whose declared context stays as it was."""
     if scaling is None or scaling.kind != "yarn":
         return declared
-    return max(declared, int(scaling.factor * scaling.original_max_positions))
+    return max(declared, int(min(scaling.factor * scaling.original_max_positions, 2**31 - 1)))
 
 
 def _linear(rope: Fields, fields: Fields) -> RopeScaling:
@@ -46,8 +46,7 @@ def _linear(rope: Fields, fields: Fields) -> RopeScaling:
 
 
 def _dynamic(rope: Fields, fields: Fields) -> RopeScaling:
-    longest = fields.whole("max_position_embeddings")
-    return RopeScaling(kind="dynamic", factor=rope.number("factor"), original_max_positions=longest)
+    return RopeScaling(kind="dynamic", factor=rope.number("factor"), original_max_positions=_context(fields, _DECLARED))
 
 
 def _llama3(rope: Fields, fields: Fields) -> RopeScaling:
@@ -63,7 +62,7 @@ def _llama3(rope: Fields, fields: Fields) -> RopeScaling:
 def _yarn(rope: Fields, fields: Fields) -> RopeScaling:
     original = _original(rope, fields)
     # A null factor is the ratio of the two contexts, and a beta of 0 counts as left out, in transformers too.
-    factor = rope.number("factor", fields.whole("max_position_embeddings") / max(original, 1))
+    factor = rope.number("factor", _context(fields, _DECLARED) / original)
     return RopeScaling(
         kind="yarn",
         factor=factor,
@@ -89,7 +88,14 @@ def _attention_factor(rope: Fields, factor: float) -> float:
 
 def _original(rope: Fields, fields: Fields) -> int:
     # transformers lets the field outside the object win, and falls back to the declared context.
-    return fields.whole(_ORIGINAL, rope.whole(_ORIGINAL, fields.whole("max_position_embeddings")))
+    return _context(fields if fields.get(_ORIGINAL) is not None else rope, _ORIGINAL, _context(fields, _DECLARED))
+
+
+def _context(fields: Fields, name: str, default: int | None = None) -> int:
+    length = fields.whole(name, default)
+    if not 1 <= length < 2**31:
+        fields.fail(name, "1 to 2147483647")
+    return length
 
 
 _READERS: dict[str, Callable[[Fields, Fields], RopeScaling]] = {

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import transformers
 
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.registry import read_config
-from draftwood.errors import CheckpointError
+from draftwood.errors import CheckpointError, RequestError
 from draftwood.tools.demo import SHAPES
+from draftwood.trees import Topology
 
 SIZES = {
     "vocab_size": 61,
@@ -82,6 +85,16 @@ def test_a_window_is_honoured_by_texts_that_fit_into_it(
     tmp_path: Path, family: str, fields: dict, longest: int
 ) -> None:
     assert read(tmp_path, family, **fields).max_positions == longest
+
+
+def test_a_gear_longer_than_the_window_is_refused(tmp_path: Path) -> None:
+    read(tmp_path, "Mistral", sliding_window=130)
+    trees = (("plain", Topology.plain()),)
+    asked = BuildRequest(
+        model=tmp_path, drafter=None, trees=trees, slots=(256,), prefill_rows=(8,), targets=("ge",), weights="none"
+    )
+    with pytest.raises(RequestError, match=r"--kv 256: the teacher knows 130 positions; choose at most 128"):
+        build(asked, tmp_path / "bundle")
 
 
 def test_yarn_reaches_farther_than_what_was_declared_before_it(tmp_path: Path) -> None:
