@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
@@ -18,8 +18,8 @@ from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.trace import Trace
 
-# Text to continue, chat messages, or token ids.
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+# Text to continue; a chat, as messages or as an object with tools and switches too; or token ids.
+Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int]
 
 
 class OpenedBundle:
@@ -54,7 +54,8 @@ class OpenedBundle:
         """Answers a prompt.
 
         Args:
-            prompt: text to continue, chat messages (each with ``role`` and ``content``), or token ids.
+            prompt: text to continue, chat messages (each with ``role`` and ``content``), an object with ``messages``,
+                ``tools``, ``documents`` and ``chat_template_kwargs``, or token ids.
             policy, trace, options: as ``stream`` takes them.
 
         Raises:
@@ -121,12 +122,14 @@ def open_bundle(
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:
     """Token ids of a prompt in any of its forms; RequestError where it is none, or the bundle has no tokenizer."""
-    if not isinstance(prompt, str | Sequence):
+    if not isinstance(prompt, str | Sequence | Mapping):
         raise RequestError(f"prompt: expected text, chat messages or token ids, got {type(prompt).__name__}")
-    if not isinstance(prompt, str) and all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
+    if not isinstance(prompt, str | Mapping) and all(
+        isinstance(part, int) and not isinstance(part, bool) for part in prompt
+    ):
         return [int(part) for part in prompt]  # type: ignore[arg-type]
     if bundle.tokenizer is None:
         raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt as token ids")
     if isinstance(prompt, str):
         return bundle.tokenizer.encode(prompt)
-    return bundle.tokenizer.chat(list(prompt))  # type: ignore[arg-type]
+    return bundle.tokenizer.chat(prompt if isinstance(prompt, Mapping) else list(prompt))

@@ -20,10 +20,12 @@ def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1) -> li
     H, I = config.hidden, config.intermediate  # noqa: E741
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     written = rows + int(MOVED_ROWS.value)
+    head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
         matmul("qkv", rows, wide * H, queries + 2 * keys),
         copy("split", rows * (queries + 2 * keys)),
+        *([head_norms] if config.qk_norm else []),
         elementwise("rotary", rows * (queries + keys) / 2, 4, count=2),
         copy("new rows", written * 2 * keys, count=2),
         copy("scatter", written * keys, count=2),

@@ -77,6 +77,9 @@ class Layer(nn.Module):
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.attn_norm = Norm(config.hidden, config.rms_norm_eps)
         self.qkv = nn.Linear(config.hidden, queries + 2 * keys, bias=config.qkv_bias)
+        if config.qk_norm:
+            self.q_norm = Norm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = Norm(config.head_dim, config.rms_norm_eps)
         self.o = nn.Linear(queries, config.hidden, bias=config.o_bias)
         self.mlp_norm = Norm(config.hidden, config.rms_norm_eps)
         self.gate_up = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
@@ -92,7 +95,11 @@ class Layer(nn.Module):
         """q [T, N*D], k and v [T, K*D], before rotary."""
         config = self.config
         keys = config.kv_heads * config.head_dim
-        return self.qkv(x_TH).split((config.heads * config.head_dim, keys, keys), -1)
+        q, k, v = self.qkv(x_TH).split((config.heads * config.head_dim, keys, keys), -1)
+        if not config.qk_norm:
+            return q, k, v
+        q_TND, k_TKD = (rows.unflatten(-1, (-1, config.head_dim)) for rows in (q, k))
+        return self.q_norm(q_TND).flatten(-2), self.k_norm(k_TKD).flatten(-2), v
 
     def feed_forward(self, attended_TH: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
         """(down projection, new residual): their sum is the block's output, added by the next norm."""

@@ -15,17 +15,25 @@ _MOST = {"layers": 1000, "head_dim": 65536}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """How the rotary frequencies are stretched; the last three fields are read by ``llama3`` only."""
+    """How the rotary frequencies are stretched; behind ``factor`` each field is read by the kinds named."""
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn"]
     # Long wavelengths are stretched by this, >= 1.
     factor: float
-    # A wavelength above original_max_positions / low_freq_factor is stretched in full,
+    # llama3: a wavelength above original_max_positions / low_freq_factor is stretched in full,
     low_freq_factor: float = 1.0
     # and one below original_max_positions / high_freq_factor not at all.
     high_freq_factor: float = 4.0
-    # Context length in tokens that the teacher was first trained with.
+    # dynamic, llama3, yarn: context length in tokens that the teacher was first trained with.
     original_max_positions: int = 8192
+    # yarn: what turns less often than this within that context is stretched in full,
+    beta_slow: float = 1.0
+    # and what turns more often than this not at all.
+    beta_fast: float = 32.0
+    # yarn: whether the two bounds are rounded outwards to whole dimensions.
+    truncate: bool = True
+    # yarn: cosines and sines are multiplied by this, > 0.
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +71,8 @@ class TeacherConfig:
     qkv_bias: bool
     # and the attention output projection.
     o_bias: bool
+    # Whether queries and keys are normalised head by head before rotary.
+    qk_norm: bool = False
     # Whether the output matrix is the embedding.
     tied: bool
     # Element type of the stored weights.
@@ -92,11 +102,21 @@ class TeacherConfig:
         _expect(self.rms_norm_eps > 0, "rms_norm_eps", self.rms_norm_eps, "more than 0")
         _expect(self.rope_theta > 0, "rope_theta", self.rope_theta, "more than 0")
         _expect(all(0 <= i < self.vocabulary for i in ids), "bos and eos", ids, f"ids below {self.vocabulary}")
-        if (rope := self.rope_scaling) is not None:
-            _expect(rope.factor >= 1, "rope factor", rope.factor, "at least 1")
-            factors = (rope.low_freq_factor, rope.high_freq_factor)
-            _expect(0 < factors[0] < factors[1], "rope low and high_freq_factor", factors, "0 < low < high")
-            _expect(rope.original_max_positions >= 1, "rope original_max_positions", rope, "at least 1")
+        if self.rope_scaling is not None:
+            _check_scaling(self.rope_scaling)
+            theta, stretched = self.rope_theta, self.rope_scaling.kind in ("dynamic", "yarn")
+            _expect(not stretched or theta > 1, "rope_theta", theta, "more than 1 beside such a rope_type")
+            _expect(not stretched or self.head_dim > 2, "head_dim", self.head_dim, "at least 4 beside such a rope_type")
+
+
+def _check_scaling(rope: RopeScaling) -> None:
+    # Bounds far beyond any published value, within which nothing overflows.
+    factors, betas = (rope.low_freq_factor, rope.high_freq_factor), (rope.beta_slow, rope.beta_fast)
+    _expect(1 <= rope.factor <= 1e6, "rope factor", rope.factor, "1 to 1e6")
+    _expect(0 < factors[0] < factors[1], "rope low and high_freq_factor", factors, "0 < low < high")
+    _expect(1e-6 <= betas[0] <= betas[1] <= 1e6, "rope beta_slow and beta_fast", betas, "1e-6 <= slow <= fast <= 1e6")
+    _expect(1 <= rope.original_max_positions < 2**31, "rope original_max_positions", rope, "1 to 2147483647")
+    _expect(0 < rope.attention_factor <= 1e6, "rope attention_factor", rope.attention_factor, "more than 0, up to 1e6")
 
 
 def _expect(fits: bool, name: str, got: object, expected: str) -> None:

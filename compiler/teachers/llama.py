@@ -10,7 +10,7 @@ from draftwood.compiler.checkpoints.weight import Parts
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.family import Family
 from draftwood.compiler.teachers.reading import NEUTRAL, declared_dtype, dimensions, refuse_unsupported
-from draftwood.compiler.teachers.rope import read_rope
+from draftwood.compiler.teachers.rope_fields import reach, read_rope
 
 # H hidden, I intermediate, Q width of all query heads, K width of all key/value heads, V vocabulary
 
@@ -24,34 +24,40 @@ class Llama(Family):
     # Fields that change the function, with the values that do not; a relative that has the function takes them out.
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
-    # What the family's own configuration class fills in when config.json leaves the field out.
-    rope_theta: ClassVar[float] = 10_000.0
-    attention_bias: ClassVar[bool] = False
-    bos: ClassVar[int] = 1
-    eos: ClassVar[int] = 2
+    # What the family's own configuration class fills in when config.json leaves the field out; null stays null.
+    defaults: ClassVar[Mapping[str, object]] = {"bos_token_id": 1, "eos_token_id": 2}
 
     def values(self, fields: Fields) -> dict[str, Any]:
+        fields = Fields(fields.path, {**self.defaults, **fields.values})
         refuse_unsupported(fields, self.neutral, self.layer_types)
-        # One switch puts a bias on q, k, v and o alike, in transformers' LlamaAttention as in openPangu.
-        bias = self.biased(fields)
-        theta, scaling = read_rope(fields, self.rope_theta)
+        qkv_bias, o_bias = self.biases(fields)
+        theta, scaling = read_rope(fields, 10_000.0)
+        sizes = dimensions(fields)
+        longest = reach(sizes["max_positions"], scaling)
         return {
             "family": self.name,
-            **dimensions(fields),
+            **sizes,
+            # In a text no longer than its window a row sees all that is before it: so a window is honoured.
+            "max_positions": min(self.window(fields) or longest, longest),
             "rms_norm_eps": fields.number("rms_norm_eps"),
             "rope_theta": theta,
             "rope_scaling": scaling,
-            "qkv_bias": bias,
-            "o_bias": bias,
+            "qkv_bias": qkv_bias,
+            "o_bias": o_bias,
             "tied": fields.flag("tie_word_embeddings", False),
             "dtype": declared_dtype(fields),
-            "bos": next(iter(fields.tokens("bos_token_id", self.bos)), None),
-            "eos": fields.tokens("eos_token_id", self.eos),
+            "bos": next(iter(fields.tokens("bos_token_id", None)), None),
+            "eos": fields.tokens("eos_token_id", None),
         }
 
-    def biased(self, fields: Fields) -> bool:
-        """Whether q, k, v and o have a bias."""
-        return fields.flag("attention_bias", self.attention_bias)
+    def biases(self, fields: Fields) -> tuple[bool, bool]:
+        """Whether q, k and v have a bias, and whether o has; transformers' LlamaAttention has one switch for all."""
+        bias = fields.flag("attention_bias", False)
+        return bias, bias
+
+    def window(self, fields: Fields) -> int | None:
+        """How many tokens the layer that sees least sees, itself counted; None where all see everything."""
+        return None
 
     def parts(self, config: TeacherConfig) -> dict[str, Parts]:
         V, H = config.vocabulary, config.hidden

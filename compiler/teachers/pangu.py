@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.teachers.llama import Llama
 
@@ -12,18 +15,13 @@ class Pangu(Llama):
     name = "pangu-embedded"
     architecture = "PanguEmbeddedForCausalLM"
     model_types = ()
-    rope_theta = 1.6e7
-    attention_bias = True
-    eos = 45892
+    defaults: ClassVar[Mapping[str, object]] = {"rope_theta": 1.6e7, "bos_token_id": 1, "eos_token_id": 45892}
 
-    def biased(self, fields: Fields) -> bool:
-        bias = super().biased(fields)
-        if fields.get("bias") is None:
-            return bias
-        bias = fields.flag("bias", bias)
+    def biases(self, fields: Fields) -> tuple[bool, bool]:
+        bias = fields.flag("bias", fields.flag("attention_bias", True))
         if fields.flag("attention_bias", bias) != bias:
             fields.fail("attention_bias", f"the same as bias, {bias}")
-        return bias
+        return bias, bias
 
 
 PANGU = Pangu()

@@ -24,6 +24,11 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
+def without(*names: str) -> dict[str, tuple[object, ...]]:
+    """``NEUTRAL`` less the fields that a family has a form of, or that its own class does not read."""
+    return {name: values for name, values in NEUTRAL.items() if name not in names}
+
+
 def dimensions(fields: Fields) -> dict[str, Any]:
     """The sizes of a block and of the whole, by TeacherConfig's names."""
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")

@@ -12,12 +12,16 @@ from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.family import Family
+from draftwood.compiler.teachers.glm4 import GLM4
 from draftwood.compiler.teachers.llama import LLAMA
+from draftwood.compiler.teachers.mistral import MISTRAL
 from draftwood.compiler.teachers.pangu import PANGU
+from draftwood.compiler.teachers.qwen2 import QWEN2
+from draftwood.compiler.teachers.qwen3 import QWEN3
 from draftwood.errors import BundleError, CheckpointError
 
 # By the name that a TeacherConfig and a manifest give.
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, PANGU)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, QWEN2, QWEN3, MISTRAL, GLM4, PANGU)}
 
 
 def family_of(config: TeacherConfig) -> Family:

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its base and scaling as config.json spells them, and the tables that follow."""
+"""Rotary position embedding: the frequencies of a teacher and the tables that follow."""
 
 from __future__ import annotations
 
@@ -7,47 +7,7 @@ import math
 import numpy as np
 import torch
 
-from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
-
-_ROPE_FIELDS = {"rope_type", "type", "rope_theta", "factor", "partial_rotary_factor"}
-_LLAMA3_FIELDS = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-
-
-def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """Base and scaling: ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``."""
-    spelled = [name for name in ("rope_scaling", "rope_parameters") if fields.get(name)]
-    if len(spelled) == 2 and fields.get(spelled[0]) != fields.get(spelled[1]):
-        fields.fail("rope_scaling", "the same as rope_parameters, or only one of the two")
-    where = spelled[0] if spelled else "rope_scaling"
-    if not isinstance(fields.get(where, {}), dict):
-        fields.fail(where, "an object")
-    rope = Fields(fields.path, fields.get(where, {}))
-    theta = rope.number("rope_theta", fields.number("rope_theta", default_theta))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
-        fields.fail(where, "rope_type default, linear or llama3, over the whole head")
-    if unknown := sorted(rope.values.keys() - _ROPE_FIELDS - (_LLAMA3_FIELDS if kind == "llama3" else set())):
-        fields.fail(where, f"no {unknown[0]!r} beside rope_type {kind!r}")
-    if kind == "default":
-        return theta, None
-    return theta, _llama3_scaling(rope, fields) if kind == "llama3" else _linear_scaling(rope)
-
-
-def _linear_scaling(rope: Fields) -> RopeScaling:
-    return RopeScaling(kind="linear", factor=rope.number("factor"))
-
-
-def _llama3_scaling(rope: Fields, fields: Fields) -> RopeScaling:
-    # transformers lets the field outside the object win, and falls back to the declared context.
-    name = "original_max_position_embeddings"
-    return RopeScaling(
-        kind="llama3",
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_positions=fields.whole(name, rope.whole(name, fields.whole("max_position_embeddings"))),
-    )
 
 
 def rope_frequencies(config: TeacherConfig) -> np.ndarray:
@@ -58,11 +18,31 @@ def rope_frequencies(config: TeacherConfig) -> np.ndarray:
     another teacher than the one that was trained and published. The widening to float64 loses nothing.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    inverse = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
-    if scaling is not None:
-        inverse = inverse / scaling.factor if scaling.kind == "linear" else _llama3(inverse, scaling)
-    return inverse.numpy().astype(np.float64)
+    periods = _base(config) ** exponents
+    inverse = 1.0 / periods
+    if scaling is None or scaling.kind == "dynamic":
+        scaled = inverse
+    elif scaling.kind == "linear":
+        scaled = inverse / scaling.factor
+    elif scaling.kind == "llama3":
+        scaled = _llama3(inverse, scaling)
+    else:
+        scaled = _yarn(periods, config, scaling)
+    return scaled.numpy().astype(np.float64)
+
+
+def _base(config: TeacherConfig) -> float:
+    """Base of the powers. ``dynamic`` stretches it beyond the declared context only, which no graph goes beyond.
+
+    The formula is written out, for its rounding may move the last place.
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind != "dynamic":
+        return config.rope_theta
+    longest = scaling.original_max_positions
+    stretch = scaling.factor * longest / longest - (scaling.factor - 1)
+    return config.rope_theta * float(stretch ** (config.head_dim / (config.head_dim - 2)))
 
 
 def _llama3(inverse: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
@@ -75,6 +55,23 @@ def _llama3(inverse: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return torch.where(wavelength < trained / high, inverse, mixed)
 
 
+def _yarn(periods: torch.Tensor, config: TeacherConfig, scaling: RopeScaling) -> torch.Tensor:
+    """YaRN (Peng et al., 2309.00071): a ramp over the dimensions, in transformers' order of steps."""
+    size, first = config.head_dim, scaling.original_max_positions
+
+    def dimension(turns: float) -> float:
+        """The one that turns so often within the first context."""
+        return (size * math.log(first / (turns * 2 * math.pi))) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    high += 0.001 * (low == high)
+    kept = 1 - ((torch.arange(size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
 def rope_tables(config: TeacherConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosine and sine, each float32 [positions, head_dim], in rotate-half form: the two halves are equal.
 
@@ -85,4 +82,5 @@ def rope_tables(config: TeacherConfig, positions: int) -> tuple[np.ndarray, np.n
     inverse_F = torch.from_numpy(rope_frequencies(config)).float()
     angles_PF = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_F
     angles = torch.cat((angles_PF, angles_PF), dim=-1)
-    return angles.cos().numpy(), angles.sin().numpy()
+    scale = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
+    return (angles.cos() * scale).numpy(), (angles.sin() * scale).numpy()

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from draftwood.errors import BundleError, RequestError
+from draftwood.errors import BundleError
 
 _MOST_POWER, _MOST_ITEMS = 64, 10_000_000
 _WIDE = re.compile(r"%[^a-zA-Z%]*([0-9]{4,}|\*)")
@@ -110,19 +110,3 @@ def _tojson(
 ) -> str:
     # jinja2's own filter escapes HTML, which no model was trained on.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def check_messages(messages: Any) -> None:
-    """Refuses what is not a list of messages of strings with role and content: RequestError, by index."""
-    if not isinstance(messages, list) or not messages:
-        got = "an empty list" if isinstance(messages, list) else type(messages).__name__
-        raise RequestError(f"chat: expected a list of messages, got {got}")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise RequestError(f"chat: message {index}: expected an object, got {type(message).__name__}")
-        for key in ("role", "content"):
-            if key not in message:
-                raise RequestError(f"chat: message {index}: expected role and content, got no {key}")
-        for key, value in message.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise RequestError(f"chat: message {index}: {key}: expected a string, got {type(value).__name__}")

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Vocabulary
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.files import read_text
-from draftwood.runtime.text.chat import bounded, check_messages, compile_template
+from draftwood.runtime.text.chat import bounded, compile_template
+from draftwood.runtime.text.messages import Chat
 
 _Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
 
@@ -32,15 +33,21 @@ class _Config(msgspec.Struct):
     chat_template: str | list[_NamedTemplate] | None = None
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+    sep_token: str | _Token | None = None
+    pad_token: str | _Token | None = None
+    cls_token: str | _Token | None = None
+    mask_token: str | _Token | None = None
 
-    def template(self) -> str | None:
+    def templates(self) -> dict[str, str]:
+        """By name: ``default``, and maybe ``tool_use`` for chats with tools."""
         if isinstance(self.chat_template, list):
-            return {named.name: named.template for named in self.chat_template}.get("default")
-        return self.chat_template
+            return {named.name: named.template for named in self.chat_template}
+        return {} if self.chat_template is None else {"default": self.chat_template}
 
     def tokens(self) -> dict[str, str]:
         """Those that are set: a template may ask whether ``bos_token is defined``."""
-        named = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        named = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_token")}
         return {name: t.content if isinstance(t, _Token) else t for name, t in named.items() if t is not None}
 
 
@@ -68,7 +75,7 @@ class Tokenizer:
         path: Path,
         vocabulary: Vocabulary,
         decoders: list[str],
-        template: jinja2.Template | None,
+        templates: dict[str, jinja2.Template],
         tokens: dict[str, str],
     ) -> None:
         """Not for callers: ``Tokenizer.load`` makes one."""
@@ -77,7 +84,7 @@ class Tokenizer:
         vocabulary.no_padding()
         self._path, self._vocabulary = path, vocabulary
         self.decoders = decoders
-        self._template = template
+        self._templates = templates
         self._template_tokens = tokens
         self._skipped = {i for i, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
@@ -93,11 +100,11 @@ class Tokenizer:
         file = _parse(source, _TokenizerFile, path)
         vocabulary = _called(path, Vocabulary.from_str, source)
         config = _parse(_read(config_path), _Config, config_path) if config_path.is_file() else _Config()
-        template, where = config.template(), config_path
+        templates, where = config.templates(), config_path
         if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
-            template = _read(where)
-        compiled = None if template is None else compile_template(template, where)
+            templates = {"default": _read(where)}
+        compiled = {name: compile_template(template, where) for name, template in templates.items()}
         return cls(path, vocabulary, file.decoders(), compiled, config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -129,45 +136,49 @@ class Tokenizer:
         return found
 
     @property
+    def size(self) -> int:
+        """How many tokens it knows, the special ones counted."""
+        found: int = self._vocabulary.get_vocab_size()
+        return found
+
+    @property
     def has_chat(self) -> bool:
         """True if there is a chat template."""
-        return self._template is not None
+        return "default" in self._templates
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """The prompt that the chat template makes of messages, up to where the assistant is to speak.
+    def render(self, chat: Any) -> str:
+        """The prompt that the chat template makes of a chat, up to where the assistant is to speak.
 
         Args:
-            messages: each has ``role`` and ``content``; further string fields reach the template too.
+            chat: a list of messages, or an object with ``messages``, ``tools``, ``documents`` and
+                ``chat_template_kwargs``, as `draftwood.runtime.text.messages.Chat` has them.
 
         Raises:
-            RequestError: no template, malformed messages (by index), or messages that the template refuses.
+            RequestError: no template, a malformed chat (by field and index), or one that the template refuses.
         """
-        if self._template is None:
+        asked = Chat.of(chat)
+        name = "tool_use" if asked.tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._templates:
             raise RequestError("chat: this bundle has no chat template; send a plain prompt")
-        check_messages(messages)
+        # tools and documents are None, not undefined: templates ask `tools is not none`.
+        fixed: dict[str, Any] = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
+        fixed["add_generation_prompt"] = True
         try:
-            # tools and documents are None, not undefined: templates ask `tools is not none`.
             with bounded():
-                return self._template.render(
-                    messages=messages,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=True,
-                    **self._template_tokens,
-                )
+                return self._templates[name].render(self._template_tokens | asked.chat_template_kwargs | fixed)
         except jinja2.TemplateError as error:
             raise RequestError(f"chat: the template refuses the messages: {error.message}") from error
         except Exception as error:  # a template can fail in every way that Python can
             reason = str(error) or type(error).__name__
             raise RequestError(f"chat: the template fails on the messages: {reason}") from error
 
-    def chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of ``render(messages)``; the template has put the special tokens where they belong.
+    def chat(self, chat: Any) -> list[int]:
+        """Token ids of ``render(chat)``; the template has put the special tokens where they belong.
 
         Raises:
             RequestError: as ``render``.
         """
-        return self.encode(self.render(messages), special=False)
+        return self.encode(self.render(chat), special=False)
 
     def spelling(self, token_id: int) -> str | None:
         """How the vocabulary spells a token; None if it adds nothing to a text (special or unknown)."""

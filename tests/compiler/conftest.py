@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
@@ -17,7 +18,7 @@ from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.compiler.teachers.rope import rope_tables
+from draftwood.compiler.teachers.registry import family_of, make_decoder
 from draftwood.manifest import Manifest
 from draftwood.trees import Topology
 
@@ -44,12 +45,18 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def save_llama() -> Callable[..., LlamaForCausalLM]:
-    """Writes a random Llama into a folder and returns it; no weight keeps its neutral initial value."""
+def save_llama() -> Callable[..., PreTrainedModel]:
+    """Writes a random Llama, or a model of another family of transformers, into a folder and returns it.
 
-    def save(folder: Path, dtype: torch.dtype = torch.float32, **fields: object) -> LlamaForCausalLM:
+    No weight keeps its neutral initial value.
+    """
+
+    def save(
+        folder: Path, dtype: torch.dtype = torch.float32, family: str = "Llama", **fields: object
+    ) -> PreTrainedModel:
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **fields}, attn_implementation="eager")).eval()
+        config = getattr(transformers, f"{family}Config")(**{**SIZES, **fields}, attn_implementation="eager")
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         for name, parameter in model.named_parameters():
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)
         model.to(dtype).save_pretrained(folder)
@@ -85,9 +92,9 @@ def load_decoder() -> Callable[[Path, int], Decoder]:
 
     def load(folder: Path, positions: int) -> Decoder:
         checkpoint = Checkpoint.open(folder)
-        tables = zip(("rope_cos", "rope_sin"), rope_tables(checkpoint.config, positions), strict=True)
+        tables = family_of(checkpoint.config).tables(checkpoint.config, positions).items()
         weights = {name: checkpoint.weight(name).float() for name in checkpoint.names()}
-        decoder = Decoder(checkpoint.config, positions)
+        decoder = make_decoder(checkpoint.config, positions)
         decoder.load_state_dict(weights | {name: torch.from_numpy(table) for name, table in tables})
         return decoder.requires_grad_(False)
 

@@ -51,6 +51,25 @@ ROPES = [
     pytest.param({"rope_type": "default"}, id="default"),
     pytest.param({"rope_type": "linear", "factor": 3.0}, id="linear"),
     pytest.param(LLAMA3, id="llama3"),
+    pytest.param({"rope_type": "dynamic", "factor": 3.7}, id="dynamic"),
+    pytest.param({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, id="yarn"),
+    pytest.param(
+        {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+            "beta_fast": 48.0,
+            "beta_slow": 2.0,
+            "mscale": 0.8,
+            "mscale_all_dim": 1.2,
+        },
+        id="yarn-mscale",
+    ),
+    pytest.param(
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "attention_factor": 0.7},
+        id="yarn-factor",
+    ),
 ]
 
 
@@ -141,16 +160,22 @@ def test_rope_spellings_agree(tmp_path: Path, rope: dict) -> None:
     legacy = {("type" if name == "rope_type" else name): value for name, value in rope.items()}
     edit_config(tmp_path, rope_parameters=None, rope_theta=5e5, rope_scaling=legacy)
     assert read_config(tmp_path) == new
-    kinds = {"default": None, "linear": RopeScaling(kind="linear", factor=3.0)}
-    llama3 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=512)
-    assert new.rope_scaling == kinds.get(rope["rope_type"], llama3)
+    kinds = {
+        "default": None,
+        "linear": RopeScaling(kind="linear", factor=3.0),
+        "llama3": RopeScaling(kind="llama3", factor=8.0, original_max_positions=512),
+        "dynamic": RopeScaling(kind="dynamic", factor=3.7, original_max_positions=64),
+    }
+    assert rope["rope_type"] == "yarn" or new.rope_scaling == kinds[rope["rope_type"]]
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 96, 128])
 @pytest.mark.parametrize("theta", [10_000.0, 5e5, 1.6e7])
 @pytest.mark.parametrize("rope", ROPES)
 def test_rope_tables_are_those_of_transformers(tmp_path: Path, rope: dict, theta: float, head_dim: int) -> None:
-    theirs = LlamaConfig(**SIZES, head_dim=head_dim, rope_parameters={"rope_theta": theta, **rope})
+    # Within the declared context: dynamic scaling gives no one table beyond it.
+    sizes = SIZES | {"head_dim": head_dim, "max_position_embeddings": 8193}
+    theirs = LlamaConfig(**sizes, rope_parameters={"rope_theta": theta, **rope})
     theirs.architectures = ["LlamaForCausalLM"]
     theirs.save_pretrained(tmp_path)
     config = read_config(tmp_path)
@@ -163,7 +188,8 @@ def test_rope_tables_are_those_of_transformers(tmp_path: Path, rope: dict, theta
 
 
 REFUSED = [
-    ({"architectures": ["MistralForCausalLM"]}, "architectures is .*Mistral"),
+    ({"architectures": ["GemmaForCausalLM"]}, "architectures is .*Gemma"),
+    ({"architectures": ["MistralForCausalLM"]}, "model_type is 'llama'; expected 'mistral' beside Mistral"),
     ({"architectures": None}, "architectures is None"),
     ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*Llama"),
     ({"model_type": "mistral"}, "model_type"),
@@ -175,7 +201,21 @@ REFUSED = [
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"dtype": "float64"}, "dtype is 'float64'; expected float32"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters is .*yarn"),
+    ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_parameters is .*longrope.*dynamic, llama3"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1}}, "no 'low_freq_factor' beside"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "slow <= fast"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}}, "attention_factor is 0"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "rope factor is 0.5; expected 1 to 1e6"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 1e308}}, r"rope factor is 1e\+308; expected 1 to 1e6"),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 1e308, "mscale_all_dim": 1}},
+        "attention_factor",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 10**400}},
+        "original_max_position_embeddings is 1000.*; expected 1 to 2147483647",
+    ),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1}}, "rope_theta is 1.0; expected more"),
     ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "beta": 1}}, "no 'beta' beside"),
     ({"rope_parameters": {"rope_type": "linear"}}, "factor is None; expected a finite number"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low < high"),

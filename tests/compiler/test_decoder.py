@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from draftwood.compiler.teachers.block import Form, place
 from draftwood.compiler.teachers.decoder import Decoder, StepOutput
@@ -55,7 +55,35 @@ KINDS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         }
     },
+    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 500.0}},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
     "pangu": {},
+    "qwen2": {"family": "Qwen2"},
+    "qwen3": {"family": "Qwen3", "head_dim": 24},
+    "qwen3-bias": {"family": "Qwen3", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    "mistral": {"family": "Mistral", "sliding_window": None},
+    "glm4": {"family": "Glm4", "head_dim": 16, "pad_token_id": 0},
+    "glm4-share": {
+        "family": "Glm4",
+        "head_dim": 24,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.75,
+        },
+    },
+    "mistral-window": {"family": "Mistral", "sliding_window": 64, "head_dim": 24},
 }
 FORMS: tuple[Form, ...] = ("fused", "eager", "cpu")
 
@@ -63,7 +91,7 @@ FORMS: tuple[Form, ...] = ("fused", "eager", "cpu")
 class Oracle:
     """Logits [V] after a text, by transformers."""
 
-    def __init__(self, model: LlamaForCausalLM) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.known: dict[tuple[int, ...], Tensor] = {}
 
@@ -183,10 +211,10 @@ def worst(player: Player, oracle: Oracle, verify: Verify = Player.verify) -> flo
 @pytest.fixture(scope="module")
 def teacher(
     tmp_path_factory: pytest.TempPathFactory, save_llama: Callable, save_pangu: Callable, load_decoder: Callable
-) -> Callable[..., tuple[Decoder, LlamaForCausalLM]]:
-    made: dict[tuple, tuple[Decoder, LlamaForCausalLM]] = {}
+) -> Callable[..., tuple[Decoder, PreTrainedModel]]:
+    made: dict[tuple, tuple[Decoder, PreTrainedModel]] = {}
 
-    def make(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, LlamaForCausalLM]:
+    def make(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, PreTrainedModel]:
         if (kind, dtype) not in made:
             folder = tmp_path_factory.mktemp(kind)
             model = (save_pangu if kind == "pangu" else save_llama)(folder, dtype, **KINDS[kind])
@@ -206,9 +234,12 @@ def test_logits_are_those_of_transformers(teacher: Callable, kind: str, form: Fo
 def test_kinds_differ_from_one_another(teacher: Callable) -> None:
     # Otherwise a kind whose peculiarity both sides ignore would pass.
     base = Oracle(teacher("untied")[1])(PROMPT)
-    for kind in ("linear", "llama3"):  # same weights, other frequencies
+    for kind in ("linear", "llama3", "yarn"):  # same weights, other frequencies
         assert float((Oracle(teacher(kind)[1])(PROMPT) - base).abs().max()) > WIDE * FP32
-    assert all(layer.qkv.bias.abs().max() > 0.1 for layer in teacher("pangu")[0].layers)
+    for kind, biased in (("pangu", True), ("qwen2", False), ("qwen3-bias", True)):
+        layers = teacher(kind)[0].layers
+        assert all(layer.qkv.bias.abs().max() > 0.1 and (layer.o.bias is not None) == biased for layer in layers)
+    assert all((layer.q_norm.weight - layer.k_norm.weight).abs().max() > 0.1 for layer in teacher("qwen3")[0].layers)
 
 
 @pytest.mark.parametrize("form", ["fused", "cpu"])

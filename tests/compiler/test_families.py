@@ -1,6 +1,7 @@
 """A teacher family is one class and one registration: a toy one, added here and nowhere else, becomes a bundle."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,10 +197,21 @@ def test_a_familys_own_refusals_name_its_fields(registered: None, tensors: dict,
         read_config(tmp_path)
 
 
+def test_the_table_of_families_is_the_registry_and_every_cell_a_test() -> None:
+    """docs/own-model.md says yes where ``test_family_bundles`` (onnx) and ``ge/test_families`` hold a family."""
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs/own-model.md").read_text()
+    rows = re.findall(r"^\|.*\| `(\w+)ForCausalLM` \|.*\| (\w+) \| (\w+) \|$", text, re.M)
+    assert [f"{name}ForCausalLM" for name, *_ in rows] == [family.architecture for family in registry.FAMILIES.values()]
+    tests = [(root / "tests/compiler" / file).read_text() for file in ("test_family_bundles.py", "ge/test_families.py")]
+    for name, *cells in rows:
+        assert cells == ["yes" if f'"{name}"' in test else "no" for test in tests]
+
+
 def test_unknown_families_are_refused(tensors: dict, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"architectures is .*Toy.*; expected one of Llama.*, Pangu"):
         read_config(tmp_path)
-    with pytest.raises(BundleError, match="teacher of family 'toy'; expected one of llama, pangu-embedded"):
+    with pytest.raises(BundleError, match=r"teacher of family .toy.; expected one of llama, .*, pangu-embedded;"):
         described_config({"family": "toy"})
     with pytest.raises(BundleError, match="teacher of family llama: its configuration is damaged"):
         described_config({"family": "llama", "layers": "two"})

@@ -29,13 +29,14 @@ def test_a_prompt_is_text_messages_or_ids(model: OpenedBundle) -> None:
     tokenizer = model.bundle.tokenizer
     assert tokenizer is not None
     chat = [{"role": "user", "content": "the cat"}]
-    for prompt, ids in (("the cat", tokenizer.encode("the cat")), (chat, tokenizer.chat(chat)), ([5, 6], [5, 6])):
+    prompts = (("the cat", tokenizer.encode("the cat")), (chat, tokenizer.chat(chat)), ([5, 6], [5, 6]))
+    for prompt, ids in (*prompts, ({"messages": chat, "tools": None}, tokenizer.chat(chat))):
         result = model.generate(prompt, max_new_tokens=6, ignore_eos=True)
         assert result.token_ids == model.generate(ids, max_new_tokens=6, ignore_eos=True, policy="plain").token_ids
         assert result.text == tokenizer.decode(result.token_ids) and result.steps >= 1
 
 
-@pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True]], ids=str)
+@pytest.mark.parametrize("prompt", [3, None, [1, "a"], [{"role": "user"}], [True], {"chat": []}], ids=str)
 def test_what_is_no_prompt_is_refused(model: OpenedBundle, prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"prompt|chat"):
         model.generate(prompt)

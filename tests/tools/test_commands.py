@@ -70,7 +70,7 @@ def test_build_refuses_in_one_line(
 def test_run_prints_the_same_text_for_every_gear(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "chat.json").write_text(json.dumps(CHAT))
+    (tmp_path / "chat.json").write_text(json.dumps({"messages": CHAT, "chat_template_kwargs": {"thinking": False}}))
     common = [
         "run",
         tiny_bundle,

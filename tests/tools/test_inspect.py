@@ -113,3 +113,85 @@ def test_a_damaged_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str],
 def test_a_picture_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["inspect", "plain", "--png", str(tmp_path / "no" / "tree.png")]) == 2
     assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:
+    """What the command tells people, by the words on the left."""
+    assert main(["inspect", *map(str, arguments)]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    return dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines)
+
+
+def test_a_teacher_without_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "shape:qwen3-8b")
+    assert found["family"] == "qwen3" and found["parameters"] == "8,190,735,360, bfloat16"
+    assert found["heads"] == "32 query, 8 key/value, 128 wide, q and k normalised"
+    assert found["rope"] == "default, base 1e+06" and found["cache"] == "144 KiB a slot in bfloat16"
+    assert found["weights"].startswith("none here") and found["tokenizer"].startswith("none")
+    assert told(capsys, "shape:qwen2.5-7b")["biases on"] == "q, k, v"
+    assert told(capsys, "shape:llama-3.1-8b")["rope"] == "llama3, base 500000, stretched 8 times of 8192 tokens"
+
+
+def test_a_teacher_with_weights_and_tokenizer(tiny_teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = show(capsys, tiny_teacher)
+    assert (found["kind"], found["family"], found["layers"], found["dtype"]) == ("teacher", "llama", 2, "float32")
+    stored = sum(file.stat().st_size for file in tiny_teacher.glob("*.safetensors"))
+    assert found["weights"] == {"tensors": 21, "files": 1, "bytes": stored}
+    assert found["tokenizer"]["chat"] and found["tokenizer"]["tokens"] <= found["vocabulary"] == 300
+    assert found["cache_bytes_a_slot"] == 2 * 2 * 2 * 16 * 4
+    assert told(capsys, tiny_teacher)["ends a text"] == "1"
+
+
+def test_yarn_says_what_it_does(tiny_teacher: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fields = json.loads((tiny_teacher / "config.json").read_text())
+    fields["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    found = told(capsys, tmp_path)
+    assert found["rope"] == "yarn, base 10000, stretched 4 times of 512 tokens, attention times 1.139"
+    assert found["context"] == "2048 tokens"
+
+
+def test_a_drafter_beside_its_teacher(
+    tiny_teacher: Path, tiny_drafters: dict[str, Path], tiny_heads: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, folder in tiny_drafters.items():
+        found = show(capsys, folder, "--model", tiny_teacher)
+        assert (found["kind"], found["drafter"], found["aux_layers"]) == ("drafter", kind, [0, 1, 2])
+        assert told(capsys, folder, "--model", tiny_teacher)["reads"] == "the states entering layers 0, 1, 2"
+        assert told(capsys, folder)["next"].startswith("--model TEACHER")
+    assert told(capsys, tiny_heads, "--model", tiny_teacher)["reads"] == "the state behind the last norm"
+    assert told(capsys, tiny_heads / "medusa_lm_head.safetensors")["kind"] == "medusa: Medusa heads"
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "says"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            (),
+            "nor a teacher: architectures is ['GPT2LMHeadModel']; expected one",
+        ),
+        ({"mlp_bias": True}, (), "mlp_bias is True; expected False"),
+        ({}, ("--png", "tree.png"), "--png: .* is a checkpoint, which holds no trees"),
+        ({}, ("--model", "shape:qwen3-8b"), "no EAGLE-3 drafter; expected a folder with"),
+    ],
+    ids=["family", "field", "picture", "no drafter"],
+)
+def test_a_checkpoint_that_is_beyond_us(
+    fields: dict,
+    arguments: tuple[str, ...],
+    says: str,
+    tiny_teacher: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    known = json.loads((tiny_teacher / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(known | fields))
+    assert main(["inspect", str(tmp_path), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert (says in err or re.search(says, err)) and err.count("\n") == 1
+
+
+def test_a_model_goes_with_a_drafter_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "full:2x2", "--model", "demo"]) == 2
+    assert "goes with a drafter's checkpoint, which full:2x2 is not" in capsys.readouterr().err

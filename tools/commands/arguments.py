@@ -103,9 +103,11 @@ def given_prompt(args: argparse.Namespace) -> Prompt:
     if args.prompt is not None:
         return str(args.prompt)
     try:
-        messages = json.loads(read_text(args.chat))
+        chat = json.loads(read_text(args.chat))
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"--chat {args.chat}: not a readable JSON file ({error})") from error
-    if not isinstance(messages, list):
-        raise RequestError(f"--chat {args.chat}: expected a list of messages, got {type(messages).__name__}")
-    return messages
+    if not isinstance(chat, list | dict):
+        raise RequestError(
+            f"--chat {args.chat}: expected a list of messages, or an object that has it, got {chat!r:.60}"
+        )
+    return chat

@@ -1,4 +1,4 @@
-"""``draftwood inspect``: a draft tree or a bundle, as text, as JSON and as a picture."""
+"""``draftwood inspect``: a draft tree, a bundle or a checkpoint, as text, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ MANIFEST = "manifest.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "subject",
-        metavar="TREE|BUNDLE",
-        help="a tree file, a tree such as full:3x2 or medusa:FILE, or a bundle's folder",
+        metavar="TREE|BUNDLE|CHECKPOINT",
+        help="a tree file, a tree such as full:3x2 or medusa:FILE, a bundle's folder, or a teacher's or a drafter's as"
+        " build takes it",
     )
+    parser.add_argument("--model", metavar="DIR", help="of a drafter, the teacher that it is held against")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
     parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
     add_verify_argument(parser)
@@ -33,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    path = _checkpoint(args.subject)
+    if path is not None:
+        return _show_checkpoint(path, args)
     path = _existing(args.subject)
+    if args.model:
+        raise RequestError(f"--model {args.model}: goes with a drafter's checkpoint, which {args.subject} is not")
     if path is not None and path.is_dir():
         from draftwood.runtime.bundle import Bundle
 
@@ -53,6 +60,27 @@ def main(args: argparse.Namespace) -> int:
     if args.png:
         _draw(topology, name, args.png)
     print(json.dumps(found, indent=2) if args.json else text(found))
+    return 0
+
+
+def _checkpoint(subject: str) -> Path | None:
+    """The teacher or drafter of a name or path that is neither a bundle nor a tree's file."""
+    from draftwood.tools.demo import resolve
+    from draftwood.tools.show.checkpoints import is_checkpoint
+
+    path = _existing(str(resolve(subject)))
+    return path if path is not None and not (path / MANIFEST).is_file() and is_checkpoint(path) else None
+
+
+def _show_checkpoint(path: Path, args: argparse.Namespace) -> int:
+    from draftwood.tools.demo import resolve
+    from draftwood.tools.show.checkpoints import checkpoint_figures, checkpoint_text
+
+    for flag, given in (("--png", args.png), ("--npu", args.npu)):
+        if given:
+            raise RequestError(f"{flag}: {path} is a checkpoint, which holds no trees and no graphs; build it first")
+    found = checkpoint_figures(path, resolve(args.model) if args.model else None)
+    print(json.dumps(found, indent=2) if args.json else checkpoint_text(found))
     return 0
 
 

@@ -28,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue, as it stands")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids to continue")
-    prompt.add_argument("--chat", type=Path, metavar="FILE.json", help='[{"role": "user", "content": "..."}, ...]')
+    prompt.add_argument(
+        "--chat",
+        type=Path,
+        metavar="FILE.json",
+        help='[{"role": "user", "content": "..."}, ...], or an object of messages, tools,'
+        " documents and chat_template_kwargs",
+    )
     add_decoding_arguments(parser)
     add_policy_arguments(parser)
     parser.add_argument("--plain", action="store_true", help="decode without speculation")

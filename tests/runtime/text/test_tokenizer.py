@@ -314,6 +314,63 @@ def test_chat_is_that_of_transformers(tmp_path, template, messages):
     assert text.chat(messages) == oracle.apply_chat_template(messages, tokenize=True, **flags)
 
 
+# What templates such as Qwen3's use: tools and calls as JSON, a search from the end, strings' methods, a switch.
+TOOLS_AND_THOUGHTS = (
+    "{%- if tools %}<tools>{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}\n</tools>{% endif %}\n"
+    "{%- set ns = namespace(last=0) %}\n"
+    "{%- for message in messages[::-1] %}{% if message.role == 'user' and not ns.last %}"
+    "{% set ns.last = messages | length - loop.index0 %}{% endif %}{% endfor %}\n"
+    "{%- for message in messages %}\n"
+    "    {%- set content = message.content if message.content is string else '' %}\n"
+    "    {%- set said = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}\n"
+    "    {%- set thought = message.reasoning_content or said %}\n"
+    "    {{- '<|' + message.role + '|>' }}\n"
+    "    {%- if message.role == 'assistant' and loop.index > ns.last %}\n"
+    "        {{- '<think>' + thought + '</think>' }}{% endif %}\n"
+    "    {{- content.split('</think>')[-1].lstrip('\n') }}\n"
+    "    {%- for call in message.tool_calls or [] %}{% set call = call.function or call %}\n"
+    "        {{- call.name + ' ' }}{{ call.arguments if call.arguments is string else call.arguments | tojson }}\n"
+    "    {%- endfor %}\n"
+    "    {%- if loop.nextitem and loop.nextitem.role != message.role %}{{ '<|end|>' + pad_token }}{% endif %}\n"
+    "{%- endfor %}\n"
+    "{%- for document in documents or [] %}{{ document.title }}{% endfor %}\n"
+    "{%- if add_generation_prompt %}<|assistant|>\n"
+    "    {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}\n"
+    "{%- endif %}"
+)
+CALL = {"type": "function", "function": {"name": "bus", "arguments": {"to": "río <3>", "stops": [1, 2.5, None, True]}}}
+TOOL = {"type": "function", "function": {"name": "bus", "parameters": {"type": "object", "required": ["to"]}}}
+CALLED = [
+    *MESSAGES[:2],
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nLet me see.", "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"line": 4}'},
+    {"role": "tool", "content": [{"type": "text", "text": "none"}]},
+    {"role": "assistant", "content": None, "reasoning": "so be it", "tool_calls": [{"name": "bus", "arguments": "{}"}]},
+]
+
+
+@pytest.mark.parametrize("tools", [None, [], [TOOL]], ids=["none", "empty", "one"])
+@pytest.mark.parametrize("switches", [{}, {"enable_thinking": False}, {"enable_thinking": True}], ids=str)
+def test_tools_and_switches_are_those_of_transformers(tmp_path, tools, switches):
+    tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|end|>"}
+    oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level(), chat_template=TOOLS_AND_THOUGHTS, **tokens)
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=TOOLS_AND_THOUGHTS, **tokens))
+    documents = [{"title": "timetable", "text": ""}] if tools else None
+    flags = {"add_generation_prompt": True, "return_dict": False, "tools": tools, "documents": documents, **switches}
+    chat = {"messages": CALLED, "tools": tools, "documents": documents, "chat_template_kwargs": switches}
+    rendered = oracle.apply_chat_template(CALLED, tokenize=False, **flags)
+    assert text.render(chat) == rendered
+    assert text.chat(chat) == oracle.apply_chat_template(CALLED, tokenize=True, **flags)
+    assert ("</think>\n\n" in rendered[-30:]) is (switches == {"enable_thinking": False})
+    assert all(said in rendered for said in ("bus {", "so be it", "río <3>")) and ("<tools>" in rendered) is bool(tools)
+
+
+def test_a_chat_with_tools_takes_the_template_for_tools(tmp_path):
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=named))
+    assert [text.render({"messages": MESSAGES, "tools": tools}) for tools in (None, [], [TOOL])] == ["d", "t", "t"]
+
+
 def test_a_template_is_found_in_each_of_its_places(tmp_path):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     save(tmp_path, byte_level(), chat_template=named, bos_token=None)
@@ -330,6 +387,10 @@ def test_without_a_template_there_is_no_chat(texts, tmp_path):
             text.chat(MESSAGES)
 
 
+DEEP: list = []
+DEEP.append(DEEP)
+
+
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -338,10 +399,16 @@ def test_without_a_template_there_is_no_chat(texts, tmp_path):
         ([MESSAGES[0], "hi"], "message 1: expected an object, got str"),
         ([{"role": "user"}], "message 0: .*no content"),
         ([MESSAGES[0], {"content": "x"}], "message 1: .*no role"),
-        ([{"role": "user", "content": None}], "message 0: content: .*got NoneType"),
+        ([{"role": "user", "content": 3}], "message 0: content: expected a string, a list of parts or null, got int"),
+        ([{"role": 3, "content": "x"}], "message 0: role: expected a string, got int"),
+        ([{"role": "user", "content": "x", "name": {1, 2}}], "message 0: name: expected a value of JSON, got set"),
+        ([{"role": "user", "content": "x", "deep": DEEP}], "message 0: deep.*: more than 64 levels deep"),
+        ({"tools": []}, "expected a list of messages, got NoneType"),
+        ({"messages": MESSAGES, "tool": []}, "no field 'tool' is known; expected messages, tools, documents, chat_t"),
+        ({"messages": MESSAGES, "tools": ["f"]}, r"tools: expected a list of objects, got \['f'\]"),
+        ({"messages": MESSAGES, "chat_template_kwargs": 1}, "chat_template_kwargs: expected an object, got int"),
         ([{"role": "tool", "content": "x"}], "No tool may speak first."),
     ],
-    ids=["string", "empty", "item", "content", "role", "type", "raised"],
 )
 def test_bad_messages_are_refused(tmp_path, messages, said):
     config = {"chat_template": LLAMA_3, "bos_token": "<|begin|>", "eos_token": "<|end|>"}

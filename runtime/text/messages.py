@@ -1,0 +1,94 @@
+"""What a chat template is given: messages, tools, documents and switches, checked to be JSON's own values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftwood.errors import RequestError
+
+# A tool's JSON schema is some ten levels deep.
+_DEEPEST = 64
+# Names that a message's reasoning goes by; a template that knows one of them gets it by that one.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat, its fields named as in the chat requests of vLLM and SGLang.
+
+    ``chat_template_kwargs`` are the template's own switches, such as ``{"enable_thinking": False}`` for Qwen3.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Any) -> Chat:
+        """From a list of messages, or an object of the fields above.
+
+        Raises:
+            RequestError: it is neither, or holds what a template has no use for; field and index are named.
+        """
+        if not isinstance(given, Mapping):
+            return cls(_messages(given))
+        if unknown := [name for name in given if name not in cls.__slots__]:
+            raise RequestError(f"chat: no field {unknown[0]!r} is known; expected {', '.join(cls.__slots__)}")
+        switches = given.get("chat_template_kwargs") or {}
+        if not isinstance(switches, Mapping):
+            raise RequestError(f"chat: chat_template_kwargs: expected an object, got {type(switches).__name__}")
+        return cls(
+            _messages(given.get("messages")),
+            _objects(given.get("tools"), "tools"),
+            _objects(given.get("documents"), "documents"),
+            _json(switches, "chat_template_kwargs"),
+        )
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not given:
+        got = "an empty list" if isinstance(given, list) else type(given).__name__
+        raise RequestError(f"chat: expected a list of messages, got {got}")
+    return [_message(f"message {index}", message) for index, message in enumerate(given)]
+
+
+def _message(where: str, given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise RequestError(f"chat: {where}: expected an object, got {type(given).__name__}")
+    if "role" not in given or not ("content" in given or "tool_calls" in given):
+        missing = "content" if "role" in given else "role"
+        raise RequestError(f"chat: {where}: expected role and content, or role and tool_calls, got no {missing}")
+    for key, kinds, expected in (
+        ("role", str, "a string"),
+        ("content", (str, list, type(None)), "a string, a list of parts or null"),
+    ):
+        if key in given and not isinstance(given[key], kinds):
+            raise RequestError(f"chat: {where}: {key}: expected {expected}, got {type(given[key]).__name__}")
+    message: dict[str, Any] = _json(given, where)
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _objects(given: Any, name: str) -> list[dict[str, Any]] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        raise RequestError(f"chat: {name}: expected a list of objects, got {given!r:.60}")
+    found: list[dict[str, Any]] = _json(given, name)
+    return found
+
+
+def _json(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy in JSON's own types, for a template may call any method of what it is given."""
+    if depth > _DEEPEST:
+        raise RequestError(f"chat: {where}: more than {_DEEPEST} levels deep")
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_json(one, where, depth + 1) for one in value]
+    if isinstance(value, Mapping) and all(type(name) is str for name in value):
+        return {name: _json(one, f"{where}: {name}", depth + 1) for name, one in value.items()}
+    raise RequestError(f"chat: {where}: expected a value of JSON, got {type(value).__name__}")

@@ -1,0 +1,169 @@
+"""What ``draftwood inspect CHECKPOINT`` shows: what was recognised of a teacher or a drafter, before anyone builds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.drafters.registry import kind_named, kind_of, open_drafter
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
+from draftwood.compiler.teachers.registry import FAMILIES
+from draftwood.errors import CheckpointError
+from draftwood.runtime.text.tokenizer import Tokenizer
+
+# What a drafter's file may be called.
+DRAFTER_FILES = (".safetensors", ".pt", ".pth", ".bin")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path looks like one: a folder with a config.json or tensors, or a file of tensors."""
+    if path.is_file():
+        return path.suffix in DRAFTER_FILES
+    return (path / "config.json").is_file() or any(child.suffix in DRAFTER_FILES for child in path.iterdir())
+
+
+def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
+    """A teacher's figures, or a drafter's: of what stands beside a ``teacher``, or names no family of teachers.
+
+    Raises:
+        CheckpointError: it is neither, or holds what the compiler has no form of; the message names it.
+    """
+    if teacher is not None:
+        return drafter_figures(path, _opened(teacher))
+    config = path / "config.json"
+    fields = read_json(config) if config.is_file() else {}
+    published = [[family.architecture] for family in FAMILIES.values()]
+    # Some EAGLE-3 drafters call themselves a Llama.
+    if fields.get("architectures") in published and "draft_vocab_size" not in fields:
+        return teacher_figures(path)
+    try:
+        kind = kind_of(path)
+    except CheckpointError as error:
+        known = ", ".join(name for (name,) in published)
+        raise CheckpointError(
+            f"{error}; nor a teacher: architectures is {fields.get('architectures')!r}; expected one of {known}"
+        ) from None
+    return {"kind": "drafter", "path": str(path), "drafter": kind.name, "title": kind.title}
+
+
+def teacher_figures(folder: Path) -> dict[str, Any]:
+    """What a teacher is by its config.json and, where they are there, the headers of its weights."""
+    opened = _opened(folder)
+    config = opened.config
+    return {
+        "kind": "teacher",
+        "path": str(folder),
+        **asdict(config),
+        "parameters": sum(map(math.prod, expected_tensors(config).values())),
+        "cache_bytes_a_slot": config.layers * 2 * config.kv_heads * config.head_dim * opened.dtype.itemsize,
+        "weights": _weights(opened) if opened.entries else None,
+        "tokenizer": _tokenizer(folder),
+    }
+
+
+def _opened(folder: Path) -> Checkpoint:
+    """With the headers of its weights, or without where it is a configuration alone."""
+    return Checkpoint.open(folder) if any(folder.glob("*.safetensors")) else Checkpoint.describe(folder)
+
+
+def _weights(opened: Checkpoint) -> dict[str, Any]:
+    files = {entry.file for entry in opened.entries.values()}
+    return {"tensors": len(opened.entries), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
+
+
+def _tokenizer(folder: Path) -> dict[str, Any] | None:
+    files = [path.name for path in tokenizer_files(folder)]
+    if "tokenizer.json" not in files:
+        return None
+    tokenizer = Tokenizer.load(folder)
+    return {"files": files, "chat": tokenizer.has_chat, "tokens": tokenizer.size}
+
+
+def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
+    """What a drafter is to a teacher: its kind, the states it reads, what it proposes, its sizes."""
+    opened = open_drafter(path, teacher)
+    model = opened.model
+    sizes = asdict(model.config)
+    block = sizes.pop("block", None)
+    return {
+        "kind": "drafter",
+        "path": str(path),
+        "drafter": model.kind,
+        "title": kind_named(model.kind).title,
+        "teacher": {"path": str(teacher.folder), "family": teacher.config.family, "layers": teacher.config.layers},
+        "aux_layers": list(model.aux_layers),
+        "dtype": str(opened.checkpoint.dtype).removeprefix("torch."),
+        "tensors": len({key for name in opened.checkpoint.names() for key in opened.checkpoint.keys(name)}),
+        "sizes": {name: value for name, value in sizes.items() if name != "aux_layers"},
+        "block": block,
+    }
+
+
+def checkpoint_text(found: dict[str, Any]) -> str:
+    """`checkpoint_figures` for people."""
+    rows = _teacher_rows(found) if found["kind"] == "teacher" else _drafter_rows(found)
+    title = f"{found['kind']} {found['path']}"
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    weights, tokenizer = found["weights"], found["tokenizer"]
+    text = "none; prompts are given as token ids"
+    if tokenizer:
+        chat = "with a chat template" if tokenizer["chat"] else "without a chat template"
+        text = f"{tokenizer['tokens']} tokens, {chat}"
+    held = "none here; --weights none builds graphs without them"
+    if weights:
+        held = f"{weights['tensors']} tensors, {weights['bytes'] / 1e9:.3g} GB, files: {weights['files']}"
+    return [
+        ("family", found["family"]),
+        ("parameters", f"{found['parameters']:,}, {found['dtype']}"),
+        *_block_rows(found),
+        ("context", f"{found['max_positions']} tokens"),
+        ("cache", f"{found['cache_bytes_a_slot'] / 1024:g} KiB a slot in {found['dtype']}"),
+        ("vocabulary", f"{found['vocabulary']}, output matrix {'is the embedding' if found['tied'] else 'of its own'}"),
+        ("ends a text", ", ".join(map(str, found["eos"])) or "nothing"),
+        ("tokenizer", text),
+        ("weights", held),
+    ]
+
+
+def _block_rows(block: Mapping[str, Any]) -> list[tuple[str, str]]:
+    biased = " and ".join(n for n, key in (("q, k, v", "qkv_bias"), ("o", "o_bias")) if block[key]) or "nothing"
+    heads = f"{block['heads']} query, {block['kv_heads']} key/value, {block['head_dim']} wide"
+    return [
+        ("layers", f"{block['layers']}, {block['hidden']} wide, {block['intermediate']} inside"),
+        ("heads", heads + (", q and k normalised" if block["qk_norm"] else "")),
+        ("biases on", biased),
+        ("rope", rope_text(block["rope_theta"], block["rope_scaling"])),
+    ]
+
+
+def rope_text(theta: float, scaling: Mapping[str, Any] | None) -> str:
+    """Base and scaling, of the scaling what its kind reads."""
+    if scaling is None:
+        return f"default, base {theta:g}"
+    original = f" of {scaling['original_max_positions']} tokens" if scaling["kind"] != "linear" else ""
+    scaled = f", attention times {scaling['attention_factor']:.4g}" if scaling["kind"] == "yarn" else ""
+    return f"{scaling['kind']}, base {theta:g}, stretched {scaling['factor']:g} times{original}{scaled}"
+
+
+def _drafter_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("kind", f"{found['drafter']}: {found['title']}")]
+    if "teacher" not in found:
+        return [*rows, ("next", "--model TEACHER says what of it, and whether it fits")]
+    teacher, states = found["teacher"], found["aux_layers"]
+    read = f"the states entering layers {', '.join(map(str, states))}" if states else "the state behind the last norm"
+    return [
+        *rows,
+        ("fits", f"{teacher['path']}, {teacher['family']} of {teacher['layers']} layers"),
+        ("reads", read),
+        *((name.replace("_", " "), str(value)) for name, value in found["sizes"].items()),
+        *(_block_rows(found["block"]) if found["block"] else []),
+        ("tensors", f"{found['tensors']} in {found['dtype']}"),
+    ]
