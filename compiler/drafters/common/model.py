@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from draftwood import manifest as m
-from draftwood.compiler.drafters.common.config import AUX_STATES, CachedConfig
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.steps import extend_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
@@ -23,7 +23,6 @@ _AXES: Axes = {
     "lm_head.weight": ("draft vocabulary", "hidden"),
     "fc.weight": ("hidden", "states"),
     "input_norm.weight": ("states",),
-    **{f"fc_norm.{i}.weight": ("hidden",) for i in range(AUX_STATES)},
 }
 
 
@@ -60,7 +59,7 @@ class CachedModel(DraftModel):
             digest=digest,
             levels=levels,
             candidates=candidates,
-            features=len(config.aux_layers) * config.target_hidden,
+            features=config.features,
             layers=block.layers,
             kv_heads=block.kv_heads,
             head_dim=block.head_dim,
@@ -72,12 +71,13 @@ class CachedModel(DraftModel):
 
         Every hidden state that a matrix reads beside others is padded in its own place.
         """
+        states = len(self.config.aux_layers)
         return Widening(
-            axes={**_AXES, **own},
+            axes={**_AXES, **{f"fc_norm.{i}.weight": ("hidden",) for i in range(states)}, **own},
             fields=self.widened_fields,
             block=self.config.block,
             kept={"draft vocabulary": self.config.draft_vocabulary},
-            states={"pair": 2, "states": AUX_STATES},
+            states={"pair": 2, "states": states},
         )
 
     def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:

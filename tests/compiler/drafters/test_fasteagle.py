@@ -62,7 +62,7 @@ class Model:
         """Ids and log-probabilities [levels, k], best first; every block over all rows, row by row."""
         oracle, get = self.oracle, self.oracle.get
         hidden = [
-            get("proj.weight") @ np.concatenate([get("fc.weight") @ states, oracle.embedded(token)])
+            get("proj.weight") @ np.concatenate([oracle.fused(states), oracle.embedded(token)])
             for states, token in zip(features, tokens, strict=True)
         ]
         ids, scores = [], []
@@ -110,7 +110,7 @@ def test_candidates(model: Model, decoder: Decoder, warm: Callable, text: tuple,
 def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decoder, warm: Callable, text: tuple) -> None:
     inputs = inputs_of(rows, decoder, warm)
     _, _, *caches = FastEagleStep(rows.drafter, decoder, 6)(*inputs)
-    features, tokens = torch.tensor(text[0]).float(), torch.tensor(text[1])
+    features, tokens = torch.tensor(text[0][:, :192]).float(), torch.tensor(text[1])
     count = torch.tensor([11])
     waiting, teacher = Waiting(tokens, features, count, count), TeacherWeights(decoder.embed.weight, None)
     at_once = rows.drafter.extend(waiting, inputs[4:], teacher).caches
@@ -178,8 +178,8 @@ REFUSED = [
     ({"target_hidden_size": 48}, "target_hidden_size is 48; expected 64"),
     ({"vocab_size": 99}, "vocab_size is 99; expected 101"),
     ({"draft_vocab_size": 39}, r"d2t is I64 \[40\]; expected I64 \[39\]"),
-    ({"aux_layer_ids": None}, r"aux_layer_ids gives the states entering layers \[\]; expected 3 ascending ids"),
-    ({"aux_layer_ids": [2, 4, 9]}, r"\[2, 4, 9\]; expected 3 ascending ids from 0 to 8"),
+    ({"aux_layer_ids": None}, r"aux_layer_ids gives the states entering layers \[\]; expected ascending ids"),
+    ({"aux_layer_ids": [2, 4, 9]}, r"\[2, 4, 9\]; expected ascending ids from 0 to 8"),
     ({"rms_norm_eps": None}, "rms_norm_eps is None; expected a finite number"),
     ({"intermediate_size": 80}, r"gate_proj.weight has shape \[96, 64\]; expected \[80, 64\]"),
 ]
