@@ -10,12 +10,15 @@ from typing import Any, cast
 from draftwood import manifest as m
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork
+from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.common.steps import extend_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
 
 # What these drafters have beside a Llama's tensors.
 _AXES: Axes = {
@@ -85,3 +88,31 @@ class CachedModel(DraftModel):
         ones depend on the teacher's number of layers, and new layers come last."""
         aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(self.config.aux_layers)}
         return fields | size_fields(wide, fields) | aux
+
+
+class LevelModel(CachedModel):
+    """A drafter whose candidates depend on the text alone: one draft step ranks all levels and serves all trees."""
+
+    @property
+    @abstractmethod
+    def levels(self) -> int:
+        """How many tokens ahead it drafts."""
+
+    @abstractmethod
+    def level_step(self, drafter: Any, decoder: Decoder, ranked: int, rows: int, slots: int, dtype: str) -> Step:
+        """The draft step that ranks so many candidates a level."""
+
+    def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
+        check_levels(name, tree, self.levels, "levels", self.config.draft_vocabulary)
+
+    def draft_name(self, tree: str) -> str:
+        return "draft"
+
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        ranked = candidates(trees, self.config.draft_vocabulary)
+        yield self.level_step(drafter, decoder, ranked, rows, slots, dtype)
+
+    def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
+        return self.entry(digest, self.levels, candidates(trees, self.config.draft_vocabulary))

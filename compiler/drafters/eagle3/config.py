@@ -50,8 +50,8 @@ def read_eagle3_config(
     Raises:
         CheckpointError: a field does not fit the teacher, contradicts another, or leaves open what is meant.
     """
-    nested = _object(fields, "eagle_config")
-    inner = _object(fields, "transformer_layer_config") if writer is SPECULATORS else fields
+    nested = fields.nested("eagle_config")
+    inner = fields.nested("transformer_layer_config") if writer is SPECULATORS else fields
     spelling = Spelling.of(stored)
     _refuse_variants(fields, nested)
     vocabulary = read_vocabulary(fields, inner, teacher)
@@ -71,13 +71,6 @@ def read_eagle3_config(
     )
     _check_shared(fields, inner, config, teacher)
     return config, vocabulary
-
-
-def _object(fields: Fields, name: str) -> Fields:
-    values = fields.get(name, {})
-    if not isinstance(values, dict):
-        fields.fail(name, "an object")
-    return Fields(fields.path, values)
 
 
 def _refuse_variants(fields: Fields, nested: Fields) -> None:
@@ -139,9 +132,10 @@ def _feature_norm(fields: Fields, nested: Fields) -> FeatureNorm:
 
 
 def _norm_before_residual(fields: Fields, nested: Fields, writer: Writer) -> bool:
-    # Every version of the library fills in false, vLLM true: where no version is named, nobody knows who trained it.
-    versioned = fields.get("speculators_version") is not None
-    known = _agreed(fields, nested, "norm_before_residual", None if writer is SPECULATORS and not versioned else False)
+    # Every version of the library fills in false, vLLM true unless it is P-EAGLE's: where no version is named, nobody
+    # knows who trained it.
+    settled = fields.get("speculators_version") is not None or fields.get("speculators_model_type") == "peagle"
+    known = _agreed(fields, nested, "norm_before_residual", False if writer is not SPECULATORS or settled else None)
     if known is None:
         fields.fail("norm_before_residual", "true or false; readers of this layout disagree about the default")
     return known

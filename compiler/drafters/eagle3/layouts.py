@@ -26,7 +26,6 @@ from draftwood.compiler.checkpoints.fields import Fields
 
 Meaning = Literal["entering", "leaving"]
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"
-MASK = "mask_hidden"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +63,21 @@ OTHERS = {
 }
 
 
-def read_writer(fields: Fields) -> Writer:
-    """Who wrote config.json; CheckpointError if nobody known."""
+def read_writer(fields: Fields, writers: Mapping[str, Writer] = WRITERS, kind: str = "eagle3") -> Writer:
+    """Who of ``writers`` wrote config.json; ``kind`` is what speculators calls such drafters.
+
+    Raises:
+        CheckpointError: nobody known did.
+    """
     named = fields.get("architectures")
     name = str(named[0]) if isinstance(named, list) and len(named) == 1 else ""
     if name in OTHERS:
-        fields.fail("architectures", f"one of {', '.join(WRITERS)}; this is {OTHERS[name]}, which is not supported")
-    if name not in WRITERS:
-        fields.fail("architectures", f"one of {', '.join(WRITERS)}, the published layouts of EAGLE-3")
-    writer = WRITERS[name]
-    kind, wanted = fields.get("speculators_model_type"), "eagle3" if writer is SPECULATORS else None
-    if kind != wanted:
+        fields.fail("architectures", f"one of {', '.join(writers)}; this is {OTHERS[name]}, which is not supported")
+    if name not in writers:
+        fields.fail("architectures", f"one of {', '.join(writers)}, the published layouts of EAGLE-3")
+    writer = writers[name]
+    wanted = kind if writer is SPECULATORS else None
+    if fields.get("speculators_model_type") != wanted:
         fields.fail("speculators_model_type", f"{wanted or 'no such field'} beside {name}")
     return writer
 

@@ -7,7 +7,7 @@ Medusa-1         medusa_lm_head.safetensors or .pt                   {i}.{j}.lin
 Medusa-1.0       the whole teacher, with the heads among its         the same behind medusa_head.
                  tensors
 vLLM             config.json of MedusaModel, model.safetensors       blocks.{i}.layers.{j}.weight and maybe .bias,
-                                                                     lm_heads.{i}.weight or one lm_head.weight, token_map
+                                                                     lm_heads.{i}.weight or lm_head.weight, token_map
 ===============  ==================================================  ===================================================
 
 Head i has blocks 0 to n - 1 and, unless it is the teacher's, an output matrix. ``token_map`` are the teacher's ids of

@@ -119,6 +119,25 @@ def fasteagle_tensors(levels: int, draft: int = DRAFT) -> dict[str, torch.Tensor
     return tensors
 
 
+def dflash_tensors(layers: int, states: int, draft: int | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a DFlash drafter, random; with ``draft`` own matrices and a map, as speculators stores them."""
+    random = torch.Generator().manual_seed(23)
+    tensors = {"fc.weight": _randn(random, HIDDEN, states * HIDDEN), "hidden_norm.weight": 1 + _randn(random, HIDDEN)}
+    for i in range(layers):
+        tensors |= block_tensors(random, f"layers.{i}", HIDDEN, HIDDEN) | head_norms(random, f"layers.{i}")
+    tensors["norm.weight"] = 1 + _randn(random, HIDDEN)
+    if draft is not None:
+        tensors["embed_tokens.weight"], tensors["lm_head.weight"] = (
+            _randn(random, V, HIDDEN),
+            _randn(random, draft, HIDDEN),
+        )
+    if draft is not None and draft < V:
+        ids = draft_ids(draft)
+        tensors["d2t"] = ids - torch.arange(draft)
+        tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+    return tensors
+
+
 ARCHITECTURES = {
     "SafeAILab": "LlamaForCausalLM",
     "SpecForge": "LlamaForCausalLMEagle3",
@@ -146,7 +165,7 @@ OWN_FIELDS: dict[str, dict] = {
     "Automodel": {"num_aux_hidden_states": 3, "mlp_bias": False},
     "DeepSpec": {
         "model_type": "qwen3",
-        "target_layer_ids": [-1, 1, 3, 5, 6],
+        "target_layer_ids": [0, 1, 3, 5, 6],
         "ttt_length": 7,
         "step_loss_decay": 0.8,
         "draft_num_hidden_layers": 1,
@@ -184,6 +203,8 @@ def make() -> object:
         eagle3_tensors = staticmethod(eagle3_tensors)
         eagle3_config = staticmethod(eagle3_config)
         fasteagle_tensors = staticmethod(fasteagle_tensors)
+        dflash_tensors = staticmethod(dflash_tensors)
+        sizes = BLOCK
         oracle = Oracle
 
         @staticmethod
@@ -241,6 +262,8 @@ class Oracle:
     norm_output: bool = False
     layers: int = 1
     window: int | None = None
+    # The vector that P-EAGLE's mask rows read in place of states; their tokens are those of the path.
+    mask: np.ndarray | None = None
     # The teacher's matrices, for drafters without their own.
     embed: np.ndarray | None = None
     head: np.ndarray | None = None
@@ -310,7 +333,8 @@ class Oracle:
         """
         hidden, inputs = np.zeros(0), [[] for _ in range(self.layers)]
         for i, token in enumerate([*tokens, *path]):
-            before = self.fused(features[i]) if i < len(tokens) else self.fed_back(hidden)
+            later = self.fed_back(hidden) if self.mask is None else self.fused(self.mask)
+            before = self.fused(features[i]) if i < len(tokens) else later
             normed = self.norm(before, self.get(f"{self.at}.hidden_norm.weight"))
             embedding = self.norm(self.embedded(token), self.get(f"{self.at}.input_layernorm.weight"))
             row, residual = np.concatenate([embedding, normed]), normed if self.norm_before_residual else before
@@ -325,6 +349,8 @@ class Oracle:
         return hidden
 
     def fed_back(self, hidden: np.ndarray) -> np.ndarray:
+        if not len(hidden):
+            return hidden
         return self.norm(hidden, self.get("norm.weight")) if self.norm_output else hidden
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:

@@ -60,7 +60,7 @@ LEFT = [  # what hooks capture leaves the layer named, and comes by depth
     ("AngelSlim", fields(), {}, (2, 4, 5)),
     ("AngelSlim", nested(**{IDS: [1, 3, 4]}), {}, (2, 4, 5)),
     ("Automodel", fields(), {}, (2, 4, 5)),
-    ("DeepSpec", deepspec, MANY | {"qk": True}, (0, 2, 4, 6, 7)),
+    ("DeepSpec", deepspec, MANY | {"qk": True}, (1, 2, 4, 6, 7)),
     ("speculators", fields(**{IDS: [0, 1, 2, 6, 8]}), {"states": 5}, (0, 1, 2, 6, 8)),
 ]
 

@@ -101,6 +101,7 @@ def test_heads_within_a_whole_teacher(teacher: Checkpoint, whole: tuple[Path, Pa
     assert folder.checkpoint.names() == alone.checkpoint.names()
     for name in alone.checkpoint.names():
         assert torch.equal(folder.checkpoint.weight(name), alone.checkpoint.weight(name))
+    assert Checkpoint.open(whole[1]).names() == teacher.names()  # the folder serves as the teacher too
 
 
 def test_heads_of_another_teacher_are_refused(whole: tuple[Path, Path], teacher: Checkpoint) -> None:
