@@ -31,8 +31,10 @@ from draftwood.compiler.drafters.common.mask_token import read_mask_token
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
 from draftwood.compiler.teachers.config import TeacherConfig
 
-_DEEPSPEC = ("Qwen3DSparkModel", "Gemma4DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
-_NAMES = ("DFlashDraftModel", "DFlashSpeculator", *_DEEPSPEC)
+# DeepSpec's class serves DSpark as well, whose other names are known to refuse them by their fields.
+_DEEPSPEC = "Qwen3DSparkModel"
+NAMES = ("DFlashDraftModel", "DFlashSpeculator", _DEEPSPEC)
+_SUCCESSORS = ("Gemma4DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
 _MOST_ROWS = 256
 # Fields that make another network of it, each with the values that do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -60,7 +62,7 @@ class DFlashConfig(CachedConfig):
 
 def is_dflash(fields: Mapping[str, Any]) -> bool:
     """Whether a config.json is a DFlash drafter's, or one of a successor that is refused by its field."""
-    own = fields.get("architectures") in [[name] for name in _NAMES]
+    own = fields.get("architectures") in [[name] for name in (*NAMES, *_SUCCESSORS)]
     return own or fields.get("speculators_model_type") in ("dflash", "dspark")
 
 
@@ -99,6 +101,8 @@ def read_dflash_config(
 
 
 def _refuse_successors(fields: Fields, nested: Fields) -> None:
+    if fields.get("architectures") in [[name] for name in _SUCCESSORS]:
+        fields.fail("architectures", f"one of {', '.join(NAMES)}; DSpark's bigram head is not supported")
     if fields.get("speculators_model_type") == "dspark":
         fields.fail("speculators_model_type", "dflash; DSpark's bigram head is not supported")
     for source in (fields, nested):
@@ -116,7 +120,7 @@ def _rows(fields: Fields, nested: Fields) -> int:
 
 
 def _from_root(fields: Fields, nested: Fields) -> bool:
-    deepspec = fields.get("architectures") in [[name] for name in _DEEPSPEC]
+    deepspec = fields.get("architectures") == [_DEEPSPEC]
     stated = [(fields, "sample_from_anchor"), (nested, "shift_label")]
     found = {source.flag(name, False) for source, name in stated if source.get(name) is not None}
     if len(found | ({True} if deepspec else set())) > 1:

@@ -26,13 +26,13 @@ from draftwood.compiler.drafters.eagle3.layouts import SPECFORGE, SPECULATORS, W
 from draftwood.compiler.drafters.peagle.config import PEagleConfig, read_levels
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
-_OWN = {"PEagleDraftModel": SPECFORGE, "PEagleSpeculator": SPECULATORS}
+OWN = {"PEagleDraftModel": SPECFORGE, "PEagleSpeculator": SPECULATORS}
 _MARKS = ("parallel_drafting", "ptd_token_id", "pard_token")
 
 
 def is_peagle(fields: Mapping[str, Any]) -> bool:
     """Whether a config.json is a P-EAGLE drafter's."""
-    own = fields.get("architectures") in [[name] for name in _OWN]
+    own = fields.get("architectures") in [[name] for name in OWN]
     marked = any(fields.get(name) not in (None, False) for name in _MARKS)
     return own or marked or fields.get("speculators_model_type") == "peagle"
 
@@ -45,7 +45,7 @@ def open_peagle(path: Path, teacher: Checkpoint) -> CachedCheckpoint[PEagleConfi
     """
     stored = open_used(path, "P-EAGLE")
     fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
-    writer = read_writer(fields, {**WRITERS, **_OWN}, "peagle")
+    writer = read_writer(fields, {**WRITERS, **OWN}, "peagle")
     eagle3, vocabulary = read_eagle3_config(fields, writer, teacher.config, stored.entries)
     config = PEagleConfig(
         **{field.name: getattr(eagle3, field.name) for field in fields_of(Eagle3Config)},

@@ -20,7 +20,7 @@ from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
 
 # fp32 against float64 through a block and its feedback four levels deep.
-CLOSE = 2e-4
+CLOSE = 1e-4
 # Wrong inputs must stand out from rounding by far.
 FAR = 100 * CLOSE
 RAGGED = Topology.from_paths([(0,), (1,), (3,), (0, 0), (0, 2), (1, 1), (0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 0, 2)])

@@ -19,7 +19,7 @@ from draftwood.errors import CheckpointError
 
 LEVELS = 3
 # fp32 against float64 through three blocks.
-CLOSE = 2e-4
+CLOSE = 1e-4
 SIZES = {
     "architectures": ["FastEagleDrafter"],
     "model_type": "fasteagle",
