@@ -11,6 +11,7 @@ from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.errors import CheckpointError
 
 _WINDOW = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 # Windows are of thousands of tokens; a shorter one than this is no published drafter's.
 _LEAST_WINDOW = 64
 
@@ -86,12 +87,12 @@ def read_window(fields: Fields, layers: int) -> int | None:
     Raises:
         CheckpointError: layers differ, or the fields contradict each other or leave open what is meant.
     """
-    kinds = set(fields.get("layer_types", []))
-    if kinds == {"full_attention"}:
-        return None
+    kinds = fields.get("layer_types", [])
     if kinds:
-        if kinds != {"sliding_attention"}:
-            fields.fail("layer_types", "'full_attention' in every layer, or 'sliding_attention' in every layer")
+        if not isinstance(kinds, list) or kinds not in ([one] * len(kinds) for one in _LAYER_TYPES):
+            fields.fail("layer_types", f"{' in every layer, or '.join(map(repr, _LAYER_TYPES))} in every layer")
+        if kinds[0] == "full_attention":
+            return None
         if not fields.flag("use_sliding_window", True):
             fields.fail("use_sliding_window", "true beside layer_types that slide, or no such field")
         if (window := fields.whole("sliding_window")) < _LEAST_WINDOW:

@@ -85,7 +85,11 @@ def built(folder: Path, save: Callable, tiny_teacher: Path, target: str) -> Bund
     return Bundle.open(folder / "bundle")
 
 
-@pytest.fixture(scope="module", params=[save_peagle, save_dflash], ids=["peagle", "dflash"])
+# P-EAGLE's graphs are EAGLE-3's and one more pass; a bundle takes a while.
+BUILT = [pytest.param(save_peagle, id="peagle", marks=pytest.mark.slow), pytest.param(save_dflash, id="dflash")]
+
+
+@pytest.fixture(scope="module", params=BUILT)
 def bundle(request: pytest.FixtureRequest, tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return built(tmp_path_factory.mktemp("one-pass"), request.param, tiny_teacher, "onnx")
 
