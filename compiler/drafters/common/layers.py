@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -226,6 +227,10 @@ class CachedNetwork(nn.Module):
         """
         raise NotImplementedError
 
+    def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
+        """The hidden states that rank the tokens behind the root [I, H], where one pass makes all levels."""
+        return extended.normed
+
     def embed(self, tokens_R: Tensor, teacher: TeacherWeights) -> Tensor:
         """[R, H] of the teacher's token ids."""
         if self.config.own_embedding:
@@ -261,19 +266,20 @@ class CachedNetwork(nn.Module):
         slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
         """
         rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
-        kv_heads, order_P = self.config.block.kv_heads, torch.arange(rows)
+        order = partial(torch.arange, device=committed_1.device)
+        kv_heads, order_P = self.config.block.kv_heads, order(rows)
         last_1, start_1 = (accepted_1 - 1).clamp(0, rows - 1), committed_1 - accepted_1
         if form == "cpu":
-            order_C, half = torch.arange(cache.shape[2]), self.config.block.head_dim // 2
+            order_C, half = order(cache.shape[2]), self.config.block.head_dim // 2
             cos_PE, sin_PE = (table[:, 0, :half] for table in self.rotary(start_1 + order_P))
             masked_PC = self.hidden_from(start_1 + order_P, order_C) if self.config.window else None
             slot_1 = (start_1 + (rows - 1)).to(torch.int32)
             return Appended(last_1, order_C >= committed_1, cos_PE, sin_PE, slot_1, masked_PC)
         slots = cache.shape[0] // kv_heads
-        order_C = torch.arange(slots)
+        order_C = order(slots)
         position_P = (start_1 + order_P).clamp(0, slots - 1)
         slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
-        index = (slot_P[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
+        index = (slot_P[:, None] + order(kv_heads) * slots).reshape(-1, 1)
         masked = self.hidden_from(position_P, order_C)[None, None]
         return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)
 

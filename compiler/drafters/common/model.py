@@ -10,6 +10,7 @@ from typing import Any, cast
 from draftwood import manifest as m
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork
+from draftwood.compiler.drafters.common.levels import level_step
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.common.steps import extend_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
@@ -98,10 +99,6 @@ class LevelModel(CachedModel):
     def levels(self) -> int:
         """How many tokens ahead it drafts."""
 
-    @abstractmethod
-    def level_step(self, drafter: Any, decoder: Decoder, ranked: int, rows: int, slots: int, dtype: str) -> Step:
-        """The draft step that ranks so many candidates a level."""
-
     def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
         check_levels(name, tree, self.levels, "levels", self.config.draft_vocabulary)
 
@@ -112,7 +109,7 @@ class LevelModel(CachedModel):
         self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
     ) -> Iterable[Step]:
         ranked = candidates(trees, self.config.draft_vocabulary)
-        yield self.level_step(drafter, decoder, ranked, rows, slots, dtype)
+        yield level_step(drafter, decoder, self.levels, ranked, rows, slots, dtype)
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         return self.entry(digest, self.levels, candidates(trees, self.config.draft_vocabulary))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from draftwood.compiler.drafters.common.model import LevelModel
 from draftwood.compiler.drafters.dflash.config import DFlashConfig
 from draftwood.compiler.drafters.dflash.cost import DFlashCost
 from draftwood.compiler.drafters.dflash.network import DFlash
-from draftwood.compiler.drafters.dflash.steps import dflash_step
-from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -28,9 +25,6 @@ class DFlashModel(LevelModel):
 
     def module(self, teacher: TeacherConfig, positions: int) -> DFlash:
         return DFlash(self.config, positions)
-
-    def level_step(self, drafter: Any, decoder: Decoder, ranked: int, rows: int, slots: int, dtype: str) -> Step:
-        return dflash_step(drafter, decoder, ranked, rows, slots, dtype)
 
     def cost(self) -> DFlashCost:
         config = self.config

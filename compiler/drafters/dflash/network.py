@@ -50,9 +50,10 @@ class DFlash(CachedNetwork):
         """
         at = self.extension(waiting, caches[0], form)
         known_PH = self.feature_norm(self.fc(waiting.features_PF))
-        masks = torch.full((self.config.rows - 1,), self.config.mask_token, dtype=torch.int64)
-        tokens_B = torch.cat((waiting.tokens_P.index_select(0, at.last_1), masks))
-        cos_B1D, sin_B1D = self.rotary(waiting.committed_1 + torch.arange(self.config.rows))
+        root_1, device = waiting.tokens_P.index_select(0, at.last_1), waiting.tokens_P.device
+        masks = torch.full((self.config.rows - 1,), self.config.mask_token, dtype=torch.int64, device=device)
+        tokens_B = torch.cat((root_1, masks))
+        cos_B1D, sin_B1D = self.rotary(waiting.committed_1 + torch.arange(self.config.rows, device=device))
         residual_BH, added_BH, written = self.embed(tokens_B, teacher), cast(Tensor | None, None), []
         for i, layer in enumerate(cast(Iterable[DraftLayer], self.stack)):
             pair = at.write(layer, known_PH, caches[2 * i : 2 * i + 2])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from draftwood.compiler.drafters.common.model import LevelModel
 from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
-from draftwood.compiler.drafters.fasteagle.steps import fasteagle_step
 from draftwood.compiler.drafters.widening import Widening
-from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -27,9 +24,6 @@ class FastEagleModel(LevelModel):
 
     def module(self, teacher: TeacherConfig, positions: int) -> FastEagle:
         return FastEagle(self.config, positions)
-
-    def level_step(self, drafter: Any, decoder: Decoder, ranked: int, rows: int, slots: int, dtype: str) -> Step:
-        return fasteagle_step(drafter, decoder, ranked, rows, slots, dtype)
 
     def widening(self) -> Widening:
         return self.grown({"proj.weight": ("hidden", "pair")})

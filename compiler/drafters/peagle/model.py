@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from draftwood.compiler.drafters.common.model import LevelModel
 from draftwood.compiler.drafters.peagle.config import PEagleConfig
 from draftwood.compiler.drafters.peagle.cost import PEagleCost
 from draftwood.compiler.drafters.peagle.network import PEagle
-from draftwood.compiler.drafters.peagle.steps import peagle_step
-from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -28,9 +25,6 @@ class PEagleModel(LevelModel):
 
     def module(self, teacher: TeacherConfig, positions: int) -> PEagle:
         return PEagle(self.config, positions)
-
-    def level_step(self, drafter: Any, decoder: Decoder, ranked: int, rows: int, slots: int, dtype: str) -> Step:
-        return peagle_step(drafter, decoder, ranked, rows, slots, dtype)
 
     def cost(self) -> PEagleCost:
         config = self.config

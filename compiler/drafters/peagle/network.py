@@ -7,10 +7,12 @@ the mask rows before it, and leaves nothing in the caches.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import TeacherWeights
+from draftwood.compiler.drafters.common.layers import Extended, TeacherWeights
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Written
 from draftwood.compiler.drafters.peagle.config import PEagleConfig
 
@@ -26,12 +28,12 @@ class PEagle(Eagle3):
         super().__init__(config, positions)
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.features))
 
-    def levels(self, written: Written, teacher: TeacherWeights) -> Tensor:
-        """The levels behind the last norm [I, H], the root's first."""
+    def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
+        written = cast(Written, extended)
         masks = self.config.levels - 1
         if not masks:
             return written.normed
-        order_M = torch.arange(masks)
+        order_M = torch.arange(masks, device=written.committed_1.device)
         embedded_MH = self.embed(torch.full_like(order_M, self.config.mask_token), teacher)
         hidden_MH = self.fused(self.mask_hidden[0]).expand(masks, -1)
         later_MM = order_M[None] > order_M[:, None]

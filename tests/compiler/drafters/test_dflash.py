@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood.compiler.drafters.common.levels import LevelStep
 from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.dflash import DFLASH
 from draftwood.compiler.drafters.dflash.checkpoint import open_dflash
 from draftwood.compiler.drafters.dflash.network import DFlash
-from draftwood.compiler.drafters.dflash.steps import DFlashStep
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
@@ -119,7 +119,7 @@ def inputs_of(drafter: DFlash, decoder: Decoder, warm: Callable, form: str = "fu
 @pytest.mark.parametrize("form", ["fused", "cpu"])
 def test_candidates(written: tuple, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
     drafter, reference = written
-    ids, scores, *_ = DFlashStep(drafter, decoder, 6, form)(*inputs_of(drafter, decoder, warm, form))
+    ids, scores, *_ = LevelStep(drafter, decoder, 6, form)(*inputs_of(drafter, decoder, warm, form))
     wanted = reference.ranked(text[0], text[1][-1], 6)
     assert ids.dtype == torch.int64 and ids.tolist() == wanted[0].tolist()
     np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
@@ -134,14 +134,14 @@ def drafter(make: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Checkp
 
 def test_the_block_leaves_no_trace(drafter: DFlash, decoder: Decoder, warm: Callable) -> None:
     inputs = inputs_of(drafter, decoder, warm)
-    _, _, *caches = DFlashStep(drafter, decoder, 6)(*inputs)
+    _, _, *caches = LevelStep(drafter, decoder, 6)(*inputs)
     for before, after in zip(inputs[4:], caches, strict=True):
         changed = (before != after).view(2, 32, 16).any(-1)
         assert changed[:, 8:11].all() and not changed[:, :8].any() and not changed[:, 11:31].any()
 
 
 def test_padding_and_stale_slots_do_not_matter(drafter: DFlash, decoder: Decoder, warm: Callable) -> None:
-    step, inputs = DFlashStep(drafter, decoder, 6), inputs_of(drafter, decoder, warm)
+    step, inputs = LevelStep(drafter, decoder, 6), inputs_of(drafter, decoder, warm)
     ids, scores, *_ = step(*inputs)
     other = [t.clone() for t in inputs]
     other[0][3], other[1][3] = 77, 6
@@ -167,7 +167,7 @@ def wrong_length(inputs: list, drafter: DFlash) -> None:
 
 @pytest.mark.parametrize("harm", [wrong_root, wrong_states, wrong_length])
 def test_harm_shows(drafter: DFlash, decoder: Decoder, warm: Callable, harm: Callable) -> None:
-    step, inputs = DFlashStep(drafter, decoder, 6), inputs_of(drafter, decoder, warm)
+    step, inputs = LevelStep(drafter, decoder, 6), inputs_of(drafter, decoder, warm)
     ids, scores, *_ = step(*inputs)
     harm(inputs, drafter)
     worse = step(*inputs)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.model import Eagle3Model
@@ -142,6 +144,28 @@ def test_padding_is_cut_off(make: Any, teacher: Checkpoint, tmp_path: Path, draf
     assert found.config.draft_vocabulary == min(draft, 101) and found.config.block.vocabulary == 101
     assert torch.equal(found.weight("draft_embed.weight"), tables["embed_tokens.weight"][:101])
     assert torch.equal(found.weight("draft_head.weight"), tables["lm_head.weight"][:101])
+
+
+SCALED = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_rotary_tables_are_transformers(make: Any, teacher: Checkpoint, tmp_path: Path, kind: str) -> None:
+    found = opened(make, teacher, tmp_path, "SpecForge", fields(rope_scaling=SCALED[kind]))
+    config = LlamaConfig(**make.sizes | {"rope_parameters": SCALED[kind] | {"rope_theta": 5e3}})
+    cos, sin = LlamaRotaryEmbedding(config)(torch.ones(1), torch.arange(16)[None])
+    tables = found.buffers(16)
+    torch.testing.assert_close(tables["draft_cos"], cos[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(tables["draft_sin"], sin[0], rtol=0, atol=1e-6)
 
 
 def test_mixed_dtypes_are_widened(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:

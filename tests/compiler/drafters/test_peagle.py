@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood.compiler.drafters.common.levels import LevelStep
 from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.peagle import PEAGLE
 from draftwood.compiler.drafters.peagle.checkpoint import open_peagle
 from draftwood.compiler.drafters.peagle.network import PEagle
-from draftwood.compiler.drafters.peagle.steps import PEagleStep
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
@@ -75,7 +75,7 @@ def written(
 def test_candidates(written: tuple, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
     drafter, oracle, levels = written
     inputs = warm(ExtendStep(drafter, decoder, form), 2 * drafter.config.block.layers)
-    ids, scores, *_ = PEagleStep(drafter, decoder, 6, form)(*inputs)
+    ids, scores, *_ = LevelStep(drafter, decoder, 6, form)(*inputs)
     assert ids.shape == (levels, 6) == scores.shape and ids.dtype == torch.int64
     for level in range(levels):
         wanted = oracle.ranked(*text, [MASK] * level, 6)
@@ -86,7 +86,7 @@ def test_candidates(written: tuple, decoder: Decoder, warm: Callable, text: tupl
 def test_mask_rows_leave_no_trace(written: tuple, decoder: Decoder, warm: Callable) -> None:
     drafter, layers = written[0], written[0].config.block.layers
     inputs = warm(ExtendStep(drafter, decoder, "fused"), 2 * layers)
-    _, _, *caches = PEagleStep(drafter, decoder, 6)(*inputs)
+    _, _, *caches = LevelStep(drafter, decoder, 6)(*inputs)
     for before, after in zip(inputs[4:], caches, strict=True):
         changed = (before != after).view(2, 32, 16).any(-1)
         assert changed[:, 8:11].all() and not changed[:, :8].any() and not changed[:, 11:31].any()
