@@ -46,6 +46,13 @@ class Fields:
         """Refuses the field's value."""
         raise CheckpointError(f"{self.path}: {name} is {self.values.get(name)!r}; expected {expected}")
 
+    def nested(self, name: str) -> Fields:
+        """The fields of an object within; none where it is absent."""
+        values = self.get(name, {})
+        if not isinstance(values, dict):
+            self.fail(name, "an object")
+        return Fields(self.path, values)
+
     def whole(self, name: str, default: int | None = None) -> int:
         """A whole number."""
         value = self.get(name, default)

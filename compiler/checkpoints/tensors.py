@@ -7,15 +7,18 @@ import pickletools
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, finite, read_header, read_tensor
+from draftwood.compiler.checkpoints.shards import folder_entries
 from draftwood.errors import CheckpointError
 from draftwood.files import open_regular
 
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | {torch.int64: "I64", torch.bool: "BOOL"}
+_WHOLE = {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()} | _WHOLE
 _FILES = ("model.safetensors", "pytorch_model.bin")
 
 _LONGEST_NAME, _MOST_PICKLE = 1000, 64 << 20
@@ -24,14 +27,29 @@ _LONGEST_NAME, _MOST_PICKLE = 1000, 64 << 20
 Reader = Callable[[str], Tensor]
 
 
-def find_file(path: Path, drafter: str) -> tuple[Path, Path]:
-    """(folder, file of tensors) of a drafter's folder or file; CheckpointError names what was looked for."""
+class Stored(NamedTuple):
+    """A drafter's folder, what its tensors are in, and they by key; errors name ``where``: one file, or the folder."""
+
+    folder: Path
+    where: Path
+    files: tuple[Path, ...]
+    entries: dict[str, Entry]
+    read: Reader
+
+
+def open_stored(path: Path, drafter: str) -> Stored:
+    """The tensors of a drafter's folder, in one file or in shards, or of its file; CheckpointError names what is
+    looked for."""
     if path.is_file() and path.suffix in (".safetensors", ".bin", ".pt"):
-        return path.parent, path
+        return Stored(path.parent, path, (path,), *open_tensors(path))
     for name in _FILES:
         if (path / name).is_file():
-            return path, path / name
-    raise CheckpointError(f"{path}: no {drafter} drafter; expected a folder with {' or '.join(_FILES)}")
+            return Stored(path, path / name, (path / name,), *open_tensors(path / name))
+    if not (path / "model.safetensors.index.json").is_file():
+        raise CheckpointError(f"{path}: no {drafter} drafter; expected a folder with {' or '.join(_FILES)}, or shards")
+    entries = folder_entries(path)
+    files = tuple(sorted({entry.file for entry in entries.values()}))
+    return Stored(path, path, files, entries, lambda key: read_tensor(entries[key].file, key))
 
 
 def _check_names(file: Path) -> None:

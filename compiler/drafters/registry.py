@@ -9,10 +9,12 @@ import msgspec
 
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.drafters.dflash import DFLASH
 from draftwood.compiler.drafters.eagle3 import EAGLE3
 from draftwood.compiler.drafters.fasteagle import FASTEAGLE
 from draftwood.compiler.drafters.kind import Kind
 from draftwood.compiler.drafters.medusa import MEDUSA
+from draftwood.compiler.drafters.peagle import PEAGLE
 from draftwood.errors import BundleError, CheckpointError, RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
 
-_SHIPPED = (MEDUSA, EAGLE3, FASTEAGLE)
+# P-EAGLE before EAGLE-3, of which some of its folders bear the name.
+_SHIPPED = (MEDUSA, PEAGLE, EAGLE3, FASTEAGLE, DFLASH)
 _kinds: dict[str, Kind] = {kind.name: kind for kind in _SHIPPED}
 
 

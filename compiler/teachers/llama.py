@@ -88,8 +88,11 @@ class Llama(Family):
         return found
 
     def ignores(self, config: TeacherConfig, name: str) -> bool:
-        # Some exporters store the alias of a tied head as well; the embedding is the one that counts.
-        return name.endswith(".inv_freq") or (config.tied and name == "lm_head.weight")
+        # Some exporters store the alias of a tied head as well; the embedding is the one that counts. Medusa-1.0 keeps
+        # a drafter's heads in the teacher's folder.
+        return (
+            name.endswith(".inv_freq") or name.startswith("medusa_head.") or (config.tied and name == "lm_head.weight")
+        )
 
 
 LLAMA = Llama()

@@ -1,6 +1,7 @@
 """Medusa heads against the formula, one head and one block at a time."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def log_probabilities(tensors: dict, head: int, blocks: int, tied: bool) -> np.n
 
 def load(folder: Path) -> MedusaHeads:
     checkpoint = MedusaCheckpoint.open(folder, TEACHER)
-    module = MedusaHeads(64, 101, checkpoint.heads, checkpoint.blocks, checkpoint.tied)
+    module = MedusaHeads(64, 101, *astuple(checkpoint.config))
     module.load_state_dict({name: checkpoint.weight(name) for name in checkpoint.names()})
     return module.requires_grad_(False)
 

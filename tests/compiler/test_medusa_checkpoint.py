@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.medusa.model import MedusaConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
@@ -52,7 +53,7 @@ def test_opened(tmp_path: Path, kind: str, heads: int, blocks: int, tied: bool, 
     (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 9, "medusa_num_layers": 9}))
     for path in (tmp_path, file):
         opened = MedusaCheckpoint.open(path, TEACHER)
-        assert (opened.heads, opened.blocks, opened.tied) == (heads, blocks, tied)
+        assert opened.config == MedusaConfig(heads, blocks, tied)
         assert opened.dtype == torch.float32 and len(opened.names()) == len(tensors)
     for name in opened.names():
         key = re.sub(r"heads\.(\d+)\.blocks\.(\d+)\.", r"\1.\2.linear.", name)

@@ -156,12 +156,12 @@ def save_heads(folder: Path, tied: bool, heads: int = 3, blocks: int = 2) -> Non
 
 def head_outputs(heads: MedusaCheckpoint, hidden: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     logits = []
-    for i in range(heads.heads):
+    for i in range(heads.config.heads):
         x = hidden
-        for j in range(heads.blocks):
+        for j in range(heads.config.blocks):
             at = f"heads.{i}.blocks.{j}"
             x = x + F.silu(F.linear(x, heads.weight(f"{at}.weight"), heads.weight(f"{at}.bias")))
-        logits.append(F.linear(x, output if heads.tied else heads.weight(f"heads.{i}.out.weight")))
+        logits.append(F.linear(x, output if heads.config.tied else heads.weight(f"heads.{i}.out.weight")))
     return torch.stack(logits)
 
 
@@ -176,7 +176,7 @@ def test_medusa_logits_are_kept(tmp_path: Path, tied: bool, hidden: int) -> None
     model = LlamaForCausalLM.from_pretrained(tmp_path / "wide").eval()
     opened = MedusaCheckpoint.open(tmp_path / "heads", before)
     widened = MedusaCheckpoint.open(tmp_path / "wide_heads", wide)
-    assert (widened.heads, widened.blocks, widened.tied) == (3, 2, tied)
+    assert widened.config == opened.config and opened.config.tied == tied
     expected = head_outputs(opened, outputs(small)[0], small.lm_head.weight)
     got = head_outputs(widened, outputs(model)[0], model.lm_head.weight)
     assert (expected - got).abs().max() <= TOLERANCE * expected.abs().max()

@@ -59,7 +59,7 @@ def _seeds(given: Path | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="draftwood-seeds-") as temporary:
         folder = given or Path(temporary) / "seeds"
         if not folder.exists():
-            _say("making the seeds: a teacher, three drafters, three bundles")
+            _say("making the seeds: a teacher, five drafters, three bundles")
             command = [sys.executable, "-m", "draftwood.tools.fuzz.seeds", str(folder)]
             subprocess.run(command, check=True, env=os.environ | ONE_THREAD)
         yield folder

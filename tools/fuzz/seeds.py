@@ -66,6 +66,8 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
     make_medusa(folder / "medusa")
     make_eagle3(folder / "eagle3")
     make_fasteagle(folder / "fasteagle")
+    make_peagle(folder / "peagle")
+    make_dflash(folder / "dflash")
     make_torch_files(folder)
     make_files(folder / "files")
     make_npu_weights(folder / "npu")
@@ -120,10 +122,13 @@ def _block(width: int, random: torch.Generator) -> dict[str, Tensor]:
     return {name: tensor * 0.05 for name, tensor in tensors.items()} | norms
 
 
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+          "rms_norm_eps", "rope_theta")  # fmt: skip
+
+
 def _save_drafter(folder: Path, fields: dict, tensors: dict[str, Tensor], ids: Tensor) -> None:
     folder.mkdir(parents=True)
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    config = {name: TEACHER[name] for name in (*names, "rms_norm_eps", "rope_theta")}
+    config = {name: TEACHER[name] for name in _SIZES}
     config |= {"draft_vocab_size": len(ids), "target_hidden_size": HIDDEN, "aux_layer_ids": [0, 1, 2]}
     (folder / "config.json").write_text(json.dumps(config | fields, indent=1))
     ends = {"d2t": ids - torch.arange(len(ids)), "norm.weight": torch.ones(HIDDEN)}
@@ -148,6 +153,32 @@ def make_fasteagle(folder: Path) -> None:
     tensors["proj.weight"] = torch.cat((torch.eye(HIDDEN) * 0.05, torch.eye(HIDDEN)), 1)
     fields = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 2}
     _save_drafter(folder, fields, tensors, torch.arange(20, VOCABULARY))
+
+
+def make_peagle(folder: Path) -> None:
+    """A random block with a mask row, as speculators writes it."""
+    random = _noise(4)
+    tensors = {f"layers.0.{name}": tensor for name, tensor in _block(2 * HIDDEN, random).items()}
+    tensors["layers.0.hidden_norm.weight"] = torch.ones(HIDDEN)
+    tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * 0.1
+    tensors["mask_hidden"] = torch.randn(1, 1, 3 * HIDDEN, generator=random)
+    own = {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": 3}
+    sizes = {name: TEACHER[name] for name in _SIZES} | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    fields = own | {"num_depths": 2, "transformer_layer_config": sizes}
+    _save_drafter(folder, fields, tensors, torch.arange(20, VOCABULARY))
+
+
+def make_dflash(folder: Path) -> None:
+    """Two random layers over a block of three rows, as z-lab writes them."""
+    random = _noise(5)
+    tensors = {f"layers.{i}.{name}": t for i in range(2) for name, t in _block(HIDDEN, random).items()}
+    head_dim = TEACHER["head_dim"]
+    tensors |= {f"layers.{i}.self_attn.{s}_norm.weight": torch.ones(head_dim) for i in range(2) for s in ("q", "k")}
+    tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * 0.1
+    tensors["hidden_norm.weight"] = torch.ones(HIDDEN)
+    own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
+    nested = {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 1]}, "sliding_window": None}
+    _save_drafter(folder, own | nested, tensors, torch.arange(20, VOCABULARY))
 
 
 def make_torch_files(folder: Path) -> None:

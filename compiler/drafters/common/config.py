@@ -10,7 +10,10 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.errors import CheckpointError
 
-AUX_STATES = 3
+_WINDOW = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# Windows are of thousands of tokens; a shorter one than this is no published drafter's.
+_LEAST_WINDOW = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,10 @@ class CachedConfig:
     own_embedding: bool
     # and whether its output matrix is the teacher's, or the rows of the draft vocabulary of it.
     tied_head: bool
+    # Whether queries and keys are normalised, head by head, before rotary (Qwen3).
+    qk_norm: bool = False
+    # A row sees so many positions, its own counted; None for all that are before it.
+    window: int | None = None
 
     @property
     def mapped(self) -> bool:
@@ -41,11 +48,18 @@ class CachedConfig:
         """Whether an output matrix is stored with the drafter; otherwise the teacher's serves as it is."""
         return self.mapped or not self.tied_head
 
+    @property
+    def features(self) -> int:
+        """Width of the teacher's states of one token, side by side."""
+        return len(self.aux_layers) * self.target_hidden
 
-def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: str = "llama") -> TeacherConfig:
+
+def read_block(
+    fields: Fields, teacher: TeacherConfig, layers: int, model_types: tuple[str, ...] = ("llama",)
+) -> TeacherConfig:
     """The drafter's blocks from the fields that a Llama's configuration has, checked against the teacher.
 
-    ``model_type`` is what the kind of drafter calls such blocks.
+    ``model_types`` is what the kind of drafter calls such blocks; its window is read by ``read_window``.
 
     Raises:
         CheckpointError: a field is missing or unsupported, or belongs to a drafter of another teacher.
@@ -53,13 +67,13 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: 
     # Drafters state the length they were trained at, if any: rotary tables are made as long as the cache.
     usual = {"max_position_embeddings": teacher.max_positions, "num_hidden_layers": layers}
     fields = Fields(fields.path, fields.values | {name: fields.get(name, value) for name, value in usual.items()})
-    values = LLAMA.values(fields) | {"bos": None, "eos": ()}
-    if fields.get("model_type", model_type) != model_type:
-        fields.fail("model_type", f"{model_type!r}; blocks of no other family are supported")
-    if fields.whole("vocab_size") != teacher.vocabulary:
-        fields.fail("vocab_size", f"{teacher.vocabulary} as the teacher has; use the drafter of this teacher")
+    plain = Fields(fields.path, {name: value for name, value in fields.values.items() if name not in _WINDOW})
+    values = LLAMA.values(plain) | {"vocabulary": teacher.vocabulary, "bos": None, "eos": ()}
+    if fields.get("model_type", model_types[0]) not in model_types:
+        known = " or ".join(map(repr, model_types))
+        fields.fail("model_type", f"{known}; blocks of no other family are supported")
     if fields.whole("num_hidden_layers") != layers:
-        fields.fail("num_hidden_layers", f"{layers}; a deeper drafter of this kind is not supported")
+        fields.fail("num_hidden_layers", f"{layers}, as many as the file has tensors for")
     try:
         return TeacherConfig(**values)
     except CheckpointError as error:
@@ -67,25 +81,47 @@ def read_block(fields: Fields, teacher: TeacherConfig, layers: int, model_type: 
         raise CheckpointError(text if text.startswith(str(fields.path)) else f"{fields.path}: {text}") from None
 
 
-def read_widths(fields: Fields, teacher: TeacherConfig, block: TeacherConfig) -> tuple[int, int]:
-    """(target_hidden, draft_vocabulary), checked against the teacher."""
-    target = fields.whole("target_hidden_size", block.hidden)
+def read_window(fields: Fields, layers: int) -> int | None:
+    """How many positions a row sees, None for all; ``layer_types`` decides, as in speculators and vLLM.
+
+    Raises:
+        CheckpointError: layers differ, or the fields contradict each other or leave open what is meant.
+    """
+    kinds = fields.get("layer_types", [])
+    if kinds:
+        if not isinstance(kinds, list) or kinds not in ([one] * len(kinds) for one in _LAYER_TYPES):
+            fields.fail("layer_types", f"{' in every layer, or '.join(map(repr, _LAYER_TYPES))} in every layer")
+        if kinds[0] == "full_attention":
+            return None
+        if not fields.flag("use_sliding_window", True):
+            fields.fail("use_sliding_window", "true beside layer_types that slide, or no such field")
+        if (window := fields.whole("sliding_window")) < _LEAST_WINDOW:
+            fields.fail("sliding_window", f"{_LEAST_WINDOW} or more")
+        return window
+    # Without them Qwen's layers slide from max_window_layers on, where that is switched on at all.
+    if fields.flag("use_sliding_window", False) and fields.whole("max_window_layers", 0) < layers:
+        fields.fail("use_sliding_window", "false, or layer_types that say which layers slide")
+    if fields.get("sliding_window") is not None and fields.get("use_sliding_window") is None:
+        fields.fail("sliding_window", "null, or layer_types that say which layers slide")
+    return None
+
+
+def read_target(fields: Fields, teacher: TeacherConfig, hidden: int) -> int:
+    """Width of one teacher state, checked against the teacher."""
+    target = fields.whole("target_hidden_size", hidden)
     if target != teacher.hidden:
         fields.fail(
             "target_hidden_size", f"{teacher.hidden}, the teacher's hidden size; use the drafter of this teacher"
         )
-    draft = fields.whole("draft_vocab_size", block.vocabulary)
-    if not 1 <= draft <= block.vocabulary:
-        fields.fail("draft_vocab_size", f"1 to {block.vocabulary}, the teacher's vocabulary")
-    return target, draft
+    return target
 
 
 def check_aux_layers(fields: Fields, name: str, ids: tuple[int, ...], teacher: TeacherConfig) -> tuple[int, ...]:
-    """The ids back, if they are three ascending layers that a state of this teacher enters."""
+    """The ids back, if they are ascending layers that a state of this teacher enters."""
     ascending = all(low < high for low, high in pairwise(ids))
-    if len(ids) != AUX_STATES or not ascending or ids[0] < 0 or ids[-1] > teacher.layers:
+    if not ids or not ascending or ids[0] < 0 or ids[-1] > teacher.layers:
         raise CheckpointError(
-            f"{fields.path}: {name} gives the states entering layers {list(ids)}; expected {AUX_STATES} ascending"
+            f"{fields.path}: {name} gives the states entering layers {list(ids)}; expected ascending"
             f" ids from 0 to {teacher.layers} for a teacher of {teacher.layers} layers; use the drafter of this"
             " teacher, or state its layers as aux_layer_ids"
         )

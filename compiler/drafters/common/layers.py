@@ -7,7 +7,9 @@ the cache once, by the rows that the last verify step accepted; nothing of a dra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -45,7 +47,7 @@ class Waiting(NamedTuple):
 
 
 class Extended(Protocol):
-    """What an extend pass leaves: the root's hidden states behind the last norm, one a layer [I, H], and the caches."""
+    """What an extend pass leaves: the root's hidden states behind the last norm [I, H], and the caches."""
 
     @property
     def normed(self) -> Tensor: ...
@@ -66,6 +68,10 @@ class Extension(ABC):
     def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Writes the rows of one layer into its caches, key then value: (attended [P, N*D], both caches)."""
 
+    @abstractmethod
+    def write(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> list[Tensor]:
+        """Writes the rows of one layer into its caches and attends to nothing."""
+
 
 @dataclass(frozen=True)
 class Scattered(Extension):
@@ -78,35 +84,73 @@ class Scattered(Extension):
 
     def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         q_PND, *new = layer.rotated(x, self.cos_P1D, self.sin_P1D)
-        written = [
+        written = self._scattered(new, cache)
+        return layer.over_cache(q_PND, written, self.placement.masked, self.form), written
+
+    def write(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> list[Tensor]:
+        return self._scattered(layer.rotated(x, self.cos_P1D, self.sin_P1D)[1:], cache)
+
+    def _scattered(self, new: Sequence[Tensor], cache: list[Tensor]) -> list[Tensor]:
+        return [
             torch.ops.npu.npu_scatter_nd_update(old, self.placement.index, rows_PKD.flatten(0, 1))
             for old, rows_PKD in zip(cache, new, strict=True)
         ]
-        return layer.over_cache(q_PND, written, self.placement.masked, self.form), written
 
 
 @dataclass(frozen=True)
 class Appended(Extension):
-    """Over caches [1, K, C, D] of a CPU: one operator writes the rows at slots up to ``slot`` and attends."""
+    """Over caches [1, K, C, D] of a CPU: one operator writes the rows at slots up to ``slot`` and attends.
+
+    It knows no window; where there is one, ``masked`` [P, C] says what a row does not see.
+    """
 
     cos_PE: Tensor
     sin_PE: Tensor
     slot_1: Tensor
+    masked_PC: Tensor | None
 
     def attend(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         rows = layer.rotated_rows(x, self.cos_PE, self.sin_PE)
-        out, *written = layer.append_rows(rows, cache, None, self.slot_1, self.slot_1.reshape(()) + 1)
+        if self.masked_PC is None:
+            return self._appended(layer, rows, cache)
+        q_PND = rows[0][0].unflatten(-1, (layer.config.heads, layer.config.head_dim))
+        written = self._appended(layer, (torch.zeros_like(rows[0]), *rows[1:]), cache)[1]
+        return layer.attend_tree(q_PND, written, self.masked_PC), written
+
+    def write(self, layer: DraftLayer, x: Tensor, cache: list[Tensor]) -> list[Tensor]:
+        # The operator attends whether one wants it or not; rows of zeros attend to nothing in particular.
+        q_1PE, *rows = layer.rotated_rows(x, self.cos_PE, self.sin_PE)
+        return self._appended(layer, (torch.zeros_like(q_1PE), *rows), cache)[1]
+
+    def _appended(self, layer: DraftLayer, rows: Sequence[Tensor], cache: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v = rows
+        out, *written = layer.append_rows((q, k, v), cache, None, self.slot_1, self.slot_1.reshape(()) + 1)
         return out, written
 
 
 class DraftLayer(Layer):
-    """A decoder block over a cache of accepted text; ``width`` is that of its input, the hidden size by default."""
+    """A decoder block over a cache of accepted text.
 
-    def __init__(self, config: TeacherConfig, width: int | None = None) -> None:
+    ``width`` is that of its input, the hidden size by default; with ``qk_norm`` the heads of queries and keys are
+    normalised before rotary, as Qwen3's are.
+    """
+
+    def __init__(self, config: TeacherConfig, width: int | None = None, qk_norm: bool = False) -> None:
         super().__init__(config)
+        self.qk_norm = qk_norm
         if width is not None:
             queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
             self.qkv = nn.Linear(width, queries + 2 * keys, bias=config.qkv_bias)
+        if qk_norm:
+            self.q_norm = Norm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = Norm(config.head_dim, config.rms_norm_eps)
+
+    def project(self, x_RH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x_RH)
+        if not self.qk_norm:
+            return q, k, v
+        q_RND, k_RKD = (rows.unflatten(-1, (-1, self.config.head_dim)) for rows in (q, k))
+        return self.q_norm(q_RND).flatten(-2), self.k_norm(k_RKD).flatten(-2), v
 
     def rotated(self, x: Tensor, cos_R1D: Tensor, sin_R1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [R, N, D], k and v [R, K, D] of rows x at the positions of the rotary factors."""
@@ -120,30 +164,33 @@ class DraftLayer(Layer):
         self,
         q_RND: Tensor,
         cache: list[Tensor],
-        unseen_C: Tensor,
-        branch: tuple[Tensor, Tensor],
-        masked_RS: Tensor,
+        unseen: Tensor,
+        branch: tuple[Tensor, Tensor] | None = None,
+        masked_RS: Tensor | None = None,
     ) -> Tensor:
-        """Rows of a tree level [R, N*D]: one softmax over the written cache and the tree's own K/V [S, K, D].
+        """Rows [R, N*D]: one softmax over the written cache, of which ``unseen`` [C] or [R, C] hides a part, and the
+        rows' own K/V ``branch`` [S, K, D], if they have any.
 
         The two parts are never joined, so the cache is not copied; scores and softmax are fp32.
         """
         config = self.config
         query_KGRD = q_RND.transpose(0, 1).reshape(config.kv_heads, -1, config.head_dim)
-        parts = [c.view(config.kv_heads, -1, config.head_dim) for c in cache]
-        tree = [side.transpose(0, 1) for side in branch]
+        sides = [[c.view(config.kv_heads, -1, config.head_dim) for c in cache]]
+        sides += [[side.transpose(0, 1) for side in branch]] if branch else []
         grouped = (-1, q_RND.shape[0])
-        text_KGRC, kept_KGRS = (
+        scores = [
             cast_to(query_KGRD @ keys.transpose(-1, -2), torch.float32).unflatten(1, grouped) * config.head_dim**-0.5
-            for keys in (parts[0], tree[0])
-        )
-        # A tree row sees itself, so no row is masked altogether.
-        text_KGRC = text_KGRC.masked_fill(unseen_C, float("-inf"))
-        kept_KGRS = kept_KGRS.masked_fill(masked_RS, float("-inf"))
-        weights_KGRX = torch.softmax(torch.cat((text_KGRC, kept_KGRS), -1), -1)
+            for keys, _ in sides
+        ]
+        # A row sees itself, in the branch or in the cache, so no row is masked altogether.
+        scores[0] = scores[0].masked_fill(unseen, float("-inf"))
+        if masked_RS is not None:
+            scores[1] = scores[1].masked_fill(masked_RS, float("-inf"))
+        weights_KGRX = torch.softmax(torch.cat(scores, -1) if branch else scores[0], -1)
         weights = cast_to(weights_KGRX, q_RND.dtype).flatten(1, 2)
-        on_text, on_tree = weights.split((unseen_C.shape[0], masked_RS.shape[1]), -1)
-        out_KGRD = on_text @ parts[1] + on_tree @ tree[1]
+        shares = weights.split([part.shape[-1] for part in scores], -1) if branch else [weights]
+        outs = [share @ values for share, (_, values) in zip(shares, sides, strict=True)]
+        out_KGRD = outs[0] + outs[1] if branch else outs[0]
         return out_KGRD.unflatten(1, grouped).flatten(0, 1).transpose(0, 1).flatten(1)
 
 
@@ -153,12 +200,15 @@ class CachedNetwork(nn.Module):
     Parameter names differ from the teacher's, so that one bundle can hold both.
     """
 
+    # Hidden states of the root that an extend pass leaves.
+    root_states = 1
+
     def __init__(self, config: CachedConfig, positions: int) -> None:
         super().__init__()
         self.config, block = config, config.block
         if config.own_embedding:
             self.draft_embed = nn.Embedding(block.vocabulary, block.hidden)
-        self.fc = nn.Linear(len(config.aux_layers) * config.target_hidden, block.hidden, bias=False)
+        self.fc = nn.Linear(config.features, block.hidden, bias=False)
         self.draft_norm = Norm(block.hidden, block.rms_norm_eps)
         if config.has_head:
             self.draft_head = nn.Linear(block.hidden, config.draft_vocabulary, bias=False)
@@ -176,6 +226,10 @@ class CachedNetwork(nn.Module):
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D].
         """
         raise NotImplementedError
+
+    def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
+        """The hidden states that rank the tokens behind the root [I, H], where one pass makes all levels."""
+        return extended.normed
 
     def embed(self, tokens_R: Tensor, teacher: TeacherWeights) -> Tensor:
         """[R, H] of the teacher's token ids."""
@@ -212,16 +266,29 @@ class CachedNetwork(nn.Module):
         slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
         """
         rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
-        kv_heads, order_P = self.config.block.kv_heads, torch.arange(rows)
+        order = partial(torch.arange, device=committed_1.device)
+        kv_heads, order_P = self.config.block.kv_heads, order(rows)
         last_1, start_1 = (accepted_1 - 1).clamp(0, rows - 1), committed_1 - accepted_1
         if form == "cpu":
-            unseen_C, half = torch.arange(cache.shape[2]) >= committed_1, self.config.block.head_dim // 2
+            order_C, half = order(cache.shape[2]), self.config.block.head_dim // 2
             cos_PE, sin_PE = (table[:, 0, :half] for table in self.rotary(start_1 + order_P))
-            return Appended(last_1, unseen_C, cos_PE, sin_PE, (start_1 + (rows - 1)).to(torch.int32))
+            masked_PC = self.hidden_from(start_1 + order_P, order_C) if self.config.window else None
+            slot_1 = (start_1 + (rows - 1)).to(torch.int32)
+            return Appended(last_1, order_C >= committed_1, cos_PE, sin_PE, slot_1, masked_PC)
         slots = cache.shape[0] // kv_heads
-        order_C = torch.arange(slots)
+        order_C = order(slots)
         position_P = (start_1 + order_P).clamp(0, slots - 1)
         slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
-        index = (slot_P[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
-        masked = (~(order_C[None] <= position_P[:, None]))[None, None]
+        index = (slot_P[:, None] + order(kv_heads) * slots).reshape(-1, 1)
+        masked = self.hidden_from(position_P, order_C)[None, None]
         return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)
+
+    def hidden_from(self, position_P: Tensor, order_C: Tensor) -> Tensor:
+        """Whether a slot lies behind a row of the text or before its window, bool [P, C]."""
+        hidden_PC = ~(order_C[None] <= position_P[:, None])
+        return hidden_PC if self.config.window is None else hidden_PC | self.before_window(position_P, order_C)
+
+    def before_window(self, position_P: Tensor, order_C: Tensor) -> Tensor:
+        """Whether a slot lies before the window of a row, bool [P, C]."""
+        assert self.config.window is not None
+        return order_C[None] <= position_P[:, None] - self.config.window

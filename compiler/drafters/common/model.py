@@ -8,14 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from draftwood import manifest as m
-from draftwood.compiler.drafters.common.config import AUX_STATES, CachedConfig
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork
+from draftwood.compiler.drafters.common.levels import level_step
+from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.common.steps import extend_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
 
 # What these drafters have beside a Llama's tensors.
 _AXES: Axes = {
@@ -23,7 +27,6 @@ _AXES: Axes = {
     "lm_head.weight": ("draft vocabulary", "hidden"),
     "fc.weight": ("hidden", "states"),
     "input_norm.weight": ("states",),
-    **{f"fc_norm.{i}.weight": ("hidden",) for i in range(AUX_STATES)},
 }
 
 
@@ -60,7 +63,7 @@ class CachedModel(DraftModel):
             digest=digest,
             levels=levels,
             candidates=candidates,
-            features=len(config.aux_layers) * config.target_hidden,
+            features=config.features,
             layers=block.layers,
             kv_heads=block.kv_heads,
             head_dim=block.head_dim,
@@ -72,12 +75,13 @@ class CachedModel(DraftModel):
 
         Every hidden state that a matrix reads beside others is padded in its own place.
         """
+        states = len(self.config.aux_layers)
         return Widening(
-            axes={**_AXES, **own},
+            axes={**_AXES, **{f"fc_norm.{i}.weight": ("hidden",) for i in range(states)}, **own},
             fields=self.widened_fields,
             block=self.config.block,
             kept={"draft vocabulary": self.config.draft_vocabulary},
-            states={"pair": 2, "states": AUX_STATES},
+            states={"pair": 2, "states": states},
         )
 
     def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
@@ -85,3 +89,27 @@ class CachedModel(DraftModel):
         ones depend on the teacher's number of layers, and new layers come last."""
         aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(self.config.aux_layers)}
         return fields | size_fields(wide, fields) | aux
+
+
+class LevelModel(CachedModel):
+    """A drafter whose candidates depend on the text alone: one draft step ranks all levels and serves all trees."""
+
+    @property
+    @abstractmethod
+    def levels(self) -> int:
+        """How many tokens ahead it drafts."""
+
+    def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
+        check_levels(name, tree, self.levels, "levels", self.config.draft_vocabulary)
+
+    def draft_name(self, tree: str) -> str:
+        return "draft"
+
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        ranked = candidates(trees, self.config.draft_vocabulary)
+        yield level_step(drafter, decoder, self.levels, ranked, rows, slots, dtype)
+
+    def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
+        return self.entry(digest, self.levels, candidates(trees, self.config.draft_vocabulary))

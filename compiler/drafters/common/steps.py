@@ -1,7 +1,7 @@
 """The steps of drafters with caches: the modules that are traced, and their signatures, the drafter's caches last.
 
-All take the same inputs: ``features`` [P, F], the teacher's three states, low layer first, of tokens of the text that
-the caches do not hold yet; ``tokens`` int64 [P], the tokens after those, in a draft step the root last; ``committed``
+All take the same inputs: ``features`` [P, F], the teacher's states, low layer first, of tokens of the text that the
+caches do not hold yet; ``tokens`` int64 [P], the tokens after those, in a draft step the root last; ``committed``
 int64 [1], the text's length up to there, and ``accepted`` int64 [1], how many of the P rows count. The rows behind are
 padding: any numbers and ids.
 """
@@ -61,7 +61,7 @@ def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int,
     """Extends the caches by ``rows`` rows at KV length ``slots``; 0 and 0 mean any, the graph of a CPU."""
     block = drafter.config.block
     name = f"extend-t{rows}-kv{slots}" if slots else "extend"
-    outputs = [tensor("hidden", dtype, block.layers, block.hidden)]
+    outputs = [tensor("hidden", dtype, drafter.root_states, block.hidden)]
     return cached_step(ExtendStep(drafter, decoder, form_at(slots)), name, "extend", outputs, rows, slots, dtype)
 
 
@@ -91,7 +91,7 @@ def cached_step(
     block, count = config.block, rows or "N"
     inputs = [
         tensor("tokens", "int64", count),
-        tensor("features", dtype, count, len(config.aux_layers) * config.target_hidden),
+        tensor("features", dtype, count, config.features),
         tensor("committed", "int64", 1),
         tensor("accepted", "int64", 1),
     ]

@@ -39,9 +39,10 @@ class Eagle3Kind(Kind):
     cost_sizes = "[:VOCABULARY]"
 
     def recognises(self, path: Path, fields: Mapping[str, Any]) -> bool:
-        from draftwood.compiler.drafters.eagle3.config import LAYOUTS
+        from draftwood.compiler.drafters.eagle3.layouts import OTHERS, WRITERS
 
-        return fields.get("architectures") in [[name] for name in LAYOUTS]
+        # Those that are not read are refused by their names.
+        return fields.get("architectures") in [[name] for name in (*WRITERS, *OTHERS)]
 
     def open(self, path: Path, teacher: Checkpoint) -> OpenedDrafter:
         from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
@@ -20,17 +20,22 @@ class Eagle3Cost:
     """
 
     vocabulary: int
+    layers: int = 1
+    states: int = 3
     levels: int = 8
     widths: tuple[int, ...] = (1, 4, 8, 16)
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"kind": "eagle3", "vocabulary": self.vocabulary, "levels": self.levels, "widths": list(self.widths)}
+        return {"kind": "eagle3", **asdict(self), "widths": list(self.widths)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         H = config.hidden
         for width in self.widths:
-            first = [matmul("features", self.levels + 1, 3 * H, H), *self._pass(config, self.levels + 1, 1, slots)]
+            first = [
+                matmul("features", self.levels + 1, self.states * H, H),
+                *self._pass(config, self.levels + 1, 1, slots),
+            ]
             for depth in range(1, self.levels + 1):
                 yield depth, width, [*first, *(depth - 1) * self._pass(config, width, width, slots)]
 
@@ -39,6 +44,7 @@ class Eagle3Cost:
         return [
             copy("embedding", rows * H),
             *layer_ops(config, rows, slots, wide=2),
+            *(self.layers - 1) * layer_ops(config, rows, slots),
             elementwise("last norm", scored * H, 4),
             matmul("head", scored, H, V),
             *ranking(scored, V),

@@ -1,4 +1,4 @@
-"""EAGLE-3 as a draft model: one block, run once a level of the tree; every tree has a draft step of its own."""
+"""EAGLE-3 as a draft model: run once a level of the tree; every tree has a draft step of its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from draftwood import manifest as m
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.ranked import check_rank
 from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree
-from draftwood.compiler.drafters.eagle3.config import AUX_IDS, Eagle3Config
+from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
 from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
+from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.drafters.eagle3.steps import tree_step
 from draftwood.compiler.drafters.model import Trees
@@ -20,6 +21,7 @@ from draftwood.compiler.drafters.widening import Axes, Widening, size_fields
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
@@ -29,7 +31,7 @@ _AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "q
 
 @dataclass(frozen=True)
 class Eagle3Model(CachedModel):
-    """One block, run once a level."""
+    """One block or several, run once a level."""
 
     kind: ClassVar[str] = "eagle3"
     config: Eagle3Config
@@ -39,6 +41,11 @@ class Eagle3Model(CachedModel):
 
     def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
         check_rank(name, tree, self.config.draft_vocabulary)
+        if self.config.window is not None and tree.depth >= self.config.window:
+            raise TreeError(
+                f"tree {name}: {tree.depth} levels deep; expected less than the drafter's window of"
+                f" {self.config.window}; choose a shallower tree"
+            )
 
     def draft_name(self, tree: str) -> str:
         return f"draft-{tree}"
@@ -54,8 +61,9 @@ class Eagle3Model(CachedModel):
         depths, widths = zip(*((tree.depth, tree.width) for _, tree in trees), strict=True)
         return self.entry(digest, max(depths), max(widths))
 
-    def widening(self) -> Widening:
-        return self.grown(_AXES)
+    def widening(self) -> Widening | None:
+        plain = self.config.block.layers == 1 and not self.config.qk_norm
+        return self.grown(_AXES) if plain else None
 
     def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
         nested = fields.get("transformer_layer_config")  # where one layout has the block's fields
@@ -71,7 +79,8 @@ class Eagle3Model(CachedModel):
         return fields
 
     def cost(self) -> Eagle3Cost:
-        return Eagle3Cost(vocabulary=self.config.draft_vocabulary)
+        config = self.config
+        return Eagle3Cost(vocabulary=config.draft_vocabulary, layers=config.block.layers, states=len(config.aux_layers))
 
 
 def _grown(tree: Topology | Budget) -> FixedTree | BudgetTree:

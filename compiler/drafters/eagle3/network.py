@@ -1,33 +1,32 @@
 """The EAGLE-3 drafter (Li et al., 2025, arXiv 2503.01840) over a cache of accepted text.
 
-One decoder block reads the embedding of a token beside what is known of the text before it: fc over three states
-of the teacher for accepted text, the drafter's own last hidden state further on. Its output matrix ranks the
-next token.
+One decoder block reads the embedding of a token beside what is known of the text before it: fc over some states
+of the teacher (three in the paper) for accepted text, the drafter's own last hidden state further on; further blocks,
+if any, are a Llama's. Its output matrix ranks the next token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.config import AUX_STATES
 from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
 from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
 
-# P rows that extend the cache, R rows of a tree level, S tree rows kept, F = 3 * teacher's hidden size, H hidden,
+# P rows that extend the cache, R rows of a tree level, S tree rows kept, F width of the teacher's states, H hidden,
 # K key/value heads, D head dimension, C cache slots
 
 
 class Eagle3Layer(DraftLayer):
     """The block: q, k and v read cat(normed embedding, normed hidden); the hidden state is the residual."""
 
-    def __init__(self, config: TeacherConfig, norm_before_residual: bool) -> None:
-        super().__init__(config, 2 * config.hidden)
+    def __init__(self, config: TeacherConfig, norm_before_residual: bool, qk_norm: bool) -> None:
+        super().__init__(config, 2 * config.hidden, qk_norm)
         self.hidden_norm = Norm(config.hidden, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual
 
@@ -45,6 +44,10 @@ class Hidden(NamedTuple):
     fed_back_RH: Tensor
 
 
+# Keys and values of the tree rows run so far, a pair [S, K, D] a block; the root's are in the caches.
+Branch = list[tuple[Tensor, Tensor]]
+
+
 class Written(NamedTuple):
     """What an extend pass leaves to the levels of a tree: the root's output, the caches, what to hide."""
 
@@ -59,13 +62,6 @@ class Written(NamedTuple):
         return self.root.normed_RH
 
 
-class Branch(NamedTuple):
-    """Keys and values of the tree rows run so far, each [S, K, D]; the root's are in the cache."""
-
-    keys_SKD: Tensor
-    values_SKD: Tensor
-
-
 class Eagle3(CachedNetwork):
     """The network. Parameter names are the bundle's weight names; the caller fills them."""
 
@@ -73,15 +69,18 @@ class Eagle3(CachedNetwork):
 
     def __init__(self, config: Eagle3Config, positions: int) -> None:
         super().__init__(config, positions)
-        epsilon = config.block.rms_norm_eps
-        self.block = Eagle3Layer(config.block, config.norm_before_residual)
+        block = config.block
+        self.block = Eagle3Layer(block, config.norm_before_residual, config.qk_norm)
+        self.further = nn.ModuleList(DraftLayer(block, qk_norm=config.qk_norm) for _ in range(block.layers - 1))
         if config.feature_norm == "whole":
-            self.feature_norm = Norm(AUX_STATES * config.target_hidden, epsilon)
+            self.feature_norm = Norm(config.features, block.rms_norm_eps)
         elif config.feature_norm == "each":
-            self.feature_norms = nn.ModuleList(Norm(config.target_hidden, epsilon) for _ in config.aux_layers)
+            self.feature_norms = nn.ModuleList(
+                Norm(config.target_hidden, block.rms_norm_eps) for _ in config.aux_layers
+            )
 
     def fused(self, features_PF: Tensor) -> Tensor:
-        """The three teacher states of every row, low layer first, as one hidden state [P, H]."""
+        """The teacher states of every row, low layer first, as one hidden state [P, H]."""
         if self.config.feature_norm == "whole":
             features_PF = self.feature_norm(features_PF)
         elif self.config.feature_norm == "each":
@@ -93,13 +92,17 @@ class Eagle3(CachedNetwork):
     def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Written:
         """Writes the waiting rows into the caches and runs the last that counts, whose output is the root's.
 
-        ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value.
+        ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every block.
         """
-        at = self.extension(waiting, caches[0], form)
-        fused_PH = self.fused(waiting.features_PF)
-        joined, residual_PH = self.block.join(self.embed(waiting.tokens_P, teacher), fused_PH)
-        attended, written = at.attend(self.block, joined, caches)
-        root = self.finish(attended.index_select(0, at.last_1), residual_PH.index_select(0, at.last_1))
+        at, written = self.extension(waiting, caches[0], form), []
+
+        def attend(i: int, layer: DraftLayer, x: Tensor) -> Tensor:
+            attended, pair = at.attend(layer, x, caches[2 * i : 2 * i + 2])
+            written.extend(pair)
+            return attended
+
+        entering = self.block.join(self.embed(waiting.tokens_P, teacher), self.fused(waiting.features_PF))
+        root = self._through(entering, attend, at.last_1)
         return Written(root, written, waiting.committed_1, at.unseen_C)
 
     def level(
@@ -116,18 +119,48 @@ class Eagle3(CachedNetwork):
 
         ``masked`` covers the branch with these rows behind it (True = masked out); returns both.
         """
-        rows = tokens_R.shape[0]
-        cos_R1D, sin_R1D = self.rotary((written.committed_1 + (depth - 1)).expand(rows))
-        joined, residual_RH = self.block.join(self.embed(tokens_R, teacher), fed_back_RH)
-        q_RND, k_RKD, v_RKD = self.block.rotated(joined, cos_R1D, sin_R1D)
-        if branch is not None:
-            k_RKD, v_RKD = torch.cat((branch.keys_SKD, k_RKD)), torch.cat((branch.values_SKD, v_RKD))
-        branch = Branch(k_RKD, v_RKD)
-        attended = self.block.attend_tree(q_RND, written.caches, written.unseen_C, branch, masked_RS)
-        return self.finish(attended, residual_RH), branch
+        position_R = (written.committed_1 + (depth - 1)).expand(tokens_R.shape[0])
+        return self.rows(self.embed(tokens_R, teacher), fed_back_RH, position_R, branch, masked_RS, written)
 
-    def finish(self, attended: Tensor, residual_RH: Tensor) -> Hidden:
-        """The feed-forward half of the block, and the last norm."""
-        down_RH, residual_RH = self.block.feed_forward(attended, residual_RH)
-        normed_RH, hidden_RH = self.draft_norm.added(down_RH, residual_RH)
+    def rows(
+        self,
+        embedded_RH: Tensor,
+        hidden_RH: Tensor,
+        position_R: Tensor,
+        branch: Branch | None,
+        masked_RS: Tensor,
+        written: Written,
+    ) -> tuple[Hidden, Branch]:
+        """Runs rows that leave nothing in the caches: they see the text, and of the branch what ``masked`` shows."""
+        cos_R1D, sin_R1D = self.rotary(position_R)
+        unseen, found = written.unseen_C, []
+        if self.config.window is not None:
+            unseen = unseen | self.before_window(position_R, torch.arange(len(unseen), device=unseen.device))
+
+        def attend(i: int, layer: DraftLayer, x: Tensor) -> Tensor:
+            q_RND, k_SKD, v_SKD = layer.rotated(x, cos_R1D, sin_R1D)
+            if branch is not None:
+                k_SKD, v_SKD = torch.cat((branch[i][0], k_SKD)), torch.cat((branch[i][1], v_SKD))
+            found.append((k_SKD, v_SKD))
+            return layer.attend_tree(q_RND, written.caches[2 * i : 2 * i + 2], unseen, found[i], masked_RS)
+
+        return self._through(self.block.join(embedded_RH, hidden_RH), attend), found
+
+    def _through(
+        self,
+        entering: tuple[Tensor, Tensor],
+        attend: Callable[[int, DraftLayer, Tensor], Tensor],
+        last_1: Tensor | None = None,
+    ) -> Hidden:
+        """All blocks and the last norm; of the last block's output all rows, or ``last``."""
+        x, residual_RH = entering
+        added_RH = residual_RH
+        for i, layer in enumerate((self.block, *cast(Iterable[DraftLayer], self.further))):
+            if i:
+                x, residual_RH = layer.enter(added_RH, residual_RH)
+            attended = attend(i, layer, x)
+            if last_1 is not None and i == len(self.further):
+                attended, residual_RH = (t.index_select(0, last_1) for t in (attended, residual_RH))
+            added_RH, residual_RH = layer.feed_forward(attended, residual_RH)
+        normed_RH, hidden_RH = self.draft_norm.added(added_RH, residual_RH)
         return Hidden(normed_RH, normed_RH if self.config.norm_output else hidden_RH)

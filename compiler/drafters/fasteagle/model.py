@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from draftwood import manifest as m
-from draftwood.compiler.drafters.common.model import CachedModel
-from draftwood.compiler.drafters.common.ranked import candidates, check_levels
+from draftwood.compiler.drafters.common.model import LevelModel
 from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
-from draftwood.compiler.drafters.fasteagle.steps import fasteagle_step
-from draftwood.compiler.drafters.model import Trees
 from draftwood.compiler.drafters.widening import Widening
-from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
 
 
 @dataclass(frozen=True)
-class FastEagleModel(CachedModel):
+class FastEagleModel(LevelModel):
     """A cascade of blocks, one a level."""
 
     kind: ClassVar[str] = "fasteagle"
 
+    @property
+    def levels(self) -> int:
+        return self.config.block.layers
+
     def module(self, teacher: TeacherConfig, positions: int) -> FastEagle:
         return FastEagle(self.config, positions)
-
-    def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
-        check_levels(name, tree, self.config.block.layers, "levels", self.config.draft_vocabulary)
-
-    def draft_name(self, tree: str) -> str:
-        return "draft"
-
-    def draft_steps(
-        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
-    ) -> Iterable[Step]:
-        yield fasteagle_step(drafter, decoder, candidates(trees, self.config.draft_vocabulary), rows, slots, dtype)
-
-    def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
-        return self.entry(digest, self.config.block.layers, candidates(trees, self.config.draft_vocabulary))
 
     def widening(self) -> Widening:
         return self.grown({"proj.weight": ("hidden", "pair")})

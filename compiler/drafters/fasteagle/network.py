@@ -17,7 +17,7 @@ from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
 from draftwood.compiler.teachers.block import Form
 
-# P rows that extend the cache, F = 3 * teacher's hidden size, H hidden, I levels
+# P rows that extend the cache, F width of the teacher's states, H hidden, I levels
 
 
 class Cascade(NamedTuple):
@@ -38,6 +38,7 @@ class FastEagle(CachedNetwork):
     def __init__(self, config: CachedConfig, positions: int) -> None:
         super().__init__(config, positions)
         self.proj = nn.Linear(2 * config.block.hidden, config.block.hidden, bias=False)
+        self.root_states = config.block.layers
         self.cascade = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
     def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Cascade:

@@ -28,7 +28,7 @@ class MedusaKind(Kind):
 
     name = "medusa"
     title = "Medusa heads"
-    layout = "a folder with medusa_lm_head.safetensors or medusa_lm_head.pt"
+    layout = "a folder with medusa_lm_head.safetensors or medusa_lm_head.pt, or with the config.json of a Medusa model"
     weights_file = "medusa_lm_head.safetensors"
     described_by = "medusa_num_heads"
     options: ClassVar[Mapping[str, Option]] = {
@@ -39,16 +39,20 @@ class MedusaKind(Kind):
     cost_sizes = ":HEADS[:tied]"
 
     def recognises(self, path: Path, fields: Mapping[str, Any]) -> bool:
-        from draftwood.compiler.drafters.medusa.checkpoint import MEDUSA_FILES
+        from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, is_vllm
 
         named = path.name in MEDUSA_FILES or any((path / name).is_file() for name in MEDUSA_FILES)
         # Published files have other names as well; a file without a config.json can be nothing else.
-        return named or (path.is_file() and (not fields or "medusa_num_heads" in fields))
+        return named or (path.is_file() and not fields) or "medusa_num_heads" in fields or is_vllm(fields)
 
     def open(self, path: Path, teacher: Checkpoint) -> OpenedDrafter:
         from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+        from draftwood.compiler.drafters.medusa.layouts import check_base
 
-        return _opened(MedusaCheckpoint.open(path, teacher.config))
+        opened = MedusaCheckpoint.open(path, teacher.config)
+        if opened.whole:
+            check_base(path, teacher)
+        return _opened(opened)
 
     def describe(self, path: Path) -> OpenedDrafter:
         from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
@@ -73,7 +77,8 @@ class MedusaKind(Kind):
         from draftwood.compiler.teachers.registry import read_config
 
         opened = MedusaCheckpoint.open(folder, read_config(Path(str(teacher.name_or_path))))
-        student = MedusaStudent(teacher, opened.heads, opened.blocks, not opened.tied)
+        config = opened.config
+        student = MedusaStudent(teacher, config.heads, config.blocks, not config.tied)
         return student, {f"model.{name}": opened.weight(name) for name in opened.names()}
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> MedusaCost | None:
@@ -86,10 +91,10 @@ class MedusaKind(Kind):
 
 
 def _opened(heads: MedusaCheckpoint) -> OpenedDrafter:
-    from draftwood.compiler.drafters.medusa.model import MedusaConfig, MedusaModel
+    from draftwood.compiler.drafters.medusa.model import MedusaModel
     from draftwood.compiler.drafters.model import OpenedDrafter
 
-    return OpenedDrafter(MedusaModel(MedusaConfig(heads.heads, heads.blocks, heads.tied)), heads)
+    return OpenedDrafter(MedusaModel(heads.config), heads)
 
 
 MEDUSA = MedusaKind()

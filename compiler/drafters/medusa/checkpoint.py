@@ -1,9 +1,7 @@
-"""Medusa heads as people publish them, checked against a teacher.
+"""Medusa heads as people publish them, checked against a teacher; ``layouts`` lists the layouts.
 
-Layout (FasterDecoding/Medusa): ``{i}.{j}.linear.{weight,bias}`` are the residual blocks of head i and
-``{i}.{n}.weight`` its output matrix [vocabulary, hidden], n being the number of blocks. The original repeats
-one module, so its blocks share weights; each is stored, and read, on its own. An extension of ours: when no
-head has an output matrix the heads are *tied* and use the teacher's.
+The original repeats one module, so its blocks share weights; each is stored, and read, on its own. An extension of
+ours: when no head has an output matrix the heads are *tied* and use the teacher's.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, sha256_of
-from draftwood.compiler.checkpoints.tensors import Reader, open_tensors
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, check_kinds, sha256_of
+from draftwood.compiler.checkpoints.tensors import Reader
+from draftwood.compiler.drafters.medusa.layouts import Heads, open_heads
+from draftwood.compiler.drafters.medusa.model import MedusaConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
-MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _MOST = 1000  # heads, and blocks of one
-_PREFIX = "medusa_head."
 _NUMBER = r"(0|[1-9][0-9]{0,3})"
 _KEY = re.compile(rf"{_NUMBER}\.{_NUMBER}\.(linear\.weight|linear\.bias|weight)")
 
@@ -33,39 +31,39 @@ _KEY = re.compile(rf"{_NUMBER}\.{_NUMBER}\.(linear\.weight|linear\.bias|weight)"
 class MedusaCheckpoint:
     """Medusa heads that fit their teacher; head i proposes the token i + 2 places on (0-based)."""
 
-    file: Path
-    # Heads, counted from the tensors: published config.json files state other numbers.
-    heads: int
-    # Residual blocks a head, possibly none.
-    blocks: int
-    # Whether the teacher's output matrix serves every head.
-    tied: bool
+    files: tuple[Path, ...]
+    # Heads and blocks are counted from the tensors: published config.json files state other numbers.
+    config: MedusaConfig
     dtype: torch.dtype
     # Our weight name -> the file's key.
     parts: Mapping[str, str]
     read: Reader
+    # The teacher's id of every draft id, int64, where not all of them are drafted.
+    ids: Tensor | None = None
+    # Whether the heads stand among the tensors of a whole teacher.
+    whole: bool = False
 
     @classmethod
     def open(cls, path: Path, teacher: TeacherConfig) -> MedusaCheckpoint:
-        """Opens a folder with medusa_lm_head.safetensors or .pt, or such a file.
+        """Opens a folder or a file of heads.
 
         Raises:
             CheckpointError: the file is missing, damaged or holds more than tensors; or a key, a shape, a
                 dtype or the numbering of heads and blocks is not what the teacher and the layout ask for.
         """
-        file = _find(path)
-        entries, read = open_tensors(file)
-        plain = {key.removeprefix(_PREFIX): key for key in entries}
-        if len(plain) != len(entries):
-            raise CheckpointError(
-                f"{file}: has keys with and without {_PREFIX!r} for one tensor; expected one of the two"
-            )
-        heads = _group(file, plain)
-        blocks, tied = _check_heads(file, heads)
-        keys = _names(len(heads), blocks, tied)
-        _check_shapes(teacher, keys, {key: entries[stored] for key, stored in plain.items()})
-        dtype = DTYPES[check_kinds(entries)]
-        return cls(file, len(heads), blocks, tied, dtype, {our: plain[key] for our, key in keys.items()}, read)
+        found = open_heads(path)
+        where = found.where
+        heads = _group(where, found.plain)
+        blocks, tied, bias = _check_heads(where, heads)
+        ids = _token_ids(found, teacher) if found.token_map else None
+        config = MedusaConfig(len(heads), blocks, tied, bias, None if ids is None else len(ids))
+        if tied and ids is not None:
+            raise CheckpointError(f"{where}: has a token_map and no output matrices; expected both or neither")
+        keys = _names(config)
+        _check_shapes(teacher, config, keys, found)
+        dtype = DTYPES[check_kinds({key: found.entries[key] for key in found.plain.values()})]
+        parts = {our: found.plain[key] for our, key in keys.items()}
+        return cls(found.files, config, dtype, parts, found.read, ids, found.whole)
 
     @classmethod
     def describe(cls, path: Path) -> MedusaCheckpoint:
@@ -78,7 +76,8 @@ class MedusaCheckpoint:
         def absent(key: str) -> Tensor:
             raise CheckpointError(f"{path}: {key} cannot be read; the heads were described and not opened")
 
-        return cls(fields.path, heads, blocks, False, torch.bfloat16, _names(heads, blocks, False), absent)
+        config = MedusaConfig(heads, blocks, False)
+        return cls((fields.path,), config, torch.bfloat16, _names(config), absent)
 
     def names(self) -> list[str]:
         """Our weight names: ``heads.{i}.blocks.{j}.weight``, ``.bias`` and ``heads.{i}.out.weight``."""
@@ -93,29 +92,36 @@ class MedusaCheckpoint:
         return self.read(key)
 
     def weight(self, name: str) -> Tensor:
-        """A weight under our name, as stored: blocks [H, H] and [H], output matrices [V, H]."""
-        return self.read(self.parts[name])
+        """A weight under our name: blocks [H, H] and [H], output matrices [V, H], cut to the ids that are drafted."""
+        value = self.read(self.parts[name])
+        cut = self.ids is not None and name.endswith(".out.weight") and len(value) != len(self.ids)
+        return value.index_select(0, self.ids) if cut and self.ids is not None else value
 
     def buffers(self, positions: int) -> dict[str, Tensor]:
-        """Heads have none."""
-        return {}
+        """The map to the teacher's ids, where there is one."""
+        return {} if self.ids is None else {"teacher_ids": self.ids}
 
     def maps(self) -> dict[str, Tensor]:
-        """Heads rank the teacher's own vocabulary."""
-        return {}
+        """``token_map``, where there is one."""
+        return {} if self.ids is None else {"token_map": self.ids}
 
     def digest(self) -> str:
-        """SHA-256, in hex, over the file."""
-        return sha256_of([self.file])
+        """SHA-256, in hex, over the files."""
+        return sha256_of(self.files)
 
 
-def _find(path: Path) -> Path:
-    if path.is_file() and path.suffix in (".safetensors", ".pt"):
-        return path
-    for name in MEDUSA_FILES:
-        if (path / name).is_file():
-            return path / name
-    raise CheckpointError(f"{path}: no Medusa heads; expected {' or '.join(MEDUSA_FILES)}, or a folder with one")
+def _token_ids(found: Heads, teacher: TeacherConfig) -> Tensor:
+    assert found.token_map is not None
+    entry = found.entries[found.token_map]
+    if entry.kind not in ("I64", "I32") or len(entry.shape) != 1 or not entry.shape[0]:
+        raise CheckpointError(f"{found.where}: token_map is {entry.kind} {list(entry.shape)}; expected I64 ids")
+    ids = found.read(found.token_map).long()
+    if int(ids.min()) < 0 or int(ids.max()) >= teacher.vocabulary or len(ids.unique()) != len(ids):
+        raise CheckpointError(
+            f"{found.where}: token_map has ids from {int(ids.min())} to {int(ids.max())}, {len(ids.unique())} of"
+            f" {len(ids)} different; expected each id once, from 0 to {teacher.vocabulary - 1}"
+        )
+    return ids
 
 
 def _group(file: Path, plain: Mapping[str, str]) -> dict[int, dict[int, set[str]]]:
@@ -125,8 +131,7 @@ def _group(file: Path, plain: Mapping[str, str]) -> dict[int, dict[int, set[str]
         if (match := _KEY.fullmatch(key)) is None:
             raise CheckpointError(
                 f"{file}: unexpected key {stored}; expected {{i}}.{{j}}.linear.weight,"
-                f" {{i}}.{{j}}.linear.bias or {{i}}.{{n}}.weight, with or without {_PREFIX!r};"
-                " save the heads alone"
+                " {i}.{j}.linear.bias or {i}.{n}.weight, with or without 'medusa_head.'; save the heads alone"
             )
         heads.setdefault(int(match[1]), {}).setdefault(int(match[2]), set()).add(match[3])
     if not heads:
@@ -134,14 +139,16 @@ def _group(file: Path, plain: Mapping[str, str]) -> dict[int, dict[int, set[str]
     return heads
 
 
-def _check_heads(file: Path, heads: Mapping[int, Mapping[int, set[str]]]) -> tuple[int, bool]:
-    """Residual blocks a head, and whether the heads are tied: every head must look like head 0."""
+def _check_heads(file: Path, heads: Mapping[int, Mapping[int, set[str]]]) -> tuple[int, bool, bool]:
+    """Residual blocks a head, whether the heads are tied, and whether blocks have a bias: all must look like head 0."""
     for head in range(len(heads)):
         if head not in heads:
             raise CheckpointError(f"{file}: head {head} is missing; expected heads 0 to {max(heads)} without a gap")
     tied = not any("weight" in parts for parts in heads[0].values())
     blocks = len(heads[0]) if tied else len(heads[0]) - 1
-    wanted = {j: {"linear.weight", "linear.bias"} for j in range(blocks)} | ({} if tied else {blocks: {"weight"}})
+    bias = not blocks or any("linear.bias" in parts for parts in heads[0].values())
+    block = {"linear.weight", "linear.bias"} if bias else {"linear.weight"}
+    wanted = dict.fromkeys(range(blocks), block) | ({} if tied else {blocks: {"weight"}})
     for head, layers in heads.items():
         for layer in sorted(wanted.keys() | layers.keys()):
             got, want = layers.get(layer, set()), wanted.get(layer, set())
@@ -150,33 +157,35 @@ def _check_heads(file: Path, heads: Mapping[int, Mapping[int, set[str]]]) -> tup
                     f"{file}: {head}.{layer} holds {_listed(got)}; expected {_listed(want)}, for every head"
                     f" must have {blocks} blocks and {'no' if tied else 'an'} output matrix, like head 0"
                 )
-    return blocks, tied
+    return blocks, tied, bias
 
 
 def _listed(parts: set[str]) -> str:
     return " and ".join(sorted(parts)) or "nothing"
 
 
-def _names(heads: int, blocks: int, tied: bool) -> dict[str, str]:
-    """Our name -> the file's key without its prefix."""
+def _names(config: MedusaConfig) -> dict[str, str]:
+    """Our name -> the key that FasterDecoding gives it."""
     names = {}
-    for i in range(heads):
-        for j in range(blocks):
-            for kind in ("weight", "bias"):
+    for i in range(config.heads):
+        for j in range(config.blocks):
+            for kind in ("weight", "bias") if config.bias else ("weight",):
                 names[f"heads.{i}.blocks.{j}.{kind}"] = f"{i}.{j}.linear.{kind}"
-        if not tied:
-            names[f"heads.{i}.out.weight"] = f"{i}.{blocks}.weight"
+        if not config.tied:
+            names[f"heads.{i}.out.weight"] = f"{i}.{config.blocks}.weight"
     return names
 
 
-def _check_shapes(teacher: TeacherConfig, keys: Mapping[str, str], entries: Mapping[str, Entry]) -> None:
+def _check_shapes(teacher: TeacherConfig, config: MedusaConfig, keys: Mapping[str, str], found: Heads) -> None:
     hidden = teacher.hidden
     for name, key in keys.items():
+        entry = found.entries[found.plain[key]]
         square = (hidden,) if name.endswith(".bias") else (hidden, hidden)
         shape = (teacher.vocabulary, hidden) if name.endswith(".out.weight") else square
-        if entries[key].shape != shape:
+        cut = name.endswith(".out.weight") and entry.shape == (config.vocabulary, hidden)
+        if entry.shape != shape and not cut:
             raise CheckpointError(
-                f"{entries[key].file}: {key} has shape {list(entries[key].shape)}; expected {list(shape)}"
+                f"{entry.file}: {found.plain[key]} has shape {list(entry.shape)}; expected {list(shape)}"
                 f" for a teacher of hidden size {hidden} and vocabulary {teacher.vocabulary};"
                 " use the heads that were trained on this teacher"
             )

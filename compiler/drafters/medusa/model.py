@@ -31,6 +31,10 @@ class MedusaConfig:
     heads: int
     blocks: int
     tied: bool
+    # Whether blocks have a bias.
+    bias: bool = True
+    # Tokens that can be proposed; None for the teacher's vocabulary.
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,17 @@ class MedusaModel(DraftModel):
         return MedusaHeads(teacher.hidden, teacher.vocabulary, *asdict(self.config).values())
 
     def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
-        check_levels(name, tree, self.config.heads, "heads", teacher.vocabulary)
+        check_levels(name, tree, self.config.heads, "heads", self._vocabulary(teacher))
+
+    def _vocabulary(self, teacher: TeacherConfig) -> int:
+        return self.config.vocabulary or teacher.vocabulary
 
     def draft_name(self, tree: str) -> str:
         return "draft"
 
     def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
         decoder, heads = modules
-        ranked = candidates(trees, decoder.config.vocabulary)
+        ranked = candidates(trees, self._vocabulary(decoder.config))
         return [medusa_step(cast(MedusaHeads, heads), decoder, ranked, sizes.dtype)]
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
@@ -59,7 +66,7 @@ class MedusaModel(DraftModel):
             kind=self.kind,
             digest=digest,
             levels=self.config.heads,
-            candidates=candidates(trees, teacher.vocabulary),
+            candidates=candidates(trees, self._vocabulary(teacher)),
             features=teacher.hidden,
             layers=0,
             kv_heads=0,
@@ -67,10 +74,11 @@ class MedusaModel(DraftModel):
             config=asdict(self.config),
         )
 
-    def widening(self) -> Widening:
+    def widening(self) -> Widening | None:
         """A block x + silu(Wx + b) leaves the padding at zero when W and b are zero there, since silu(0) = 0; the
         columns of an output matrix that read the padding are zero."""
-        return Widening(axes=_AXES, fields=self._widened_fields)
+        plain = self.config.bias and self.config.vocabulary is None
+        return Widening(axes=_AXES, fields=self._widened_fields) if plain else None
 
     def _widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
         return {"medusa_num_heads": self.config.heads, "medusa_num_layers": self.config.blocks}

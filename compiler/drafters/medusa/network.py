@@ -15,9 +15,9 @@ from torch.nn import functional as F
 class Head(nn.Module):
     """Residual blocks x + silu(Wx + b), then an output matrix; ``out`` is absent where heads are tied."""
 
-    def __init__(self, hidden: int, vocabulary: int, blocks: int, tied: bool) -> None:
+    def __init__(self, hidden: int, vocabulary: int, blocks: int, tied: bool, bias: bool = True) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(blocks))
+        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden, bias=bias) for _ in range(blocks))
         if not tied:
             self.out = nn.Linear(hidden, vocabulary, bias=False)
 
@@ -30,13 +30,27 @@ class Head(nn.Module):
 class MedusaHeads(nn.Module):
     """Head i proposes the token i + 2 places after the one whose hidden state is given (0-based i).
 
-    Tied heads have no output matrix of their own: they are given the teacher's, [V, H].
+    Tied heads have no output matrix of their own: they are given the teacher's, [V, H]. Heads that rank a part of the
+    vocabulary, ``drafted`` ids, have a map to the teacher's.
     """
 
-    def __init__(self, hidden: int, vocabulary: int, heads: int, blocks: int, tied: bool) -> None:
+    teacher_ids: Tensor
+
+    def __init__(
+        self,
+        hidden: int,
+        vocabulary: int,
+        heads: int,
+        blocks: int,
+        tied: bool,
+        bias: bool = True,
+        drafted: int | None = None,
+    ) -> None:
         super().__init__()
-        self.tied = tied
-        self.heads = nn.ModuleList(Head(hidden, vocabulary, blocks, tied) for _ in range(heads))
+        self.tied, self.mapped = tied, drafted is not None
+        self.heads = nn.ModuleList(Head(hidden, drafted or vocabulary, blocks, tied, bias) for _ in range(heads))
+        if drafted is not None:
+            self.register_buffer("teacher_ids", torch.zeros(drafted, dtype=torch.int64))
 
     def forward(self, hidden_1H: Tensor, lm_head_VH: Tensor | None, candidates: int) -> tuple[Tensor, Tensor]:
         """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first."""
@@ -46,4 +60,6 @@ class MedusaHeads(nn.Module):
         else:
             logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in heads])
         top_IK, tokens_IK = logits_IV.topk(candidates, -1)
+        if self.mapped:
+            tokens_IK = self.teacher_ids.index_select(0, tokens_IK.flatten()).view_as(tokens_IK)
         return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)

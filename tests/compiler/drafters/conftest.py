@@ -74,12 +74,28 @@ def block_tensors(random: torch.Generator, at: str, hidden: int, width: int) -> 
     return tensors
 
 
-def eagle3_tensors(at: str = "midlayer", *, hidden: int = HIDDEN, draft: int = DRAFT) -> dict[str, torch.Tensor]:
-    """The tensors of a plain EAGLE-3 drafter, random, by published names."""
+def head_norms(random: torch.Generator, at: str) -> dict[str, torch.Tensor]:
+    return {f"{at}.self_attn.{side}_norm.weight": 1 + _randn(random, HEAD_DIM) for side in ("q", "k")}
+
+
+def eagle3_tensors(
+    at: str = "midlayer",
+    *,
+    hidden: int = HIDDEN,
+    draft: int = DRAFT,
+    states: int = 3,
+    layers: int = 1,
+    qk: bool = False,
+) -> dict[str, torch.Tensor]:
+    """The tensors of an EAGLE-3 drafter, random, by published names."""
     random = torch.Generator().manual_seed(11)
     tensors = block_tensors(random, at, hidden, 2 * hidden)
     tensors[f"{at}.hidden_norm.weight"] = 1 + _randn(random, hidden)
-    tensors["fc.weight"] = _randn(random, hidden, 3 * HIDDEN)
+    for i in range(1, layers):
+        tensors |= block_tensors(random, f"layers.{i}", hidden, hidden)
+    for i in range(layers if qk else 0):
+        tensors |= head_norms(random, f"layers.{i}" if i else at)
+    tensors["fc.weight"] = _randn(random, hidden, states * HIDDEN)
     tensors["norm.weight"] = 1 + _randn(random, hidden)
     tensors["lm_head.weight"] = _randn(random, draft, hidden)
     ids = draft_ids(draft)
@@ -103,6 +119,65 @@ def fasteagle_tensors(levels: int, draft: int = DRAFT) -> dict[str, torch.Tensor
     return tensors
 
 
+def dflash_tensors(layers: int, states: int, draft: int | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a DFlash drafter, random; with ``draft`` own matrices and a map, as speculators stores them."""
+    random = torch.Generator().manual_seed(23)
+    tensors = {"fc.weight": _randn(random, HIDDEN, states * HIDDEN), "hidden_norm.weight": 1 + _randn(random, HIDDEN)}
+    for i in range(layers):
+        tensors |= block_tensors(random, f"layers.{i}", HIDDEN, HIDDEN) | head_norms(random, f"layers.{i}")
+    tensors["norm.weight"] = 1 + _randn(random, HIDDEN)
+    if draft is not None:
+        tensors["embed_tokens.weight"], tensors["lm_head.weight"] = (
+            _randn(random, V, HIDDEN),
+            _randn(random, draft, HIDDEN),
+        )
+    if draft is not None and draft < V:
+        ids = draft_ids(draft)
+        tensors["d2t"] = ids - torch.arange(draft)
+        tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+    return tensors
+
+
+ARCHITECTURES = {
+    "SafeAILab": "LlamaForCausalLM",
+    "SpecForge": "LlamaForCausalLMEagle3",
+    "ModelOpt": "LlamaForCausalLMEagle3",
+    "AngelSlim": "Eagle3LlamaForCausalLM",
+    "Automodel": "LlamaEagle3DraftModel",
+    "DeepSpec": "Qwen3Eagle3Model",
+}
+# What a writer adds beside the sizes, as its own code does.
+OWN_FIELDS: dict[str, dict] = {
+    "ModelOpt": {
+        "rope_scaling": {"rope_type": "default", "rope_theta": THETA},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+            "use_aux_hidden_state": True,
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+            "next_layer_regular": True,
+            "parallel_draft_step": 1,
+            "parallel_draft_heads_num_layers": 1,
+        },
+    },
+    "AngelSlim": {"target_model_type": "qwen3", "bias": False},
+    "Automodel": {"num_aux_hidden_states": 3, "mlp_bias": False},
+    "DeepSpec": {
+        "model_type": "qwen3",
+        "target_layer_ids": [0, 1, 3, 5, 6],
+        "ttt_length": 7,
+        "step_loss_decay": 0.8,
+        "draft_num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "layer_types": ["full_attention"],
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "max_window_layers": 36,
+    },
+}
+
+
 def eagle3_config(layout: str, draft: int = DRAFT, **block: object) -> dict:
     """config.json as each project writes it."""
     sizes = {**BLOCK, **block}
@@ -116,8 +191,8 @@ def eagle3_config(layout: str, draft: int = DRAFT, **block: object) -> dict:
             "target_hidden_size": HIDDEN,
             "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         }
-    architecture = {"SafeAILab": "LlamaForCausalLM", "SpecForge": "LlamaForCausalLMEagle3"}[layout]
-    return {"architectures": [architecture], **sizes, "draft_vocab_size": draft, "target_hidden_size": HIDDEN}
+    flat = {"architectures": [ARCHITECTURES[layout]], **sizes, "draft_vocab_size": draft}
+    return flat | {"target_hidden_size": HIDDEN} | OWN_FIELDS.get(layout, {})
 
 
 @pytest.fixture(scope="session")
@@ -128,6 +203,8 @@ def make() -> object:
         eagle3_tensors = staticmethod(eagle3_tensors)
         eagle3_config = staticmethod(eagle3_config)
         fasteagle_tensors = staticmethod(fasteagle_tensors)
+        dflash_tensors = staticmethod(dflash_tensors)
+        sizes = BLOCK
         oracle = Oracle
 
         @staticmethod
@@ -183,6 +260,10 @@ class Oracle:
     feature_norm: str = "none"
     norm_before_residual: bool = False
     norm_output: bool = False
+    layers: int = 1
+    window: int | None = None
+    # The vector that P-EAGLE's mask rows read in place of states; their tokens are those of the path.
+    mask: np.ndarray | None = None
     # The teacher's matrices, for drafters without their own.
     embed: np.ndarray | None = None
     head: np.ndarray | None = None
@@ -194,11 +275,12 @@ class Oracle:
         return weight * x / np.sqrt((x * x).mean() + EPSILON)
 
     def fused(self, states: np.ndarray) -> np.ndarray:
-        """One token's three teacher states, [3 * H], as one hidden state."""
+        """One token's teacher states, [n * H] or more, as one hidden state."""
+        states = states[: self.tensors["fc.weight"].shape[1]]
         if self.feature_norm == "whole":
             states = self.norm(states, self.get("input_norm.weight"))
         if self.feature_norm == "each":
-            parts = states.reshape(3, -1)
+            parts = states.reshape(-1, HIDDEN)
             states = np.concatenate([self.norm(p, self.get(f"fc_norm.{i}.weight")) for i, p in enumerate(parts)])
         return self.get("fc.weight") @ states
 
@@ -206,6 +288,12 @@ class Oracle:
         y = self.get(f"{at}.self_attn.{side}_proj.weight") @ x
         bias = f"{at}.self_attn.{side}_proj.bias"
         return y + self.get(bias) if bias in self.tensors else y
+
+    def one_head(self, side: str, x: np.ndarray, at: str, index: int) -> np.ndarray:
+        """One head of a projection, behind its norm where there is one."""
+        y = self.project(side, x, at)[index * HEAD_DIM : (index + 1) * HEAD_DIM]
+        norm = f"{at}.self_attn.{side}_norm.weight"
+        return self.norm(y, self.get(norm)) if norm in self.tensors else y
 
     def turned(self, x: np.ndarray, position: int) -> np.ndarray:
         """Rotary embedding of one head, rotate-half."""
@@ -219,12 +307,12 @@ class Oracle:
     def attention(self, inputs: Sequence[np.ndarray], at: str) -> np.ndarray:
         """The last row's attention over all rows before and itself, row i at position i."""
         row, out = len(inputs) - 1, []
+        first = 0 if self.window is None else max(0, row - self.window + 1)
         for head in range(HEADS):
             kv = head // (HEADS // KV_HEADS)
-            cut, cut_kv = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM), slice(kv * HEAD_DIM, (kv + 1) * HEAD_DIM)
-            query = self.turned(self.project("q", inputs[row], at)[cut], row)
-            keys = [self.turned(self.project("k", x, at)[cut_kv], i) for i, x in enumerate(inputs)]
-            values = [self.project("v", x, at)[cut_kv] for x in inputs]
+            query = self.turned(self.one_head("q", inputs[row], at, head), row)
+            keys = [self.turned(self.one_head("k", inputs[i], at, kv), i) for i in range(first, row + 1)]
+            values = [self.one_head("v", x, at, kv) for x in inputs[first:]]
             scores = np.array([query @ key for key in keys]) / np.sqrt(HEAD_DIM)
             weights = np.exp(scores - scores.max())
             out.append(sum(w * v for w, v in zip(weights / weights.sum(), values, strict=True)))
@@ -243,20 +331,26 @@ class Oracle:
 
         features [n, 3H] of n tokens, tokens [n] the ones after them, path the drafted tokens after the root.
         """
-        inputs, hidden = [], np.zeros(0)
+        hidden, inputs = np.zeros(0), [[] for _ in range(self.layers)]
         for i, token in enumerate([*tokens, *path]):
-            before = self.fused(features[i]) if i < len(tokens) else self.fed_back(hidden)
+            later = self.fed_back(hidden) if self.mask is None else self.fused(self.mask)
+            before = self.fused(features[i]) if i < len(tokens) else later
             normed = self.norm(before, self.get(f"{self.at}.hidden_norm.weight"))
             embedding = self.norm(self.embedded(token), self.get(f"{self.at}.input_layernorm.weight"))
-            inputs.append(np.concatenate([embedding, normed]))
-            if i >= len(tokens) - 1:
-                residual = normed if self.norm_before_residual else before
-                middle = residual + self.attention(inputs, self.at)
-                after = self.norm(middle, self.get(f"{self.at}.post_attention_layernorm.weight"))
-                hidden = middle + self.feed_forward(after, self.at)
+            row, residual = np.concatenate([embedding, normed]), normed if self.norm_before_residual else before
+            for layer in range(self.layers):
+                at = f"layers.{layer}" if layer else self.at
+                row = self.norm(hidden, self.get(f"{at}.input_layernorm.weight")) if layer else row
+                inputs[layer].append(row)
+                if layer + 1 < self.layers or i >= len(tokens) - 1:
+                    middle = residual + self.attention(inputs[layer], at)
+                    after = self.norm(middle, self.get(f"{at}.post_attention_layernorm.weight"))
+                    residual = hidden = middle + self.feed_forward(after, at)
         return hidden
 
     def fed_back(self, hidden: np.ndarray) -> np.ndarray:
+        if not len(hidden):
+            return hidden
         return self.norm(hidden, self.get("norm.weight")) if self.norm_output else hidden
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
@@ -275,23 +369,26 @@ class Oracle:
 
 @pytest.fixture(scope="session")
 def text() -> tuple[np.ndarray, list[int]]:
-    """Features [11, 3H] of eleven tokens and the tokens after them, the last of which is the root."""
+    """Features [11, 5H] of eleven tokens and the tokens after them, the last of which is the root; a drafter reads as
+    many of the states as it takes."""
     random = np.random.default_rng(5)
-    return random.normal(size=(11, 3 * HIDDEN)), random.integers(0, V, 11).tolist()
+    return random.normal(size=(11, 5 * HIDDEN)), random.integers(0, V, 11).tolist()
 
 
 @pytest.fixture(scope="session")
 def warm(text: tuple) -> Callable:
     """Inputs of a draft step over ``text``: eight slots are cached by an extend step, three are still to come."""
-    features, tokens = (torch.tensor(part) for part in text)
+    states, tokens = (torch.tensor(part) for part in text)
 
     def inputs(extend: Callable, caches: int) -> list[torch.Tensor]:
+        width = extend.drafter.config.features
+        features = states[:, :width]
         shape = (1, KV_HEADS, SLOTS, HEAD_DIM) if extend.form == "cpu" else (KV_HEADS * SLOTS, HEAD_DIM)
         empty = [torch.full(shape, 9.0) for _ in range(caches)]  # stale slots are not zeros
         chunk = torch.cat((tokens[:8], torch.zeros(2, dtype=torch.int64)))
-        states = torch.cat((features[:8], torch.ones(2, 3 * HIDDEN))).float()
-        _, *cached = extend(chunk, states, torch.tensor([8]), torch.tensor([8]), *empty)
-        rows = torch.cat((features[8:].float(), torch.randn(1, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))))
+        first = torch.cat((features[:8], torch.ones(2, width))).float()
+        _, *cached = extend(chunk, first, torch.tensor([8]), torch.tensor([8]), *empty)
+        rows = torch.cat((features[8:].float(), torch.randn(1, width, generator=torch.Generator().manual_seed(3))))
         after = torch.cat((tokens[8:], torch.tensor([4])))
         return [after, rows, torch.tensor([11]), torch.tensor([3]), *cached]
 

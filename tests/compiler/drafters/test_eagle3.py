@@ -1,6 +1,7 @@
 """EAGLE-3 against the paper's equations, in every published layout, and over fixed trees."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
 
 # fp32 against float64 through a block and its feedback four levels deep.
-CLOSE = 2e-4
+CLOSE = 1e-4
 # Wrong inputs must stand out from rounding by far.
 FAR = 100 * CLOSE
 RAGGED = Topology.from_paths([(0,), (1,), (3,), (0, 0), (0, 2), (1, 1), (0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 0, 2)])
@@ -31,10 +32,12 @@ class Variant:
 
     def __init__(self, folder: Path, make: Any, teacher: Checkpoint, load: Callable, layout: str, **options) -> None:
         hidden, draft = options.get("hidden", 64), options.get("draft", 40)
-        at = "layers.0" if layout == "speculators" else "midlayer"
-        tensors = make.eagle3_tensors(at, hidden=hidden, draft=draft)
+        at = "layers.0" if layout in ("speculators", "ModelOpt", "Automodel", "DeepSpec") else "midlayer"
+        shape = {name: options[name] for name in ("states", "layers", "qk") if name in options}
+        tensors = make.eagle3_tensors(at, hidden=hidden, draft=draft, **shape)
         random = torch.Generator().manual_seed(17)
-        config = make.eagle3_config(layout, draft, hidden_size=hidden, attention_bias="bias" in options)
+        block = {"attention_bias": "bias" in options, "num_hidden_layers": options.get("layers", 1)}
+        config = make.eagle3_config(layout, draft, hidden_size=hidden, **block | options.get("block", {}))
         config |= options.get("fields", {})
         for name, shape in options.get("extra", {}).items():
             tensors[name] = 1 + torch.randn(shape, generator=random) * 0.15
@@ -43,12 +46,19 @@ class Variant:
                 tensors[f"{at}.self_attn.{side}_proj.bias"] = torch.randn(width, generator=random) * 0.15
         for name in options.get("without", ()):
             del tensors[name]
-        make.save(folder, config, tensors, options.get("file", "model.safetensors"))
+        body = options.get("before", "")
+        keys = {key: key if key in ("d2t", "t2d", "lm_head.weight") else body + key for key in tensors}
+        make.save(folder, config, {keys[k]: t for k, t in tensors.items()}, options.get("file", "model.safetensors"))
         self.checkpoint = open_eagle3(folder, teacher)
         self.drafter = load(Eagle3, self.checkpoint)
         embed, head = (teacher.weight(name).double().numpy() for name in ("embed.weight", "lm_head.weight"))
         ids = np.arange(draft) + (tensors["d2t"].numpy() if "d2t" in tensors else 0)
         self.oracle = make.oracle(tensors, at, embed=embed, head=head[ids], **options.get("oracle", {}))
+        self.oracle.layers = options.get("layers", 1)
+        if window := options.get("window"):
+            config = replace(self.checkpoint.config, window=window)  # shorter than a folder may say
+            self.checkpoint = replace(self.checkpoint, config=config)
+            self.drafter, self.oracle.window = load(Eagle3, self.checkpoint), window
 
 
 SPECULATORS = {
@@ -61,6 +71,16 @@ PER_STATE = {
     "extra": {f"fc_norm.{i}.weight": (64,) for i in range(3)},
     "oracle": {"feature_norm": "each"},
 }
+NEWER = {  # EAGLE-3.1 as Automodel writes it
+    "fields": {"fc_norm": True, "norm_output": True},
+    "extra": {f"fc_norm.{i}.weight": (64,) for i in range(3)},
+    "oracle": {"feature_norm": "each", "norm_output": True},
+    "before": "model.",
+}
+FIVE = {  # DeepSpec stores the teacher's matrices and maps nothing
+    "states": 5, "qk": True, "draft": 101, "without": ("d2t", "t2d"), "extra": {"embed_tokens.weight": (101, 64)}
+}  # fmt: skip
+QWEN3 = {"qk": True, "block": {"model_type": "qwen3"}}
 VARIANTS = {
     "SafeAILab": ("SafeAILab", {}),
     "SafeAILab-bin": ("SafeAILab", {"file": "pytorch_model.bin"}),
@@ -72,6 +92,14 @@ VARIANTS = {
     "narrow": ("speculators", {"hidden": 48}),
     "whole-vocabulary": ("SafeAILab", {"draft": 101, "without": ("d2t", "t2d")}),
     "tied-rows": ("SafeAILab", {"without": ("lm_head.weight", "t2d")}),
+    "ModelOpt": ("ModelOpt", {"without": ("t2d",), "layers": 2}),
+    "AngelSlim": ("AngelSlim", {"extra": {"embed_tokens.weight": (101, 64)}}),
+    "Automodel": ("Automodel", {"before": "model.", "bias": True}),
+    "Automodel-3.1": ("Automodel", NEWER),
+    "DeepSpec": ("DeepSpec", FIVE),
+    "speculators-qwen3": ("speculators", QWEN3 | {"layers": 2}),
+    "SpecForge-qwen3": ("SpecForge", QWEN3),
+    "window": ("speculators", {"window": 4, "layers": 2}),
     "tied": ("SafeAILab", {"draft": 101, "without": ("lm_head.weight", "d2t", "t2d")}),
 }
 
@@ -98,15 +126,15 @@ def tree_step(variant: Variant, decoder: Decoder, tree: Topology, form: str = "f
 
 
 def inputs_of(variant: Variant, decoder: Decoder, warm: Callable, form: str = "fused") -> list[torch.Tensor]:
-    return warm(ExtendStep(variant.drafter, decoder, form), 2)
+    return warm(ExtendStep(variant.drafter, decoder, form), 2 * variant.checkpoint.config.block.layers)
 
 
 @pytest.mark.parametrize("form", ["fused", "eager", "cpu"])
 def test_hidden_states_and_logits(variant: Variant, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
-    tokens, rows, *counts, key, value = inputs_of(variant, decoder, warm, form)
+    tokens, rows, committed, accepted, *caches = inputs_of(variant, decoder, warm, form)
     drafter, oracle = variant.drafter, variant.oracle
     teacher = TeacherWeights(decoder.embed.weight, decoder.head_weight)
-    written = drafter.extend(Waiting(tokens, rows, *counts), [key, value], teacher, form)
+    written = drafter.extend(Waiting(tokens, rows, committed, accepted), caches, teacher, form)
     hidden, branch, drafted = written.root, None, [17, 3, 88, 40]
     for depth in range(len(drafted) + 1):
         if depth:

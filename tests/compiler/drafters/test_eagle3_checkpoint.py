@@ -163,10 +163,10 @@ REFUSED = [
     ("SafeAILab", without("architectures"), "architectures is None; expected one of"),
     ("SafeAILab", fields(speculators_model_type="eagle3"), "speculators_model_type is 'eagle3'; expected no such"),
     ("speculators", fields(speculators_model_type="eagle"), "speculators_model_type is 'eagle'; expected eagle3"),
-    ("SafeAILab", fields(model_type="qwen3"), "model_type is 'qwen3'; expected 'llama'"),
+    ("SafeAILab", fields(model_type="gemma3"), "model_type is 'gemma3'; expected 'llama' or 'qwen3'"),
     ("speculators", fields(transformer_layer_config=3), "transformer_layer_config is 3; expected an object"),
     ("SafeAILab", fields(hidden_act="gelu"), "hidden_act is 'gelu'; expected 'silu'"),
-    ("SafeAILab", fields(num_hidden_layers=2), "num_hidden_layers is 2; expected 1"),
+    ("SafeAILab", fields(num_hidden_layers=2), "num_hidden_layers is 2; expected 1, as many as the file"),
     ("SafeAILab", fields(num_key_value_heads=3), "heads is 4; expected a multiple of kv_heads, 3"),
     # Teacher
     ("SafeAILab", fields(vocab_size=99), "vocab_size is 99; expected 101 as the teacher has"),
@@ -175,19 +175,18 @@ REFUSED = [
     ("SafeAILab", fields(draft_vocab_size=102), "draft_vocab_size is 102; expected 1 to 101"),
     ("SafeAILab", fields(hidden_size=48), "hidden_size is 48; expected 64 .* not an embedding of its own"),
     # Aux layers
-    ("SafeAILab", nested_fields(**{IDS: [2, 4]}), r"entering layers \[2, 4\]; expected 3 ascending ids from 0 to 8"),
-    ("SafeAILab", nested_fields(**{IDS: [2, 4, 9]}), r"\[2, 4, 9\]; expected 3 ascending ids from 0 to 8"),
-    ("SafeAILab", nested_fields(**{IDS: [-1, 4, 5]}), r"\[-1, 4, 5\]; expected 3 ascending ids"),
-    ("SafeAILab", nested_fields(**{IDS: [4, 2, 5]}), r"\[4, 2, 5\]; expected 3 ascending ids"),
+    ("SafeAILab", nested_fields(**{IDS: [2, 4]}), r"fc.weight has shape \[64, 192\]; expected \[64, 128\]"),
+    ("SafeAILab", nested_fields(**{IDS: [2, 4, 9]}), r"\[2, 4, 9\]; expected ascending ids from 0 to 8"),
+    ("SafeAILab", nested_fields(**{IDS: [-1, 4, 5]}), r"\[-1, 4, 5\]; expected ascending ids"),
+    ("SafeAILab", nested_fields(**{IDS: [4, 2, 5]}), r"\[4, 2, 5\]; expected ascending ids"),
     ("SafeAILab", nested_fields(**{IDS: [1, 3, 4]}), r"may mean states entering or leaving .* \[2, 4, 5\] here; state"),
-    ("SpecForge", nested_fields(**{IDS: [1, 4, 6]}), "may mean states entering or leaving these layers"),
     ("speculators", fields(**{IDS: [1, 3, 4]}), "may mean states entering or leaving these layers"),
     (
         "SafeAILab",
         both(fields(**{IDS: [1, 4, 6]}), nested_fields(**{IDS: [2, 4, 6]})),
         r"\[1, 4, 6\]; expected the same as in eagle_config, \[2, 4, 6\]",
     ),
-    ("SafeAILab", fields(aux_layer_ids=[2, 4, 40]), "aux_layer_ids gives .* expected 3 ascending ids from 0 to 8"),
+    ("SafeAILab", fields(aux_layer_ids=[2, 4, 40]), "aux_layer_ids gives .* expected ascending ids from 0 to 8"),
     ("SafeAILab", fields(aux_layer_ids="2"), "aux_layer_ids is '2'; expected a token id, a list"),
     ("SafeAILab", nested_fields(use_aux_hidden_state=False), "use_aux_hidden_state is false; expected true"),
     # Norms
@@ -209,8 +208,8 @@ REFUSED = [
     ("SafeAILab", without("d2t"), "d2t is missing; expected I64"),
     ("SafeAILab", d2t(lambda t: t + torch.arange(40)), "expected ids from 0 to 100; d2t must be an offset"),
     ("SafeAILab", d2t(lambda t: t - 5), "runs from -.* expected ids from 0 to 100"),
-    ("SafeAILab", d2t(put(39, 0)), r"at 38 and 39 next; expected ascending ids"),
-    ("SafeAILab", d2t(lambda t: torch.cat((t[:39], t[38:39] - 1))), "is 9. at 38 and 9. next; expected ascending ids"),
+    ("SafeAILab", d2t(put(39, 0)), "t2d marks other ids"),
+    ("SafeAILab", d2t(lambda t: torch.cat((t[:39], t[38:39] - 1))), "is 9. more than once; expected each id once"),
     ("SafeAILab", d2t(lambda t: t.float()), r"d2t is (F32|torch.float32) \[40\]; expected I64 \[40\]"),
     ("SafeAILab", d2t(lambda t: t[:39]), r"d2t is I64 \[39\]; expected I64 \[40\]"),
     ("SafeAILab", tensors(t2d=torch.ones(100, dtype=torch.bool)), r"t2d is BOOL \[100\]; expected BOOL \[101\]"),
@@ -220,14 +219,8 @@ REFUSED = [
     ("SafeAILab", without("fc.weight"), "1 tensors missing, first fc.weight"),
     ("SafeAILab", tensors(fc__bias=torch.ones(64)), "does not explain: fc.bias"),
     ("SafeAILab", tensors(fc__weight=torch.ones(64, 128)), r"fc.weight has shape \[64, 128\]; expected \[64, 192\]"),
-    ("SafeAILab", tensors(fc__weight=torch.ones(64, 192).half()), "has dtype F(16|32); expected F(32|16) like"),
     ("SafeAILab", tensors(norm__weight=torch.ones(64, dtype=torch.int8)), "norm.weight has dtype (I8|torch.int8)"),
     ("SafeAILab", fields(attention_bias=True), "tensors missing, first midlayer.self_attn.q_proj.bias"),
-    (
-        "speculators",
-        lambda config, held: held.update({k.replace("layers.0", "midlayer"): held.pop(k) for k in list(held)}),
-        "missing, first layers.0.hidden_norm.weight; .* found midlayer.hidden_norm.weight",
-    ),
 ]  # fmt: skip
 
 
@@ -282,7 +275,9 @@ def test_truncated_file_refused(make: Any, teacher: Checkpoint, tmp_path: Path, 
 
 
 def test_nothing_there(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no EAGLE-3 drafter; expected a folder with model\.safetensors or"):
+    with pytest.raises(
+        CheckpointError, match=r"no EAGLE-3 drafter; expected a folder with model\.safetensors or .*, or shards"
+    ):
         open_eagle3(tmp_path, teacher)
     save(make, tmp_path, "SafeAILab")
     (tmp_path / "config.json").unlink()

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.levels import LevelStep
 from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
-from draftwood.compiler.drafters.fasteagle.steps import FastEagleStep
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import CheckpointError
 
 LEVELS = 3
 # fp32 against float64 through three blocks.
-CLOSE = 2e-4
+CLOSE = 1e-4
 SIZES = {
     "architectures": ["FastEagleDrafter"],
     "model_type": "fasteagle",
@@ -62,7 +62,7 @@ class Model:
         """Ids and log-probabilities [levels, k], best first; every block over all rows, row by row."""
         oracle, get = self.oracle, self.oracle.get
         hidden = [
-            get("proj.weight") @ np.concatenate([get("fc.weight") @ states, oracle.embedded(token)])
+            get("proj.weight") @ np.concatenate([oracle.fused(states), oracle.embedded(token)])
             for states, token in zip(features, tokens, strict=True)
         ]
         ids, scores = [], []
@@ -101,7 +101,7 @@ def inputs_of(model: Model, decoder: Decoder, warm: Callable, form: str = "fused
 
 @pytest.mark.parametrize("form", ["fused", "eager", "cpu"])
 def test_candidates(model: Model, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
-    ids, scores, *_ = FastEagleStep(model.drafter, decoder, 6, form)(*inputs_of(model, decoder, warm, form))
+    ids, scores, *_ = LevelStep(model.drafter, decoder, 6, form)(*inputs_of(model, decoder, warm, form))
     wanted = model.ranked(*text, 6)
     assert ids.dtype == torch.int64 and ids.tolist() == wanted[0].tolist()
     np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
@@ -109,8 +109,8 @@ def test_candidates(model: Model, decoder: Decoder, warm: Callable, text: tuple,
 
 def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decoder, warm: Callable, text: tuple) -> None:
     inputs = inputs_of(rows, decoder, warm)
-    _, _, *caches = FastEagleStep(rows.drafter, decoder, 6)(*inputs)
-    features, tokens = torch.tensor(text[0]).float(), torch.tensor(text[1])
+    _, _, *caches = LevelStep(rows.drafter, decoder, 6)(*inputs)
+    features, tokens = torch.tensor(text[0][:, :192]).float(), torch.tensor(text[1])
     count = torch.tensor([11])
     waiting, teacher = Waiting(tokens, features, count, count), TeacherWeights(decoder.embed.weight, None)
     at_once = rows.drafter.extend(waiting, inputs[4:], teacher).caches
@@ -121,7 +121,7 @@ def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decode
 
 
 def test_padding_and_stale_slots_do_not_matter(rows: Model, decoder: Decoder, warm: Callable) -> None:
-    step, inputs = FastEagleStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
+    step, inputs = LevelStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
     ids, scores, *_ = step(*inputs)
     other = [t.clone() for t in inputs]
     other[0][3], other[1][3] = 77, 6
@@ -134,7 +134,7 @@ def test_padding_and_stale_slots_do_not_matter(rows: Model, decoder: Decoder, wa
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["tokens", "features", "committed"])
 def test_harm_shows(rows: Model, decoder: Decoder, warm: Callable, place: int) -> None:
-    step, inputs = FastEagleStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
+    step, inputs = LevelStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
     ids, scores, *_ = step(*inputs)
     inputs[place] = inputs[place].roll(1, 0) if place < 2 else inputs[place] + 1
     worse = step(*inputs)
@@ -143,7 +143,7 @@ def test_harm_shows(rows: Model, decoder: Decoder, warm: Callable, place: int) -
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_and_one_write_a_cache(rows: Model, make: Any, decoder: Decoder, warm: Callable) -> None:
-    step, inputs = FastEagleStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
+    step, inputs = LevelStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
     program, outputs = make.run_onnx(step, inputs)
     for ours, theirs in zip(outputs, step(*inputs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)  # onnxruntime sums in another order
@@ -153,7 +153,7 @@ def test_onnx_and_one_write_a_cache(rows: Model, make: Any, decoder: Decoder, wa
 def test_zero_inputs_index_nothing_outside(rows: Model, decoder: Decoder) -> None:
     zeros = [torch.zeros(4, dtype=torch.int64), torch.zeros(4, 192)]
     ends = [torch.zeros(1, dtype=torch.int64)] * 2 + [torch.zeros(64, 16)] * 2 * LEVELS
-    assert FastEagleStep(rows.drafter, decoder, 6)(*zeros, *ends)[0].shape == (LEVELS, 6)
+    assert LevelStep(rows.drafter, decoder, 6)(*zeros, *ends)[0].shape == (LEVELS, 6)
 
 
 def test_state_names_are_those_of_the_checkpoint(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ REFUSED = [
     ({"target_hidden_size": 48}, "target_hidden_size is 48; expected 64"),
     ({"vocab_size": 99}, "vocab_size is 99; expected 101"),
     ({"draft_vocab_size": 39}, r"d2t is I64 \[40\]; expected I64 \[39\]"),
-    ({"aux_layer_ids": None}, r"aux_layer_ids gives the states entering layers \[\]; expected 3 ascending ids"),
-    ({"aux_layer_ids": [2, 4, 9]}, r"\[2, 4, 9\]; expected 3 ascending ids from 0 to 8"),
+    ({"aux_layer_ids": None}, r"aux_layer_ids gives the states entering layers \[\]; expected ascending ids"),
+    ({"aux_layer_ids": [2, 4, 9]}, r"\[2, 4, 9\]; expected ascending ids from 0 to 8"),
     ({"rms_norm_eps": None}, "rms_norm_eps is None; expected a finite number"),
     ({"intermediate_size": 80}, r"gate_proj.weight has shape \[96, 64\]; expected \[80, 64\]"),
 ]

@@ -1,0 +1,127 @@
+"""The layouts in which Medusa heads are published, each turned into that of FasterDecoding/Medusa.
+
+===============  ==================================================  ===================================================
+layout           what the folder holds                               keys
+===============  ==================================================  ===================================================
+Medusa-1         medusa_lm_head.safetensors or .pt                   {i}.{j}.linear.weight and .bias, {i}.{n}.weight
+Medusa-1.0       the whole teacher, with the heads among its         the same behind medusa_head.
+                 tensors
+vLLM             config.json of MedusaModel, model.safetensors       blocks.{i}.layers.{j}.weight and maybe .bias,
+                                                                     lm_heads.{i}.weight or lm_head.weight, token_map
+===============  ==================================================  ===================================================
+
+Head i has blocks 0 to n - 1 and, unless it is the teacher's, an output matrix. ``token_map`` are the teacher's ids of
+a smaller vocabulary; output matrices may be stored whole beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.safetensors_file import Entry
+from draftwood.compiler.checkpoints.tensors import Reader, Stored, open_stored, open_tensors
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.errors import CheckpointError
+
+MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+TOKEN_MAP = "token_map"
+_PREFIX = "medusa_head."
+_VLLM = re.compile(r"(?:medusa_heads\.)?(?:blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)|lm_heads\.(\d+)\.weight)")
+_SHARED = ("lm_head.weight", "medusa_heads.lm_head.weight")
+
+
+class Heads(NamedTuple):
+    """The tensors of some heads: ``plain`` are their keys as FasterDecoding writes them, and the file's own."""
+
+    where: Path
+    files: tuple[Path, ...]
+    entries: Mapping[str, Entry]
+    plain: Mapping[str, str]
+    read: Reader
+    token_map: str | None = None
+    # Whether the heads stand among the tensors of a whole teacher.
+    whole: bool = False
+
+
+def open_heads(path: Path) -> Heads:
+    """The heads of a folder or file in any of the layouts; CheckpointError where there are none."""
+    named = [path / name for name in MEDUSA_FILES if (path / name).is_file()]
+    if path.is_file() and path.suffix in (".safetensors", ".pt") and path.name != "model.safetensors":
+        named = [path]
+    if named:
+        entries, read = open_tensors(named[0])
+        return Heads(named[0], (named[0],), entries, _plain(named[0], entries), read)
+    folder = path if path.is_dir() else path.parent
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{path}: no Medusa heads; expected {' or '.join(MEDUSA_FILES)}, or a folder with one")
+    fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+    stored = open_stored(path, "Medusa")
+    return _vllm(fields, stored) if is_vllm(fields.values) else _whole(fields, stored)
+
+
+def is_vllm(fields: Mapping[str, object]) -> bool:
+    """Whether a config.json is one of vLLM's MedusaModel."""
+    return fields.get("model_type") == "medusa" or fields.get("architectures") == ["MedusaModel"]
+
+
+def check_base(path: Path, teacher: Checkpoint) -> None:
+    """CheckpointError where heads stand beside another model than the teacher: they were trained on that one."""
+    stored, name = open_stored(path, "Medusa"), "model.norm.weight"
+    if name in stored.entries and name in teacher.entries:
+        own, theirs = stored.read(name), teacher.tensor(name)
+        if own.shape != theirs.shape or not torch.equal(own.float(), theirs.float()):
+            raise CheckpointError(
+                f"{stored.where}: {name} is not that of {teacher.folder}; expected the model that the heads stand"
+                " beside as the teacher; give this folder as --model too"
+            )
+
+
+def _plain(where: Path, keys: Collection[str]) -> dict[str, str]:
+    plain = {key.removeprefix(_PREFIX): key for key in keys}
+    if len(plain) != len(keys):
+        raise CheckpointError(f"{where}: has keys with and without {_PREFIX!r} for one tensor; expected one of the two")
+    return plain
+
+
+def _whole(fields: Fields, stored: Stored) -> Heads:
+    entries = {key: entry for key, entry in stored.entries.items() if key.startswith(_PREFIX)}
+    if not entries:
+        raise CheckpointError(
+            f"{stored.where}: holds no tensors {_PREFIX}*, which medusa_num_heads promises; expected them, or a file"
+            f" {' or '.join(MEDUSA_FILES)} beside config.json"
+        )
+    files = tuple(sorted({entry.file for entry in entries.values()}))
+    return Heads(stored.where, files, entries, _plain(stored.where, entries), stored.read, whole=True)
+
+
+def _vllm(fields: Fields, stored: Stored) -> Heads:
+    found, maps, shared = {}, [], []
+    matches = {key: _VLLM.fullmatch(key) for key in stored.entries}
+    blocks = 1 + max((int(m[2]) for m in matches.values() if m and m[2]), default=-1)
+    for key, match in matches.items():
+        if match is not None:
+            plain = f"{match[1]}.{match[2]}.linear.{match[3]}" if match[1] else f"{match[4]}.{blocks}.weight"
+            found[plain] = key
+        elif key.removeprefix("medusa_heads.") == TOKEN_MAP:
+            maps.append(key)
+        elif key in _SHARED:
+            shared.append(key)
+        else:
+            found[key] = key  # refused by its name
+    if fields.flag("original_lm_head", False) != bool(shared):
+        fields.fail(
+            "original_lm_head", f"{str(bool(shared)).lower()}, for the file has {'' if shared else 'no '}lm_head"
+        )
+    for head in {plain.split(".")[0] for plain in found} if shared else ():
+        found[f"{head}.{blocks}.weight"] = shared[0]
+    reduced = fields.get("truncated_vocab_size") not in (None, fields.get("vocab_size"))
+    if reduced and not maps:
+        fields.fail("truncated_vocab_size", "null, or a token_map in the file, which says whose ids these are")
+    entries = {key: entry for key, entry in stored.entries.items() if key not in maps}
+    return Heads(stored.where, stored.files, stored.entries if maps else entries, found, stored.read, (*maps, None)[0])

@@ -1,0 +1,35 @@
+"""What a P-EAGLE drafter costs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
+from draftwood.compiler.device.steps import layer_ops
+from draftwood.compiler.teachers.config import TeacherConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PEagleCost:
+    """A pass over the accepted rows and one over the mask rows, both through all layers; one head serves all levels."""
+
+    levels: int
+    layers: int
+    vocabulary: int
+    states: int = 3
+    width: int = 16
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "peagle", **asdict(self)}
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        H, masks = config.hidden, self.levels - 1
+        ops = [matmul("features", self.levels + 1, self.states * H, H)]
+        for rows in (self.levels + 1, *([masks] if masks else [])):
+            ops += [copy("embedding", rows * H), *layer_ops(config, rows, slots, wide=2)]
+            ops += (self.layers - 1) * layer_ops(config, rows, slots)
+        ops += [elementwise("last norm", self.levels * H, 4), matmul("head", self.levels, H, self.vocabulary)]
+        yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]

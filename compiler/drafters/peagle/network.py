@@ -1,0 +1,41 @@
+"""The P-EAGLE drafter (2026, arXiv 2602.01469): EAGLE-3's network over the text and, behind it, rows of mask tokens.
+
+The row of the root ranks the first token, the mask row at the j-th position behind it the token j further on. A
+mask row reads the mask token's embedding and, in place of the teacher's states, a learnt vector; it sees the text and
+the mask rows before it, and leaves nothing in the caches.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.drafters.common.layers import Extended, TeacherWeights
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Written
+from draftwood.compiler.drafters.peagle.config import PEagleConfig
+
+# M mask rows, I = M + 1 levels, H hidden, F width of the teacher's states
+
+
+class PEagle(Eagle3):
+    """The network. Parameter names are EAGLE-3's, and ``mask_hidden`` [1, 1, F]."""
+
+    config: PEagleConfig
+
+    def __init__(self, config: PEagleConfig, positions: int) -> None:
+        super().__init__(config, positions)
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.features))
+
+    def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
+        written = cast(Written, extended)
+        masks = self.config.levels - 1
+        if not masks:
+            return written.normed
+        order_M = torch.arange(masks, device=written.committed_1.device)
+        embedded_MH = self.embed(torch.full_like(order_M, self.config.mask_token), teacher)
+        hidden_MH = self.fused(self.mask_hidden[0]).expand(masks, -1)
+        later_MM = order_M[None] > order_M[:, None]
+        found, _ = self.rows(embedded_MH, hidden_MH, written.committed_1 + order_M, None, later_MM, written)
+        return torch.cat((written.normed, found.normed_RH))

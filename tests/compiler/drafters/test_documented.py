@@ -1,0 +1,47 @@
+"""The table of published drafters lists what is read, and each row's folder is recognised as the row says."""
+
+from pathlib import Path
+
+import pytest
+
+from draftwood.compiler.drafters import registry
+from draftwood.compiler.drafters.dflash.config import NAMES
+from draftwood.compiler.drafters.eagle3.layouts import WRITERS
+from draftwood.compiler.drafters.peagle.checkpoint import OWN
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "drafters.md"
+ROWS = [
+    [cell.strip().strip("`") for cell in line.strip("| \n").split("|")]
+    for line in DOCUMENT.read_text().split("## ")[0].splitlines()
+    if line.startswith("| ") and not line.startswith("| kind")
+]
+# What tells a folder beside its architecture.
+MARKS: dict[str, dict] = {
+    "medusa_num_heads": {"medusa_num_heads": 3},
+    "eagle3": {"speculators_model_type": "eagle3"},
+    "peagle": {"speculators_model_type": "peagle"},
+    "dflash": {"speculators_model_type": "dflash"},
+    "parallel_drafting": {"parallel_drafting": True},
+    "ptd_token_id": {"ptd_token_id": 3},
+    "markov_rank": {"markov_rank": 0},
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row[0]}-{row[1]}-{row[2]}" for row in ROWS])
+def test_a_row_is_recognised(row: list[str], tmp_path: Path) -> None:
+    kind, _, name, told = row[:4]
+    fields = {"architectures": [name]} if name != "any" else {}
+    for mark, values in MARKS.items():
+        fields |= values if mark in told and (mark in told.split() or f"`{mark}" in f"`{told}") else {}
+    if "medusa_lm_head" in told:
+        (tmp_path / "medusa_lm_head.safetensors").touch()
+    found = next(one for one in registry.kinds() if one.recognises(tmp_path, fields))
+    assert found.name == kind
+
+
+def test_every_layout_has_a_row() -> None:
+    named = {(row[0], row[2]) for row in ROWS}
+    assert {name for kind, name in named if kind == "eagle3"} == set(WRITERS)
+    assert {name for kind, name in named if kind == "peagle"} >= set(OWN)
+    assert {name for kind, name in named if kind == "dflash"} == set(NAMES)
+    assert {kind for kind, _ in named} == {kind.name for kind in registry._SHIPPED}
