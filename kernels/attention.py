@@ -161,7 +161,8 @@ def _append_attention(
         written = cache.clone()
         written[:, :, slots - rows : slots] = new.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
         caches.append(written)
-    causal_TS = torch.arange(slots) > torch.arange(slots - rows, slots)[:, None]
+    order_S = torch.arange(slots, device=query.device)
+    causal_TS = order_S > order_S[slots - rows :, None]
     masked = (causal_TS if bias is None else causal_TS | (bias[0, 0] < -1e30)).view(1, 1, rows, slots)
     split = query.unflatten(-1, (heads, -1)).transpose(1, 2)
     out = eager_attention(split, caches[0][:, :, :slots], caches[1][:, :, :slots], masked, scale)

@@ -16,7 +16,7 @@ class PrefillStep(TeacherStep):
 
     def forward(self, tokens, last, committed, accepted, path, branch, *caches):  # type: ignore[no-untyped-def]
         rows = tokens.shape[0]
-        order = torch.arange(rows)
+        order = torch.arange(rows, device=tokens.device)
         causal = order[None] <= order[:, None]
         out = self.decoder.step(
             tokens,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -39,14 +40,14 @@ def place(
     The last ``moved`` = P path slots past ``accepted`` go to the spare slot C - 1, never onto a live one.
     A cache row is head * C + slot.
     """
-    rows = visible_TT.shape[0]
-    order_P = torch.arange(moved)
+    rows, order = visible_TT.shape[0], partial(torch.arange, device=committed_1.device)
+    order_P = order(moved)
     spare_P = torch.full_like(order_P, slots - 1)
     moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, spare_P)
-    slot_W = torch.cat((moved_P, committed_1 + torch.arange(rows)))
-    index = (slot_W[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
+    slot_W = torch.cat((moved_P, committed_1 + order(rows)))
+    index = (slot_W[:, None] + order(kv_heads) * slots).reshape(-1, 1)
     # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.
-    row_C = torch.arange(slots) - committed_1
+    row_C = order(slots) - committed_1
     tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1))
     seen_TC = (row_C < 0) | (tree_TC & (row_C >= 0) & (row_C < rows))
     return Placement(index, (~seen_TC)[None, None])

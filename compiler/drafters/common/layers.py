@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -212,16 +213,17 @@ class CachedNetwork(nn.Module):
         slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
         """
         rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
-        kv_heads, order_P = self.config.block.kv_heads, torch.arange(rows)
+        order = partial(torch.arange, device=committed_1.device)
+        kv_heads, order_P = self.config.block.kv_heads, order(rows)
         last_1, start_1 = (accepted_1 - 1).clamp(0, rows - 1), committed_1 - accepted_1
         if form == "cpu":
-            unseen_C, half = torch.arange(cache.shape[2]) >= committed_1, self.config.block.head_dim // 2
+            unseen_C, half = order(cache.shape[2]) >= committed_1, self.config.block.head_dim // 2
             cos_PE, sin_PE = (table[:, 0, :half] for table in self.rotary(start_1 + order_P))
             return Appended(last_1, unseen_C, cos_PE, sin_PE, (start_1 + (rows - 1)).to(torch.int32))
         slots = cache.shape[0] // kv_heads
-        order_C = torch.arange(slots)
+        order_C = order(slots)
         position_P = (start_1 + order_P).clamp(0, slots - 1)
         slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
-        index = (slot_P[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
+        index = (slot_P[:, None] + order(kv_heads) * slots).reshape(-1, 1)
         masked = (~(order_C[None] <= position_P[:, None]))[None, None]
         return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)
