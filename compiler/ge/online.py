@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from draftwood.compiler.ge.torchair_bridge import compile_step
+from draftwood.compiler.ge.torchair_bridge import compile_step, device_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
@@ -35,7 +35,7 @@ class TorchairExecutor:
     def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0", eagerly: bool = False) -> None:
         graphs = required_set(folder, manifest, "ge")
         self.folder, self.manifest = folder, manifest
-        self.device, self.eagerly = torch.device(device), eagerly
+        self.device, self.eagerly = device_of(device), eagerly
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
         self.decoder = modules[0].to(self.device)
