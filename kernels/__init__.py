@@ -13,7 +13,7 @@ from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_
 from draftwood.kernels.contract import Contract, register
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
-from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_ROWS
+from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.scatter import SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
 
 NPU_CONTRACTS = (
@@ -28,8 +28,10 @@ NPU_CONTRACTS = (
     SCATTER_UPDATE_,
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
+# Our own, put to the NPU by converters of ours.
+GE_CONTRACTS = (ROTARY_PAIR,)
 
-register(NPU_CONTRACTS + CPU_CONTRACTS)
+register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS)
 
 
 def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -45,4 +47,4 @@ def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
     return forms
 
 
-__all__ = ["CPU_CONTRACTS", "NPU_CONTRACTS", "Contract", "eager_attention", "onnx_forms", "register"]
+__all__ = ["CPU_CONTRACTS", "GE_CONTRACTS", "NPU_CONTRACTS", "Contract", "eager_attention", "onnx_forms", "register"]

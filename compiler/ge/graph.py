@@ -96,7 +96,7 @@ class Graph:
     @classmethod
     def of(cls, definition: Any) -> Graph:
         """From a ``GraphDef``."""
-        return cls(definition.name, {op.name: _node(op) for op in definition.op})
+        return cls(definition.name, {op.name: node_of(op) for op in definition.op})
 
     @classmethod
     def load(cls, path: Path) -> Graph:
@@ -137,7 +137,8 @@ class Graph:
         return "\n".join([f"graph {self.name}", *map(_line, self.nodes.values())]) + "\n"
 
 
-def _node(op: Any) -> Node:
+def node_of(op: Any) -> Node:
+    """From an ``OpDef``."""
     return Node(
         name=op.name,
         type=op.type,

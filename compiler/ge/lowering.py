@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, tensor_of
+from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
+from draftwood.compiler.ge.operators import OPERATORS, Call
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
@@ -28,6 +29,8 @@ _TRANSPOSES = {
     "BatchMatMul": "adj_x2",
     "BatchMatMulV2": "adj_x2",
 }
+# Bytes of the largest constant that a graph is given for a computation.
+_MOST_FOLDED = 1 << 20
 _PROTO_TYPES = {
     torch.float32: "DT_FLOAT",
     torch.float16: "DT_FLOAT16",
@@ -63,6 +66,7 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
         elif op.type == "Data" and op.name in embedded:
             _as_const(op, embedded[op.name])
     _fold_transposes(graph)
+    fold_constants(graph)
     _drop_dead(graph)
     _rename(graph, _names(graph, inputs | constants))
     _number_inputs(graph, signature)
@@ -139,6 +143,22 @@ def _fold_transposes(graph: Any) -> None:
         if second.type == "Transpose" and _swaps_last_two(by_name[second.input[1].rpartition(":")[0]]):
             op.input[1] = second.input[0]
             op.attr[flag].b = not op.attr[flag].b
+
+
+def fold_constants(graph: Any) -> None:
+    """Computes what depends on constants alone, as GE does before it compiles; large results are left to it."""
+    known: dict[str, Tensor] = {}
+    for op in graph.op:
+        if op.type == "Const":
+            known[op.name] = tensor_of(op.attr["value"].t)
+        elif len(op.output_desc) == 1 and op.input and op.type in OPERATORS:
+            operands = [known.get(text.rpartition(":")[0]) if text else None for text in op.input]
+            if any(text and value is None for text, value in zip(op.input, operands, strict=True)):
+                continue
+            (value,) = Call.of(node_of(op))(operands)
+            if value.numel() * value.element_size() <= _MOST_FOLDED:
+                known[op.name] = value
+                _as_const(op, value)
 
 
 def _swaps_last_two(permutation: Any) -> bool:

@@ -23,7 +23,7 @@ from draftwood.compiler.steps.step import Step
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
-from draftwood.manifest import GraphSignature, Manifest
+from draftwood.manifest import GraphSignature, Manifest, TensorSignature
 
 
 class TorchairExecutor:
@@ -59,7 +59,7 @@ class TorchairExecutor:
             self._steps[graph.name] = self.compiled(graph)
         given = {name: self._on_device(array) for name, array in inputs.items()} | dict(buffers)
         caches = set(graph.caches)
-        values = [given[s.name].flatten(0, 1) if s.name in caches else given[s.name] for s in graph.inputs]
+        values = [declared(given[s.name], s) if s.name in caches else given[s.name] for s in graph.inputs]
         outputs = dict(zip(graph.results, self._steps[graph.name].compiled(*values), strict=True))
         if "branch.out" in buffers:
             buffers["branch.out"].copy_(outputs.pop("branch.out"))
@@ -96,6 +96,12 @@ class InPlaceStep(nn.Module):
             inputs[place].copy_(outputs[number])
         kept = {number for number, _ in self.written}
         return tuple(value for number, value in enumerate(outputs) if number not in kept)
+
+
+def declared(buffer: Tensor, spec: TensorSignature) -> Tensor:
+    """A cache [K, C, D] as a graph declares it, in the same memory: flat [K*C, D], or [C, K*D] with one row a token."""
+    kv_heads, slots, dim = buffer.shape
+    return buffer.swapaxes(0, 1).view(slots, -1) if spec.shape[0] == slots else buffer.view(kv_heads * slots, dim)
 
 
 def host(value: Tensor) -> NDArray:

@@ -64,7 +64,7 @@ class GeTarget(Target):
             modules = lowering.modules()
         types, asked = lowering.precision.types, lowering.shapes
         sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
-        steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS)
+        steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
         graphs = []
         for step in [*steps, *draft_steps(asked, sizes, lowering.drafter, modules, static=True)]:
             lowering.progress(f"npu {step.signature.name}")

@@ -27,6 +27,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
+from draftwood.compiler.ge.converters import register_converters
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 
@@ -145,19 +146,24 @@ def _torchair() -> ModuleType:
     package = _package()
     if cann_available():
         importlib.import_module("torch_npu")
-        return importlib.import_module("torchair")
+        return _with_ours(importlib.import_module("torchair"))
     sys.modules.setdefault(_EXTENSION, _StandIn(_EXTENSION))
     # torchair takes over SIGINT and SIGTERM at import to shut a device down that is not there.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.path.insert(0, str(package.parent))
     try:
         with _quiet(), _torch_npu_absent():
-            return importlib.import_module("torchair")
+            return _with_ours(importlib.import_module("torchair"))
     finally:
         sys.path.remove(str(package.parent))
         with contextlib.suppress(ValueError):  # not the main thread: then torchair has left them alone, too
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _with_ours(torchair: ModuleType) -> ModuleType:
+    register_converters(torchair)
+    return torchair
 
 
 class _Names:

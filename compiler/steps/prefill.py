@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, commit_inputs, teacher_outputs
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_inputs, teacher_outputs
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import cache_names
@@ -43,7 +43,7 @@ def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form
         "prefill",
         inputs + commit_inputs(config, sizes),
         teacher_outputs(decoder, 1, rows, sizes.dtype),
-        (config.kv_heads * slots, config.head_dim),
+        cache_shape(config, slots, form),
         rows,
         slots,
         sizes.dtype,
