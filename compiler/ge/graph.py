@@ -38,6 +38,10 @@ GE_TYPES = {
     27: torch.bfloat16,
 }
 SOURCES = ("Data", "RefData")
+# Nodes that hold a value or end the graph, and compute nothing.
+HELD = (*SOURCES, "Const", "FileConstant", "NetOutput")
+# Nodes that give the same memory another shape, and those that GE takes out: no kernel runs for either.
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity")
 
 
 class Edge(NamedTuple):
@@ -131,6 +135,11 @@ class Graph:
         """Operator type -> how many, most frequent first."""
         counted = Counter(node.type for node in self.nodes.values())
         return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def kernels(self) -> list[Node]:
+        """Nodes for which a kernel runs on a device."""
+        return [node for node in self.nodes.values() if node.type not in (*HELD, *VIEWS)]
 
     def text(self) -> str:
         """One line a node, for people."""

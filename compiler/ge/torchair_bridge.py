@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
 from draftwood.compiler.ge.converters import register_converters
+from draftwood.compiler.ge.forms import npu_forms
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 
@@ -93,12 +94,13 @@ def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[...,
     config.experimental_config.tiling_schedule_optimize = True
     if eagerly:
         config.debug.run_eagerly = True
-        backend = torchair.get_npu_backend(compiler_config=config)
+        backend = torchair.get_npu_backend(compiler_config=config, custom_decompositions=npu_forms())
         compiled = torch.compile(forward, backend=backend, dynamic=False, fullgraph=True)
     else:
         inference = importlib.import_module("torchair.inference")
         cache.parent.mkdir(parents=True, exist_ok=True)
-        compiled = inference.cache_compile(forward, config=config, dynamic=False, cache_dir=str(cache), ge_cache=True)
+        options: dict[str, Any] = {"custom_decompositions": npu_forms(), "cache_dir": str(cache), "ge_cache": True}
+        compiled = inference.cache_compile(forward, config=config, dynamic=False, **options)
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with _quiet(), _torch_npu_absent(), torch.no_grad():
@@ -250,7 +252,7 @@ def _decompositions(config: Any) -> dict[Any, Any]:
     }
     theirs = utils.get_npu_default_decompositions()
     utils.add_npu_patch(theirs, config)
-    return table | theirs
+    return table | theirs | npu_forms()
 
 
 def _write_back(module: fx.GraphModule, written: Mapping[str, int]) -> None:

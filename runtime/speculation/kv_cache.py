@@ -49,8 +49,8 @@ class KvCache:
     ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
     ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
     that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch that many rows, as static
-    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory, and ``cache_zeros`` the
-    caches, where they lie in another order.
+    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory, and
+    ``cache_zeros`` the caches, where they lie in another order.
     """
 
     def __init__(
