@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_SCORE, eager_attention
 from draftwood.kernels.contract import Contract, register
+from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
@@ -29,7 +30,7 @@ NPU_CONTRACTS = (
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
 # Our own, put to the NPU by converters of ours.
-GE_CONTRACTS = (ROTARY_PAIR,)
+GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR)
 
 register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS)
 

@@ -20,7 +20,15 @@ def register_converters(torchair: ModuleType) -> None:
     def rotary_pair(q: Any, k: Any, cos: Any, sin: Any, meta_outputs: Any = None) -> Any:
         return ge.ApplyRotaryPosEmb(q, k, cos, sin, layout=1, rotary_mode="half")
 
-    torchair.register_fx_node_ge_converter(torch.ops.draftwood.rotary_pair.default)(rotary_pair)
+    def linear(x: Any, weight: Any, bias: Any = None, meta_outputs: Any = None) -> Any:
+        return ge.MatMulV2(x, weight, bias, None, transpose_x2=True)
+
+    def batched_linear(x: Any, weight: Any, meta_outputs: Any = None) -> Any:
+        return ge.BatchMatMul(x, weight, adj_x2=True)
+
+    for converter in (rotary_pair, linear, batched_linear):
+        operator = getattr(torch.ops.draftwood, converter.__name__).default
+        torchair.register_fx_node_ge_converter(operator)(converter)
 
 
 __all__ = ["register_converters"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from draftwood.kernels.rotary import ROTARY_MUL
 
@@ -19,7 +19,26 @@ ROTARY_MULTIPLE = 64
 
 def npu_forms() -> dict[Any, Callable[..., Any]]:
     """Operator -> function that puts it otherwise, or gives NotImplemented where it may stay."""
-    return {torch.ops.npu.npu_rotary_mul.default: _rotary, torch.ops.aten.select.int: _select}
+    return {
+        torch.ops.npu.npu_rotary_mul.default: _rotary,
+        torch.ops.aten.select.int: _select,
+        torch.ops.aten.linear.default: _linear,
+    }
+
+
+def join_transposes(graph: fx.Graph) -> None:
+    """Products with a transposed tensor of three dimensions become one operator, so that no cache is turned around."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.matmul.default):
+        turned = node.args[1]
+        if turned.target == aten.transpose.int and set(turned.args[1:]) == {-1, -2} and turned.meta["val"].dim() == 3:
+            node.target, node.args = torch.ops.draftwood.batched_linear.default, (node.args[0], turned.args[0])
+            if not turned.users:
+                graph.erase_node(turned)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    return torch.ops.draftwood.linear(x, weight, bias)
 
 
 def _rotary(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Any:

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.ge.torchair_bridge import compile_step, device_of
+from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
+from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
@@ -67,7 +70,7 @@ class TorchairExecutor:
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled for the device."""
-        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder))
+        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder), self.device)
         step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
         return step
 
@@ -77,11 +80,19 @@ class TorchairExecutor:
 
 
 class InPlaceStep(nn.Module):
-    """A step as the device runs it: caches are inputs that it changes, not outputs."""
+    """A step as the device runs it: caches are inputs that it changes, not outputs.
 
-    def __init__(self, step: Step) -> None:
+    What it runs is the exported program that the step's ``.air`` was made of, put in the NPU's operators already, so
+    that the graph compiled for the device is the one that was proved.
+    """
+
+    def __init__(self, step: Step, device: torch.device) -> None:
         super().__init__()
-        self.step = step.module
+        program = trace(step, device)
+        self.graph = decomposed(program)
+        self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
+        for name, value in zip(self.held, _held(program), strict=True):
+            self.register_buffer(name, value, persistent=False)
         names = [spec.name for spec in step.signature.inputs]
         self.written = [
             (number, names.index(step.signature.aliases[spec.name]))
@@ -91,11 +102,17 @@ class InPlaceStep(nn.Module):
         self.compiled = self.forward
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.step(*inputs)
+        outputs = self.graph(*(getattr(self, name) for name in self.held), *inputs)
         for number, place in self.written:
             inputs[place].copy_(outputs[number])
         kept = {number for number, _ in self.written}
         return tuple(value for number, value in enumerate(outputs) if number not in kept)
+
+
+def _held(program: ExportedProgram) -> list[Tensor]:
+    """Weights and constants of a program, in the order in which it takes them before its inputs."""
+    targets = [str(s.target) for s in program.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
+    return [program.state_dict[name] if name in program.state_dict else program.constants[name] for name in targets]
 
 
 def declared(buffer: Tensor, spec: TensorSignature) -> Tensor:
