@@ -78,7 +78,7 @@ def _rotary_mul(use: Use) -> Iterator[Broken]:
 
 def _apply_rotary(use: Use) -> Iterator[Broken]:
     q, k, cos = (use.shape(name) for name in ("query", "key", "cos"))
-    if use.node.attributes.get("layout") != 1 or len(q) != 4 or q[-1] not in (64, 128):
+    if use.node.attributes.get("layout", 1) != 1 or len(q) != 4 or q[-1] not in (64, 128):
         yield "error", f"query is {list(q)}; expected layout 1, [B, T, N, D] with D 64 or 128"
         return
     if (*q[:2], 1, q[3]) != cos or use.shape("sin") != cos or (*k[:2], k[3]) != (*q[:2], q[3]):

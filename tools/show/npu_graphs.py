@@ -34,6 +34,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "kind": "npu",
         "dtype": npu.precision.weights,
         "soc": npu.soc,
+        "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],
         "coverage": [
@@ -106,7 +107,8 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
 def npu_text(found: dict[str, Any]) -> str:
     """`npu_figures` for people."""
     bound = "bound" if found["weights"]["bound"] else "not bound: draftwood bind gives them"
-    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}", ""]
+    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}"]
+    lines += ["needs at least " + ", ".join(f"{name} {least}" for name, least in found["needs"].items()), ""]
     for graph in found["graphs"]:
         operators = sum(count for name, count in graph["operators"].items() if name not in _CARRIERS)
         lines.append(f"{graph['name']}  {graph['air']}")

@@ -38,7 +38,7 @@ class Eagle3Cost:
         H, V = config.hidden, self.vocabulary
         return [
             copy("embedding", rows * H),
-            *layer_ops(config, rows, slots, wide=2),
+            *layer_ops(config, rows, slots, wide=2, flat=True),
             elementwise("last norm", scored * H, 4),
             matmul("head", scored, H, V),
             *ranking(scored, V),
