@@ -19,7 +19,7 @@ class Need(NamedTuple):
     source: str
 
 
-NEEDS = (
+LEAST = (
     Need(
         "FusedInferAttentionScore",
         "8.5.0",
@@ -41,7 +41,7 @@ NEEDS = (
 
 def least_cann(features: Iterable[str]) -> str:
     """The release that has all of these; those that are not in the table need none."""
-    found = [need.cann for need in NEEDS if need.feature in set(features)]
+    found = [need.cann for need in LEAST if need.feature in set(features)]
     return max(found, key=release, default="")
 
 

@@ -96,8 +96,8 @@ def _fused(
     _refuse_unsupported(query, key, num_heads, num_key_value_heads, input_layout, sparse_mode, rest)
     turned = input_layout == "BSND"
     # In one order in memory, so that both layouts sum alike and their results are equal to the bit.
-    by_head = [x.transpose(1, 2).contiguous() if turned else x for x in (query, key, value)]
-    out = eager_attention(*by_head, atten_mask, scale)
+    q, k, v = (x.transpose(1, 2).contiguous() if turned else x for x in (query, key, value))
+    out = eager_attention(q, k, v, atten_mask, scale)
     return out.transpose(1, 2).contiguous() if turned else out, query.new_empty(0, dtype=torch.float32)
 
 

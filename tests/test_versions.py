@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwood.versions import NEEDS, least_cann, release
+from draftwood.versions import LEAST, least_cann, release
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ def test_the_newest_feature_decides() -> None:
     assert least_cann(["RotaryMul", "Add"]) == "8.1.RC1"
     assert least_cann(["RotaryMul", "FusedInferAttentionScore"]) == "8.5.0"
     assert least_cann(["Add"]) == ""
-    assert all(need.source for need in NEEDS)
+    assert all(need.source for need in LEAST)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -42,7 +43,8 @@ class Use:
 
 
 # What is broken, and whether that is an error or costs time only.
-Broken = tuple[str, str]
+Level = Literal["error", "warning"]
+Broken = tuple[Level, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Rule:
     more: Callable[[Use], Iterator[Broken]] = lambda use: iter(())
 
 
-def broken(use: Use) -> Iterator[tuple[str, str, str]]:
+def broken(use: Use) -> Iterator[tuple[Level, str, str]]:
     """(level, message, source) of what a node breaks."""
     rule = RULES.get(use.node.type)
     if rule is None:

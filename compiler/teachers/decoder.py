@@ -169,7 +169,7 @@ class Decoder(nn.Module):
     def _run(
         self,
         tokens_T: Tensor,
-        moved_L: Sequence[Any],
+        moved_L: Sequence[Any] | Tensor,
         caches: list[Tensor],
         rows_R: Tensor | None,
         attend: Callable[..., Attended],

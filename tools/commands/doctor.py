@@ -16,7 +16,7 @@ from typing import Any
 from draftwood import environment
 from draftwood.tools.measure import machine
 from draftwood.version import __version__
-from draftwood.versions import NEEDS
+from draftwood.versions import LEAST
 
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
 BUILD = ("torch", "onnx", "onnxscript", "safetensors")
@@ -64,7 +64,7 @@ def report() -> dict[str, Any]:
         "memory": machine.memory(),
         "can": can,
         "next_steps": _next_steps(packages, ascend, can),
-        "npu_needs": [need._asdict() for need in NEEDS],
+        "npu_needs": [need._asdict() for need in LEAST],
         "with_an_npu": with_an_npu(),
     }
 
