@@ -39,7 +39,7 @@ def test_every_lowered_operator_has_a_rule(lowered: Any) -> None:
 
 def test_an_operator_without_a_rule_is_a_finding(lowered: Any) -> None:
     graph = lowered.graphs["draft"]
-    name = next(n.name for n in graph.nodes.values() if n.type == "MatMul")
+    name = next(n.name for n in graph.nodes.values() if n.type == "MatMulV2")
     odd = replace(graph, nodes=graph.nodes | {name: replace(graph.nodes[name], type="Einsum")})
     (finding,) = (f for f in check_constraints(odd, shapes(graph)) if f.level == "error")
     assert finding.node == name and "no rule is known for operator Einsum" in finding.message
