@@ -185,6 +185,8 @@ class GraphSet(_Struct, frozen=True):
     # The chip that it was lowered for, where that matters.
     soc: str | None
     graphs: tuple[GraphSignature, ...]
+    # Package -> the least release of it that the graphs need; empty where any will do.
+    needs: dict[Name, str] = {}
 
 
 class File(_Struct, frozen=True):

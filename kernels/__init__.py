@@ -11,9 +11,10 @@ from typing import Any
 
 from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_SCORE, eager_attention
 from draftwood.kernels.contract import Contract, register
+from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
-from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_ROWS
+from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.scatter import SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
 
 NPU_CONTRACTS = (
@@ -28,8 +29,10 @@ NPU_CONTRACTS = (
     SCATTER_UPDATE_,
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
+# Our own, put to the NPU by converters of ours.
+GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR)
 
-register(NPU_CONTRACTS + CPU_CONTRACTS)
+register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS)
 
 
 def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -45,4 +48,4 @@ def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
     return forms
 
 
-__all__ = ["CPU_CONTRACTS", "NPU_CONTRACTS", "Contract", "eager_attention", "onnx_forms", "register"]
+__all__ = ["CPU_CONTRACTS", "GE_CONTRACTS", "NPU_CONTRACTS", "Contract", "eager_attention", "onnx_forms", "register"]

@@ -46,12 +46,13 @@ def _refuse_unsupported(
     query: Any, key: Any, heads: int, kv_heads: int, layout: str, sparse_mode: int, rest: dict[str, object]
 ) -> None:
     odd = [name for name, value in rest.items() if name != "inner_precise" and not _is_default(name, value)]
-    if odd or layout != "BNSD" or sparse_mode not in (0, 1):
+    if odd or layout not in ("BNSD", "BSND") or sparse_mode not in (0, 1):
         raise NotImplementedError(
             f"fused attention: layout {layout}, sparse_mode {sparse_mode}, {', '.join(odd) or 'no extras'};"
-            " the reference knows layout BNSD and sparse_mode 0 or 1 without extras"
+            " the reference knows layouts BNSD and BSND and sparse_mode 0 or 1 without extras"
         )
-    declared, found = (1, heads, kv_heads or heads), (query.shape[0], query.shape[1], key.shape[1])
+    axis = layout.index("N")
+    declared, found = (1, heads, kv_heads or heads), (query.shape[0], query.shape[axis], key.shape[axis])
     if declared != found:
         raise NotImplementedError(
             f"fused attention: batch, num_heads, num_key_value_heads are {declared}; the tensors have {found}"
@@ -93,7 +94,11 @@ def _fused(
     **rest: object,
 ) -> tuple[Tensor, Tensor]:
     _refuse_unsupported(query, key, num_heads, num_key_value_heads, input_layout, sparse_mode, rest)
-    return eager_attention(query, key, value, atten_mask, scale), query.new_empty(0, dtype=torch.float32)
+    turned = input_layout == "BSND"
+    # In one order in memory, so that both layouts sum alike and their results are equal to the bit.
+    q, k, v = (x.transpose(1, 2).contiguous() if turned else x for x in (query, key, value))
+    out = eager_attention(q, k, v, atten_mask, scale)
+    return out.transpose(1, 2).contiguous() if turned else out, query.new_empty(0, dtype=torch.float32)
 
 
 def _fused_fake(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Tensor, Tensor]:
@@ -115,6 +120,8 @@ def _fused_onnx(  # type: ignore[no-untyped-def]
     **rest,
 ):
     _refuse_unsupported(query, key, num_heads, num_key_value_heads, input_layout, sparse_mode, rest)
+    if input_layout != "BNSD":
+        raise NotImplementedError(f"fused attention: layout {input_layout} has no ONNX form; expected BNSD")
     kv_heads = num_key_value_heads or num_heads
     rows, dim = query.shape[2], query.shape[3]
     grouped = op.Reshape(query, op.Constant(value_ints=[kv_heads, (num_heads // kv_heads) * rows, dim]))
@@ -161,7 +168,8 @@ def _append_attention(
         written = cache.clone()
         written[:, :, slots - rows : slots] = new.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
         caches.append(written)
-    causal_TS = torch.arange(slots) > torch.arange(slots - rows, slots)[:, None]
+    order_S = torch.arange(slots, device=query.device)
+    causal_TS = order_S > order_S[slots - rows :, None]
     masked = (causal_TS if bias is None else causal_TS | (bias[0, 0] < -1e30)).view(1, 1, rows, slots)
     split = query.unflatten(-1, (heads, -1)).transpose(1, 2)
     out = eager_attention(split, caches[0][:, :, :slots], caches[1][:, :, :slots], masked, scale)

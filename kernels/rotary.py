@@ -43,6 +43,27 @@ ROTARY_MUL = Contract(
 )
 
 
+def _rotary_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return _rotary_mul(q, cos, sin), _rotary_mul(k, cos, sin)
+
+
+def _rotary_pair_fake(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+ROTARY_PAIR = Contract(
+    "rotary_pair(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)",
+    reference=_rotary_pair,
+    fake=_rotary_pair_fake,
+    namespace="draftwood",
+)
+"""q [1, T, N, D] and k [1, T, K, D] by cos, sin [1, T, 1, D]: the NPU's ApplyRotaryPosEmb.
+
+torch_npu's own name for it, npu_apply_rotary_pos_emb, is put to the NPU with a copy of q and of k before it, because
+the operator writes over its inputs. Ours is for those that nobody else reads.
+"""
+
+
 def _rotary_rows(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
     x_TND = x.unflatten(-1, (heads, -1))[0]
     cos_T1D, sin_T1D = (torch.cat((t, t), -1).unsqueeze(1) for t in (cos, sin))

@@ -12,24 +12,30 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 # T rows of a step, C cache slots, H hidden, I intermediate, V vocabulary
 
-_PLACE_OPS = 15  # small operators that compute cache rows and the mask, as this project's decoder traces them
+_PLACE_OPS = 12  # small operators that compute positions, cache rows and the mask, as the lowered graphs have them
 
 
-def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1) -> list[Op]:
-    """One decoder block as this project's decoder writes it; `wide` times the hidden size enters its qkv."""
+def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat: bool = False) -> list[Op]:
+    """One decoder block, an entry a kernel of its graph; `wide` times the hidden size enters its qkv.
+
+    The teacher's caches have one row a token. A drafter's are `flat`: nothing is moved into place, but queries and
+    results are transposed, and queries and keys are turned one after the other.
+    """
     H, I = config.hidden, config.intermediate  # noqa: E741
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    written = rows + int(MOVED_ROWS.value)
+    written = rows + (0 if flat else int(MOVED_ROWS.value))
+    turned = rows * (queries + keys)
+    rotary = elementwise("rotary", turned / 2, 4, count=2) if flat else elementwise("rotary", turned, 4)
+    moved = copy("transpose", rows * queries, count=2) if flat else copy("moved and new rows", written * keys, count=2)
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
         matmul("qkv", rows, wide * H, queries + 2 * keys),
         copy("split", rows * (queries + 2 * keys)),
         *([head_norms] if config.qk_norm else []),
-        elementwise("rotary", rows * (queries + keys) / 2, 4, count=2),
-        copy("new rows", written * 2 * keys, count=2),
+        rotary,
+        moved,
         copy("scatter", written * keys, count=2),
-        copy("transpose", rows * queries, count=2),
         attention(config, rows, slots),
         matmul("o", rows, queries, H),
         elementwise("add norm", rows * H, 4),
@@ -47,7 +53,7 @@ def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None
     return [
         copy("embedding and rotary rows", rows * (H + 2 * config.head_dim) / 3, count=3),
         copy("cache rows and mask", rows * slots / 3, count=_PLACE_OPS, width=1),
-        copy("branch", branch * (rows + MOVED_ROWS.value) / 2, count=2),
+        copy("branch", branch * (rows + MOVED_ROWS.value) / 3, count=3),
         *(replace(op, count=op.count * config.layers) for op in layer_ops(config, rows, slots)),
         elementwise("last norm", scored * H, 4),
         matmul("head", scored, H, V),

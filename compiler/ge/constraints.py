@@ -1,7 +1,8 @@
-"""What the fused attention of Ascend accepts, checked on a lowered GE graph.
+"""What Ascend's operators accept, checked on a lowered GE graph.
 
-The rules are those of ``npu_fused_infer_attention_score`` (FIA); every finding names the document or source file
-that states its rule. An error is refused by the device, or computes something else there; a warning costs time.
+The rules here are those of ``npu_fused_infer_attention_score`` (FIA), those of all other operators in
+``operator_rules``; every finding names the document or source file that states its rule. An error is refused by the
+device, or computes something else there; a warning costs time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from draftwood.compiler.ge.graph import Edge, Graph, Node
+from draftwood.compiler.ge.graph import HELD, Edge, Graph, Node
+from draftwood.compiler.ge.operator_rules import Use, broken
 
 # B batch, N query heads, K key/value heads, T query rows, C cache slots, D head dimension
 
@@ -59,7 +61,18 @@ def check_constraints(graph: Graph, shapes: Shapes) -> list[Finding]:
             attention = _attention(node, shapes)
             for rule in _RULES:
                 findings += rule(attention, graph)
-    return findings + list(_run_time_values(graph))
+    return [*findings, *_operators(graph, shapes), *_run_time_values(graph)]
+
+
+def _operators(graph: Graph, shapes: Shapes) -> Iterator[Finding]:
+    """What the rules of single operators find; nodes that only hold a value have none."""
+    for node in graph.nodes.values():
+        if node.type in HELD:
+            continue
+        named = zip(node.operands, node.input_types, strict=False)
+        given = {declared.name: shapes[edge.node][edge.output] for edge, declared in named if edge is not None}
+        for level, message, source in broken(Use(graph, node, given, shapes[node.name])):
+            yield Finding(level, node.name, node.type, message, source)
 
 
 def _attention(node: Node, shapes: Shapes) -> Attention:
@@ -197,6 +210,7 @@ def _run_time_values(graph: Graph) -> Iterator[Finding]:
     wanted = {
         "FusedInferAttentionScore": ("atten_mask", {"committed"}),
         "RotaryMul": ("r1", {"committed"}),
+        "ApplyRotaryPosEmb": ("cos", {"committed"}),
         "ScatterNdUpdate": ("indices", {"committed", "accepted"}),
     }
     reached: dict[str, frozenset[str]] = {}

@@ -38,6 +38,10 @@ GE_TYPES = {
     27: torch.bfloat16,
 }
 SOURCES = ("Data", "RefData")
+# Nodes that hold a value or end the graph, and compute nothing.
+HELD = (*SOURCES, "Const", "FileConstant", "NetOutput")
+# Nodes that give the same memory another shape, and those that GE takes out: no kernel runs for either.
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity")
 
 
 class Edge(NamedTuple):
@@ -96,7 +100,7 @@ class Graph:
     @classmethod
     def of(cls, definition: Any) -> Graph:
         """From a ``GraphDef``."""
-        return cls(definition.name, {op.name: _node(op) for op in definition.op})
+        return cls(definition.name, {op.name: node_of(op) for op in definition.op})
 
     @classmethod
     def load(cls, path: Path) -> Graph:
@@ -132,12 +136,18 @@ class Graph:
         counted = Counter(node.type for node in self.nodes.values())
         return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
+    @property
+    def kernels(self) -> list[Node]:
+        """Nodes for which a kernel runs on a device."""
+        return [node for node in self.nodes.values() if node.type not in (*HELD, *VIEWS)]
+
     def text(self) -> str:
         """One line a node, for people."""
         return "\n".join([f"graph {self.name}", *map(_line, self.nodes.values())]) + "\n"
 
 
-def _node(op: Any) -> Node:
+def node_of(op: Any) -> Node:
+    """From an ``OpDef``."""
     return Node(
         name=op.name,
         type=op.type,

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, tensor_of
+from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
+from draftwood.compiler.ge.operators import OPERATORS, Call
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
@@ -21,13 +22,8 @@ from draftwood.manifest import GraphSignature
 
 # torchair's attributes for its own online runtime; they describe inputs that a lowered graph no longer has.
 _RUNTIME_ATTRIBUTES = ("_input_placements", "_output_dtypes", "_executor_type")
-# The attribute by which a matmul transposes its second operand.
-_TRANSPOSES = {
-    "MatMul": "transpose_x2",
-    "MatMulV2": "transpose_x2",
-    "BatchMatMul": "adj_x2",
-    "BatchMatMulV2": "adj_x2",
-}
+# Bytes of the largest constant that a graph is given for a computation.
+_MOST_FOLDED = 1 << 20
 _PROTO_TYPES = {
     torch.float32: "DT_FLOAT",
     torch.float16: "DT_FLOAT16",
@@ -62,8 +58,8 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
             _as_file_constant(op, weights.constants[name], weights.constants[name].dtype or weights.dtype)
         elif op.type == "Data" and op.name in embedded:
             _as_const(op, embedded[op.name])
-    _fold_transposes(graph)
-    _drop_dead(graph)
+    fold_constants(graph)
+    drop_dead(graph)
     _rename(graph, _names(graph, inputs | constants))
     _number_inputs(graph, signature)
     graph.name = signature.name
@@ -128,28 +124,23 @@ def _list_ports(op: Any) -> None:
         op.attr[f"_{side}_name_value"].list.i[:] = range(len(ports))
 
 
-def _fold_transposes(graph: Any) -> None:
-    """A matmul reads its second operand transposed: no weight, and no cache, is turned around in memory first."""
-    by_name = {op.name: op for op in graph.op}
+def fold_constants(graph: Any) -> None:
+    """Computes what depends on constants alone, as GE does before it compiles; large results are left to it."""
+    known: dict[str, Tensor] = {}
     for op in graph.op:
-        flag = _TRANSPOSES.get(op.type)
-        if flag is None:
-            continue
-        second = by_name[op.input[1].rpartition(":")[0]]
-        if second.type == "Transpose" and _swaps_last_two(by_name[second.input[1].rpartition(":")[0]]):
-            op.input[1] = second.input[0]
-            op.attr[flag].b = not op.attr[flag].b
+        if op.type == "Const":
+            known[op.name] = tensor_of(op.attr["value"].t)
+        elif len(op.output_desc) == 1 and op.input and op.type in OPERATORS:
+            operands = [known.get(text.rpartition(":")[0]) if text else None for text in op.input]
+            if any(text and value is None for text, value in zip(op.input, operands, strict=True)):
+                continue
+            (value,) = Call.of(node_of(op))(operands)
+            if value.numel() * value.element_size() <= _MOST_FOLDED:
+                known[op.name] = value
+                _as_const(op, value)
 
 
-def _swaps_last_two(permutation: Any) -> bool:
-    if permutation.type != "Const":
-        return False
-    order: list[int] = tensor_of(permutation.attr["value"].t).tolist()
-    rank = len(order)
-    return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
-
-
-def _drop_dead(graph: Any) -> None:
+def drop_dead(graph: Any) -> None:
     """Removes what nothing uses: converters leave constants of operators that they folded."""
     by_name = {op.name: op for op in graph.op}
     alive: set[str] = set()

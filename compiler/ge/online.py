@@ -15,15 +15,18 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.ge.torchair_bridge import compile_step
+from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
+from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
-from draftwood.manifest import GraphSignature, Manifest
+from draftwood.manifest import GraphSignature, Manifest, TensorSignature
 
 
 class TorchairExecutor:
@@ -35,7 +38,7 @@ class TorchairExecutor:
     def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0", eagerly: bool = False) -> None:
         graphs = required_set(folder, manifest, "ge")
         self.folder, self.manifest = folder, manifest
-        self.device, self.eagerly = torch.device(device), eagerly
+        self.device, self.eagerly = device_of(device), eagerly
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
         self.decoder = modules[0].to(self.device)
@@ -59,7 +62,7 @@ class TorchairExecutor:
             self._steps[graph.name] = self.compiled(graph)
         given = {name: self._on_device(array) for name, array in inputs.items()} | dict(buffers)
         caches = set(graph.caches)
-        values = [given[s.name].flatten(0, 1) if s.name in caches else given[s.name] for s in graph.inputs]
+        values = [declared(given[s.name], s) if s.name in caches else given[s.name] for s in graph.inputs]
         outputs = dict(zip(graph.results, self._steps[graph.name].compiled(*values), strict=True))
         if "branch.out" in buffers:
             buffers["branch.out"].copy_(outputs.pop("branch.out"))
@@ -67,7 +70,7 @@ class TorchairExecutor:
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled for the device."""
-        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder))
+        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder), self.device)
         step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
         return step
 
@@ -77,11 +80,19 @@ class TorchairExecutor:
 
 
 class InPlaceStep(nn.Module):
-    """A step as the device runs it: caches are inputs that it changes, not outputs."""
+    """A step as the device runs it: caches are inputs that it changes, not outputs.
 
-    def __init__(self, step: Step) -> None:
+    What it runs is the exported program that the step's ``.air`` was made of, put in the NPU's operators already, so
+    that the graph compiled for the device is the one that was proved.
+    """
+
+    def __init__(self, step: Step, device: torch.device) -> None:
         super().__init__()
-        self.step = step.module
+        program = trace(step, device)
+        self.graph = decomposed(program)
+        self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
+        for name, value in zip(self.held, _held(program), strict=True):
+            self.register_buffer(name, value, persistent=False)
         names = [spec.name for spec in step.signature.inputs]
         self.written = [
             (number, names.index(step.signature.aliases[spec.name]))
@@ -91,11 +102,23 @@ class InPlaceStep(nn.Module):
         self.compiled = self.forward
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.step(*inputs)
+        outputs = self.graph(*(getattr(self, name) for name in self.held), *inputs)
         for number, place in self.written:
             inputs[place].copy_(outputs[number])
         kept = {number for number, _ in self.written}
         return tuple(value for number, value in enumerate(outputs) if number not in kept)
+
+
+def _held(program: ExportedProgram) -> list[Tensor]:
+    """Weights and constants of a program, in the order in which it takes them before its inputs."""
+    targets = [str(s.target) for s in program.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
+    return [program.state_dict[name] if name in program.state_dict else program.constants[name] for name in targets]
+
+
+def declared(buffer: Tensor, spec: TensorSignature) -> Tensor:
+    """A cache [K, C, D] as a graph declares it, in the same memory: flat [K*C, D], or [C, K*D] with one row a token."""
+    kv_heads, slots, dim = buffer.shape
+    return buffer.swapaxes(0, 1).view(slots, -1) if spec.shape[0] == slots else buffer.view(kv_heads * slots, dim)
 
 
 def host(value: Tensor) -> NDArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from draftwood.compiler.targets.steps import draft_steps, static_steps
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import LoweringError, RequestError
+from draftwood.versions import least_cann
 
 INDEX_FILE = "npu/weights.json"
 WEIGHTS_FILE = "npu/weights.bin"
@@ -64,11 +66,13 @@ class GeTarget(Target):
             modules = lowering.modules()
         types, asked = lowering.precision.types, lowering.shapes
         sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
-        steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS)
-        graphs = []
+        steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
+        graphs, used = [], set[str]()
         for step in [*steps, *draft_steps(asked, sizes, lowering.drafter, modules, static=True)]:
             lowering.progress(f"npu {step.signature.name}")
-            graphs.append(_lower(lowering.folder, step, index, mode))
+            graph, operators = _lower(lowering.folder, step, index, mode)
+            graphs.append(graph)
+            used |= operators
         (lowering.folder / "npu" / "atc.sh").write_text(atc_script([graph.file for graph in graphs], lowering.soc))
         if lowering.mode != "none":
             lowering.progress("npu weights")
@@ -82,6 +86,7 @@ class GeTarget(Target):
             index=INDEX_FILE,
             soc=lowering.soc,
             graphs=tuple(graphs),
+            needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
         )
 
 
@@ -118,7 +123,8 @@ def _write(lowering: Lowering, index: WeightIndex) -> None:
             reads[name]()
 
 
-def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -> m.GraphSignature:
+def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -> tuple[m.GraphSignature, set[str]]:
+    """The step's signature with its file, and the operators of its graph."""
     signature = step.signature
     with mode:
         program = trace(step)
@@ -134,4 +140,4 @@ def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -
             f" {len(errors)} such in all"
         )
     air.with_suffix(".txt").write_text(graph.text())
-    return msgspec.structs.replace(signature, file=f"npu/{signature.name}.air")
+    return msgspec.structs.replace(signature, file=f"npu/{signature.name}.air"), {*graph.counts()}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -27,10 +27,11 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
+from draftwood.compiler.ge.converters import register_converters
+from draftwood.compiler.ge.forms import join_transposes, npu_forms
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 
-_MOST_STEPS = 1024
 _EXTENSION = "torchair.core._torchair"
 _MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
 
@@ -78,33 +79,48 @@ def convert(program: ExportedProgram, written: Mapping[str, int], step: str) -> 
 def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[..., tuple[Tensor, ...]]:
     """A module's ``forward`` compiled for the NPU: static shapes, frozen parameters, tiling kept on the device.
 
+    torchair tells compiled functions apart by their code, and deletes the cache of one whose code it has seen
+    before (``ModelCacheWatcher``); so every step's ``forward`` gets a code of its own, named by its cache.
+
     Args:
         module: its inputs that ``forward`` changes are changed in place on the device.
         cache: folder for compiled graphs, of this module's content alone.
         eagerly: stop before GE compiles, and run the traced program; needs no device.
     """
     torchair = _torchair()
-    # All steps of a bundle share one forward, so torch counts each of them as a recompilation of it.
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_STEPS
+    forward = _named(module.forward, f"step_{cache.name}")
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = True
     config.experimental_config.tiling_schedule_optimize = True
-    if not eagerly:
+    if eagerly:
+        config.debug.run_eagerly = True
+        backend = torchair.get_npu_backend(compiler_config=config, custom_decompositions=npu_forms())
+        compiled = torch.compile(forward, backend=backend, dynamic=False, fullgraph=True)
+    else:
         inference = importlib.import_module("torchair.inference")
         cache.parent.mkdir(parents=True, exist_ok=True)
-        compiled = inference.cache_compile(
-            module.forward, config=config, dynamic=False, cache_dir=str(cache), ge_cache=True
-        )
-        return cast(Callable[..., tuple[Tensor, ...]], compiled)
-    config.debug.run_eagerly = True
-    backend = torchair.get_npu_backend(compiler_config=config)
-    traced = torch.compile(module.forward, backend=backend, dynamic=False, fullgraph=True)
+        options: dict[str, Any] = {"custom_decompositions": npu_forms(), "cache_dir": str(cache), "ge_cache": True}
+        compiled = inference.cache_compile(forward, config=config, dynamic=False, **options)
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with _quiet(), _torch_npu_absent(), torch.no_grad():
-            return cast(tuple[Tensor, ...], traced(*inputs))
+            return cast(tuple[Tensor, ...], compiled(*inputs))
 
     return run
+
+
+def device_of(name: str) -> torch.device:
+    """The device; torch knows none called npu before torch_npu is loaded, which may have been forbidden at start."""
+    if name.startswith("npu"):
+        importlib.import_module("torch_npu")
+    return torch.device(name)
+
+
+def _named(method: Any, name: str) -> Any:
+    """The bound method with a code object of this name, unequal to that of any other."""
+    function = method.__func__
+    code = function.__code__.replace(co_name=name)
+    return MethodType(FunctionType(code, function.__globals__, name, closure=function.__closure__), method.__self__)
 
 
 def decomposed(program: ExportedProgram) -> fx.GraphModule:
@@ -112,6 +128,7 @@ def decomposed(program: ExportedProgram) -> fx.GraphModule:
     torchair = _torchair()
     with _quiet(), _torch_npu_absent():
         table = _decompositions(torchair.CompilerConfig())
+        join_transposes(program.graph)
         module = program.run_decompositions(table).graph_module
     # torch.export notes the type before every cast; a note is nothing to convert.
     for note in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
@@ -132,19 +149,24 @@ def _torchair() -> ModuleType:
     package = _package()
     if cann_available():
         importlib.import_module("torch_npu")
-        return importlib.import_module("torchair")
+        return _with_ours(importlib.import_module("torchair"))
     sys.modules.setdefault(_EXTENSION, _StandIn(_EXTENSION))
     # torchair takes over SIGINT and SIGTERM at import to shut a device down that is not there.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.path.insert(0, str(package.parent))
     try:
         with _quiet(), _torch_npu_absent():
-            return importlib.import_module("torchair")
+            return _with_ours(importlib.import_module("torchair"))
     finally:
         sys.path.remove(str(package.parent))
         with contextlib.suppress(ValueError):  # not the main thread: then torchair has left them alone, too
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _with_ours(torchair: ModuleType) -> ModuleType:
+    register_converters(torchair)
+    return torchair
 
 
 class _Names:
@@ -231,7 +253,7 @@ def _decompositions(config: Any) -> dict[Any, Any]:
     }
     theirs = utils.get_npu_default_decompositions()
     utils.add_npu_patch(theirs, config)
-    return table | theirs
+    return table | theirs | npu_forms()
 
 
 def _write_back(module: fx.GraphModule, written: Mapping[str, int]) -> None:
@@ -266,4 +288,4 @@ def source_line(node: fx.Node) -> str:
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else "an unknown line"
 
 
-__all__ = ["compile_step", "convert", "decomposed", "ge_ir", "source_line"]
+__all__ = ["compile_step", "convert", "decomposed", "device_of", "ge_ir", "source_line"]

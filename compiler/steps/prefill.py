@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, commit_inputs, teacher_outputs
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_inputs, teacher_outputs
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import cache_names
@@ -16,7 +16,7 @@ class PrefillStep(TeacherStep):
 
     def forward(self, tokens, last, committed, accepted, path, branch, *caches):  # type: ignore[no-untyped-def]
         rows = tokens.shape[0]
-        order = torch.arange(rows)
+        order = torch.arange(rows, device=tokens.device)
         causal = order[None] <= order[:, None]
         out = self.decoder.step(
             tokens,
@@ -43,7 +43,7 @@ def prefill_step(decoder: Decoder, sizes: StepSizes, rows: int, slots: int, form
         "prefill",
         inputs + commit_inputs(config, sizes),
         teacher_outputs(decoder, 1, rows, sizes.dtype),
-        (config.kv_heads * slots, config.head_dim),
+        cache_shape(config, slots, form),
         rows,
         slots,
         sizes.dtype,

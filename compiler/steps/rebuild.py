@@ -5,6 +5,7 @@ from __future__ import annotations
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import GraphSignature
 
@@ -14,6 +15,7 @@ def rebuild(signature: GraphSignature, decoder: Decoder) -> Step:
     shapes = {spec.name: spec.shape for spec in signature.inputs}
     dtype = next(spec.dtype for spec in signature.inputs if spec.name == "branch")
     sizes = StepSizes(branch_rows=int(shapes["branch"][2]), path_rows=int(shapes["path"][0]), dtype=dtype)
+    form: Form = "npu" if shapes[signature.caches[0]][0] == signature.slots else "fused"
     if signature.kind == "prefill":
-        return prefill_step(decoder, sizes, signature.rows, signature.slots)
-    return verify_step(decoder, sizes, signature.rows, signature.slots, decode=signature.kind == "decode")
+        return prefill_step(decoder, sizes, signature.rows, signature.slots, form)
+    return verify_step(decoder, sizes, signature.rows, signature.slots, form, decode=signature.kind == "decode")

@@ -31,10 +31,14 @@ class Step:
     signature: GraphSignature
     dynamic: dict[str, int] = field(default_factory=dict)
 
-    def examples(self) -> tuple[Tensor, ...]:
+    def examples(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Zero inputs of the declared shapes, run-time sizes at their example values."""
         return tuple(
-            torch.zeros([self.dynamic[s] if isinstance(s, str) else s for s in spec.shape], dtype=DTYPES[spec.dtype])
+            torch.zeros(
+                [self.dynamic[s] if isinstance(s, str) else s for s in spec.shape],
+                dtype=DTYPES[spec.dtype],
+                device=device,
+            )
             for spec in self.signature.inputs
         )
 

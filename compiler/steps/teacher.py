@@ -34,6 +34,12 @@ class TeacherStep(nn.Module):
         return torch.cat((branch_L2TKD, branch_L2TKD.new_zeros(layers, two, missing, heads, dim)), 2)
 
 
+def cache_shape(config: TeacherConfig, slots: int, form: Form) -> tuple[int, int]:
+    """A cache of a static step: one row a token in the NPU's form, else flat, head by head."""
+    kv_heads, dim = config.kv_heads, config.head_dim
+    return (slots, kv_heads * dim) if form == "npu" else (kv_heads * slots, dim)
+
+
 def commit_inputs(config: TeacherConfig, sizes: StepSizes) -> list[TensorSignature]:
     """What a static step moves from the branch into the caches before it writes its own rows."""
     branch = (config.layers, 2, sizes.branch_rows, config.kv_heads, config.head_dim)

@@ -19,8 +19,11 @@ from draftwood.compiler.steps.step import Step
 _TORCH = Path(torch.__file__).parent
 
 
-def trace(step: Step) -> ExportedProgram:
-    """torch.export of one step; on fake tensors where the step's module has them and their mode is on."""
+def trace(step: Step, device: torch.device | None = None) -> ExportedProgram:
+    """torch.export of one step; on fake tensors where the step's module has them and their mode is on.
+
+    ``device`` is where the module's weights are, if not on the host.
+    """
     shapes = [
         {i: Dim.AUTO for i, size in enumerate(spec.shape) if isinstance(size, str)} or None
         for spec in step.signature.inputs
@@ -31,7 +34,7 @@ def trace(step: Step) -> ExportedProgram:
     with warnings.catch_warnings(), patch.object(fx.proxy.TracerBase, "_filter_traceback_frames", _own_frames):
         warnings.simplefilter("ignore")
         return torch.export.export(
-            step.module.eval(), step.examples(), dynamic_shapes=nested if step.dynamic else None, strict=False
+            step.module.eval(), step.examples(device), dynamic_shapes=nested if step.dynamic else None, strict=False
         )
 
 

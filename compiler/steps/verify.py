@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
-from draftwood.compiler.steps.teacher import TeacherStep, commit_inputs, teacher_outputs
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, commit_inputs, teacher_outputs
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import cache_names
@@ -49,7 +49,7 @@ def verify_step(
         "decode" if decode else "verify",
         inputs + commit_inputs(config, sizes),
         [*teacher_outputs(decoder, rows, rows, sizes.dtype), branch],
-        (config.kv_heads * slots, config.head_dim),
+        cache_shape(config, slots, form),
         rows,
         slots,
         sizes.dtype,

@@ -11,6 +11,7 @@ from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget, GearSpec
@@ -31,15 +32,17 @@ class Shapes:
         return StepSizes(branch_rows=max(least_rows, *rows), path_rows=max(depths) + 1, dtype=dtype)
 
 
-def static_steps(shapes: Shapes, sizes: StepSizes, decoder: Decoder, decode_rows: int = 1) -> list[Step]:
+def static_steps(
+    shapes: Shapes, sizes: StepSizes, decoder: Decoder, decode_rows: int = 1, form: Form = "fused"
+) -> list[Step]:
     """The teacher's steps of every gear, as an accelerator runs them; plain decoding is padded to ``decode_rows``."""
     rows_of = {name: tree.rows for name, tree in shapes.trees}
     steps = []
     for slots in shapes.slots:
-        steps += [prefill_step(decoder, sizes, r, slots) for r in shapes.prefill_rows if r < slots]
-        steps.append(verify_step(decoder, sizes, decode_rows, slots, decode=True))
+        steps += [prefill_step(decoder, sizes, r, slots, form) for r in shapes.prefill_rows if r < slots]
+        steps.append(verify_step(decoder, sizes, decode_rows, slots, form, decode=True))
         rows = {rows_of[gear.trees[0]] for gear in shapes.gears if gear.slots == slots}
-        steps += [verify_step(decoder, sizes, r, slots, decode=False) for r in sorted(rows - {1})]
+        steps += [verify_step(decoder, sizes, r, slots, form, decode=False) for r in sorted(rows - {1})]
     return steps
 
 

@@ -1,14 +1,16 @@
 """One decoder block over explicit caches, with deferred commit.
 
 A step runs T new rows behind ``committed`` slots of every cache and, in the same single write, moves the
-accepted rows of the previous tree (the *branch*) into place. Three forms of its attention exist: ``fused``
-(the NPU operator), ``eager`` (plain PyTorch, the reference) and ``cpu`` (onnxruntime's operator).
+accepted rows of the previous tree (the *branch*) into place. Four forms of its attention exist: ``npu`` (the NPU's
+operators over caches with one row a token), ``fused`` (over flat caches, for a static ONNX graph), ``eager`` (plain
+PyTorch, the reference) and ``cpu`` (onnxruntime's operator).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,12 +22,15 @@ from draftwood.compiler.teachers.config import TeacherConfig
 # T new rows, P rows moved from the branch, W = P + T rows written, H hidden, N query heads, K key/value heads,
 # D head dimension, C cache slots
 
-Form = Literal["fused", "eager", "cpu"]
+Form = Literal["npu", "fused", "eager", "cpu"]
+# Head dimensions that the NPU's rotary operator takes (ops-transformer, posembedding/apply_rotary_pos_emb).
+FUSED_ROTARY = (64, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a static step writes and what it sees: index [W*K, 1] and masked [1, 1, T, C] (True = masked)."""
+    """Where a static step writes and what it sees: masked [1, 1, T, C] (True = masked), and the written cache rows,
+    index [W*K, 1] over flat caches and [W, 1] over those with one row a token."""
 
     index: Tensor
     masked: Tensor
@@ -39,17 +44,32 @@ def place(
     The last ``moved`` = P path slots past ``accepted`` go to the spare slot C - 1, never onto a live one.
     A cache row is head * C + slot.
     """
-    rows = visible_TT.shape[0]
-    order_P = torch.arange(moved)
+    rows, order = visible_TT.shape[0], partial(torch.arange, device=committed_1.device)
+    order_P = order(moved)
     spare_P = torch.full_like(order_P, slots - 1)
     moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, spare_P)
-    slot_W = torch.cat((moved_P, committed_1 + torch.arange(rows)))
-    index = (slot_W[:, None] + torch.arange(kv_heads) * slots).reshape(-1, 1)
+    slot_W = torch.cat((moved_P, committed_1 + order(rows)))
+    index = (slot_W[:, None] + order(kv_heads) * slots).reshape(-1, 1)
     # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.
-    row_C = torch.arange(slots) - committed_1
+    row_C = order(slots) - committed_1
     tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1))
     seen_TC = (row_C < 0) | (tree_TC & (row_C >= 0) & (row_C < rows))
     return Placement(index, (~seen_TC)[None, None])
+
+
+def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int) -> Placement:
+    """`place` over caches with one row a token, in as few operators of an NPU as it takes."""
+    rows, order = visible_TT.shape[0], partial(torch.arange, device=committed_1.device)
+    # A new row counts from ``committed``, a moved one from ``accepted`` before it, and below ``accepted`` alone.
+    offset_W = torch.cat((order(moved), order(rows)))
+    below_W = torch.cat((order(moved), torch.full((rows,), -1, device=committed_1.device)))
+    start_W = committed_1 - accepted_1 * (below_W >= 0).to(torch.int64)
+    slot_W = torch.where(below_W < accepted_1, start_W + offset_W, slots - 1)
+    # Column 0 of the table is committed text, the last one stale; between them are the tree's rows.
+    text_T1 = torch.ones((rows, 1), dtype=torch.bool, device=committed_1.device)
+    table_TX = torch.cat((text_T1, visible_TT, ~text_T1), 1)
+    column_C = (order(1, slots + 1) - committed_1).clamp(0, rows + 1)
+    return Placement(slot_W[:, None], (~table_TX.index_select(1, column_C))[None, None])
 
 
 class Norm(nn.Module):
@@ -66,6 +86,14 @@ class Norm(nn.Module):
     def added(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         normed, _, total = torch.ops.npu.npu_add_rms_norm(x, residual, self.weight, self.epsilon)
         return normed, total
+
+
+def rotated_pair(q_1TND: Tensor, k_1TKD: Tensor, cos_1T1D: Tensor, sin_1T1D: Tensor) -> tuple[Tensor, Tensor]:
+    """Both turned, by one operator of the NPU where it takes the head dimension."""
+    if q_1TND.shape[-1] in FUSED_ROTARY:
+        return torch.ops.draftwood.rotary_pair(q_1TND, k_1TKD, cos_1T1D, sin_1T1D)
+    q, k = (torch.ops.npu.npu_rotary_mul(x, cos_1T1D, sin_1T1D) for x in (q_1TND, k_1TKD))
+    return q, k
 
 
 class Layer(nn.Module):
@@ -130,6 +158,42 @@ class Layer(nn.Module):
         value_cache = ops.npu_scatter_nd_update(value_cache, placement.index, written_2WKD[1])
         out = self.over_cache(q_TND, (key_cache, value_cache), placement.masked, form)
         return out, new_2TKD, key_cache, value_cache
+
+    def attend_rows(
+        self,
+        x_TH: Tensor,
+        moved_2PE: Sequence[Tensor],
+        cache_2CE: Sequence[Tensor],
+        *,
+        cos_1T1D: Tensor,
+        sin_1T1D: Tensor,
+        placement: Placement,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], list[Tensor]]:
+        """NPU's form over caches [C, K*D], key then value: (rows [T, N*D], new rows [T, K*D] of both, both caches).
+
+        Nothing is transposed, and a cache is written by whole rows.
+        """
+        config, ops = self.config, torch.ops.npu
+        heads = (-1, config.head_dim)
+        q, k, v = self.project(x_TH)
+        q_1TND, k_1TKD = (x.unflatten(-1, heads).unsqueeze(0) for x in (q, k))
+        q_1TND, k_1TKD = rotated_pair(q_1TND, k_1TKD, cos_1T1D, sin_1T1D)
+        new_2TE = (k_1TKD.flatten(2).squeeze(0), v)
+        cache_2CE = [
+            ops.npu_scatter_nd_update(cache, placement.index, torch.cat((moved, new)))
+            for cache, moved, new in zip(cache_2CE, moved_2PE, new_2TE, strict=True)
+        ]
+        out_1TND = ops.npu_fused_infer_attention_score(
+            q_1TND,
+            *(cache.unflatten(-1, heads).unsqueeze(0) for cache in cache_2CE),
+            atten_mask=placement.masked,
+            num_heads=config.heads,
+            scale=config.head_dim**-0.5,
+            input_layout="BSND",
+            num_key_value_heads=config.kv_heads,
+            sparse_mode=1,
+        )[0]
+        return out_1TND.flatten(2).squeeze(0), new_2TE, cache_2CE
 
     def over_cache(self, q_TND: Tensor, cache: Sequence[Tensor], masked: Tensor, form: Form) -> Tensor:
         """Attention of rotated rows over flat caches [K*C, D], key then value: [T, N*D]."""

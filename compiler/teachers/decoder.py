@@ -5,22 +5,23 @@ A family whose network differs subclasses ``Decoder`` where it differs: other bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement, place
+from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement, place, place_rows
 from draftwood.compiler.teachers.config import TeacherConfig
 
 # T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
 # L layers
 
-# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D], key cache, value cache.
-Attended = tuple[Tensor, Tensor, Tensor, Tensor]
+# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D] or two of [T, K*D], both caches.
+Attended = tuple[Tensor, Any, Tensor, Tensor]
 
 
 class StepOutput(NamedTuple):
@@ -77,6 +78,11 @@ class Decoder(nn.Module):
         """Where a static step writes and what it sees, for every block; a subclass may say more to its own blocks."""
         return place(visible_TT, committed_1, accepted_1, moved, slots, self.config.kv_heads)
 
+    def rotary(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, D] of positions."""
+        cos_TD, sin_TD = (table.index_select(0, position_T) for table in (self.rope_cos, self.rope_sin))
+        return cos_TD, sin_TD
+
     def head(self, hidden_RH: Tensor) -> Tensor:
         """Teacher logits [R, V] of final hidden states."""
         return F.linear(hidden_RH, self.head_weight)
@@ -94,7 +100,12 @@ class Decoder(nn.Module):
         rows_R: Tensor | None = None,
         form: Form = "fused",
     ) -> StepOutput:
-        """Static step. caches: flat [K*C, D], key then value of every layer; rows_R None means all rows."""
+        """Static step. caches: key then value of every layer, flat [K*C, D], or [C, K*D] in the NPU's form; rows_R None
+        means all rows."""
+        if form == "npu":
+            return self._step_npu(
+                tokens_T, depths_T, visible_TT, committed_1, accepted_1, path_P, branch_L2BKD, caches, rows_R
+            )
         slots = caches[0].shape[0] // self.config.kv_heads
         placement = self.placement(visible_TT, depths_T, committed_1, accepted_1, path_P.shape[0], slots)
         position_T = committed_1 + depths_T
@@ -104,6 +115,35 @@ class Decoder(nn.Module):
             return layer.attend(*given, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form)
 
         return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
+
+    def _step_npu(
+        self,
+        tokens_T: Tensor,
+        depths_T: Tensor,
+        visible_TT: Tensor,
+        committed_1: Tensor,
+        accepted_1: Tensor,
+        path_P: Tensor,
+        branch_L2BKD: Tensor,
+        caches: list[Tensor],
+        rows_R: Tensor | None,
+    ) -> StepOutput:
+        """`step` over caches [C, K*D]. What all layers share is cut and joined once, outside of them."""
+        layers, moved = self.config.layers, path_P.shape[0]
+        placement = place_rows(visible_TT, committed_1, accepted_1, moved, caches[0].shape[0])
+        cos_1T1D, sin_1T1D = (t[None, :, None] for t in self.rotary(committed_1 + depths_T))
+        moved_E = branch_L2BKD.index_select(2, path_P).flatten(3).flatten(0, 2).split([moved] * (2 * layers))
+
+        def attend(layer: Layer, x_TH: Tensor, moved_2PE: Sequence[Tensor], *cache: Tensor) -> Attended:
+            out, new_2TE, pair = layer.attend_rows(
+                x_TH, moved_2PE, cache, cos_1T1D=cos_1T1D, sin_1T1D=sin_1T1D, placement=placement
+            )
+            return out, new_2TE, pair[0], pair[1]
+
+        pairs = [moved_E[2 * i : 2 * i + 2] for i in range(layers)]
+        out = self._run(tokens_T, pairs, caches, rows_R, attend, lambda news: torch.cat([*chain.from_iterable(news)]))
+        shape = (layers, 2, tokens_T.shape[0], *branch_L2BKD.shape[3:])
+        return out._replace(branch_L2TKD=out.branch_L2TKD.view(shape))
 
     def step_cpu(
         self,
@@ -129,21 +169,25 @@ class Decoder(nn.Module):
     def _run(
         self,
         tokens_T: Tensor,
-        moved_L2PKD: Tensor,
+        moved_L: Sequence[Any] | Tensor,
         caches: list[Tensor],
         rows_R: Tensor | None,
         attend: Callable[..., Attended],
+        join: Callable[[list[Any]], Tensor] = torch.stack,
     ) -> StepOutput:
-        """All blocks, and the head on the rows asked for; ``attend`` runs one block's attention."""
+        """All blocks, and the head on the rows asked for.
+
+        ``attend`` runs one block's attention, given its part of ``moved``; ``join`` makes the branch of all new rows.
+        """
         residual_TH = self.embedded(tokens_T)
         added_TH: Tensor | None = None
-        news: list[Tensor] = []
+        news: list[Any] = []
         written: list[Tensor] = []
         states: list[Tensor] = []
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             normed_TH, residual_TH = layer.enter(added_TH, residual_TH)
             states += [residual_TH] * (i in self.aux_layers)
-            out, new, *pair = attend(layer, normed_TH, moved_L2PKD[i], caches[2 * i], caches[2 * i + 1])
+            out, new, *pair = attend(layer, normed_TH, moved_L[i], caches[2 * i], caches[2 * i + 1])
             added_TH, residual_TH = layer.feed_forward(out, residual_TH)
             news.append(new)
             written += pair
@@ -154,4 +198,4 @@ class Decoder(nn.Module):
         hidden_RH, _ = self.norm.added(added_TH, residual_TH)
         logits_RV = self.head(hidden_RH)
         features = torch.cat(states, -1) if states else hidden_RH
-        return StepOutput(logits_RV, logits_RV.argmax(-1), features, torch.stack(news), written)
+        return StepOutput(logits_RV, logits_RV.argmax(-1), features, join(news), written)

@@ -17,7 +17,7 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine, one_row
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.trees import TreeBuffers
@@ -59,6 +59,9 @@ class StaticEngine(StagedEngine):
         self.executor = executor
         branch = next(spec for spec in self.graphs[0].inputs if spec.name == "branch")
         self._branch_rows = fixed(branch)[2]
+        cache = next(spec for spec in self.graphs[0].inputs if spec.name in self.graphs[0].caches)
+        # The first size of a cache says how it lies in memory: slots, or slots of every head.
+        self._by_token = fixed(cache)[0] == self.graphs[0].slots
         self._inputs: dict[str, dict[str, NDArray]] = {}
 
     @property
@@ -66,7 +69,8 @@ class StaticEngine(StagedEngine):
         return self.executor.zeros
 
     def new_kv(self, slots: int) -> KvCache:
-        return KvCache(self.bundle.manifest.dims, slots, self._branch_rows, self.zeros)
+        cache_zeros = token_rows(self.zeros) if self._by_token else self.zeros
+        return KvCache(self.bundle.manifest.dims, slots, self._branch_rows, self.zeros, cache_zeros)
 
     def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
         at = 0

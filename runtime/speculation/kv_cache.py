@@ -30,6 +30,11 @@ def host_zeros(shape: tuple[int, ...]) -> Buffer:
     return np.zeros(shape, np.float32)
 
 
+def token_rows(zeros: Zeros) -> Zeros:
+    """Zeros [K, C, D] that lie in memory as [C, K, D], one row a token."""
+    return lambda shape: zeros((shape[1], shape[0], shape[2])).swapaxes(0, 1)
+
+
 def grown(buffers: Sequence[Buffer], slots: int, length: int, zeros: Zeros) -> list[Buffer]:
     """Buffers [K, slots, D] that hold the first ``length`` slots of the given ones; the one copy of growing."""
     larger = [zeros((old.shape[0], slots, old.shape[2])) for old in buffers]
@@ -44,12 +49,15 @@ class KvCache:
     ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
     ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
     that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch that many rows, as static
-    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory.
+    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory, and
+    ``cache_zeros`` the caches, where they lie in another order.
     """
 
-    def __init__(self, dims: Dims, slots: int, padded: int = 0, zeros: Zeros = host_zeros) -> None:
-        self.dims, self.padded, self._zeros = dims, padded, zeros
-        self.buffers = [zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
+    def __init__(
+        self, dims: Dims, slots: int, padded: int = 0, zeros: Zeros = host_zeros, cache_zeros: Zeros | None = None
+    ) -> None:
+        self.dims, self.padded, self._zeros = dims, padded, cache_zeros or zeros
+        self.buffers = [self._zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
         most = padded or dims.branch_rows
         self._branches = [zeros(self._branch_shape(most)).ravel() for _ in range(2)]

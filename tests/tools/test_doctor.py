@@ -85,6 +85,7 @@ def test_an_npu_host(npu_host: Path) -> None:
     assert "this machine has an NPU: run the commands below" in found["next_steps"]
     assert len(found["with_an_npu"]) == 5
     assert "draftwood doctor" in doctor.render(found)
+    assert "CANN 8.5.0    FusedInferAttentionScore" in doctor.render(found)
     assert "one row with a mask  no: differs by 2.0e-01" in doctor.render(found)
 
 

@@ -51,6 +51,11 @@ def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixtu
         assert (npu_bundle / graph["air"]).is_file()
         assert graph["in_place"]["proved"] and len(graph["caches"]) == (0 if graph["kind"] == "draft" else 4)
         assert [f for f in graph["findings"] if f["level"] == "error"] == []
+        if graph["kind"] in ("decode", "verify"):
+            counted = graph["kernels"]
+            assert counted["layers"] == 2 and not {"Transpose", "GatherV2", "Pack"} & counted["layer"].keys()
+            assert counted["all"] == counted["outside"] + 2 * sum(counted["layer"].values())
+            assert counted["outside"] <= 24
         assert graph["atc"].startswith("atc --framework=1") and f"{graph['name']}.air" in graph["atc"]
     assert found["weights"]["bound"] and found["dtype"] == "bfloat16"
     coverage = {(row["operator"], row["ge"]): row["count"] for row in found["coverage"]}

@@ -16,6 +16,7 @@ from typing import Any
 from draftwood import environment
 from draftwood.tools.measure import machine
 from draftwood.version import __version__
+from draftwood.versions import LEAST
 
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
 BUILD = ("torch", "onnx", "onnxscript", "safetensors")
@@ -63,6 +64,7 @@ def report() -> dict[str, Any]:
         "memory": machine.memory(),
         "can": can,
         "next_steps": _next_steps(packages, ascend, can),
+        "npu_needs": [need._asdict() for need in LEAST],
         "with_an_npu": with_an_npu(),
     }
 
@@ -169,6 +171,8 @@ def render(found: dict[str, Any]) -> str:
     lines += [*_ascend_lines(found["ascend"]), *_attention_lines(found["attention"]), "", "this machine can"]
     lines += [f"  {name:<18} {_answer(facts)}" for name, facts in found["can"].items()]
     lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]
+    lines += ["", "graphs for an NPU need at least"]
+    lines += [f"  CANN {need['cann']:<8} {need['feature']}" for need in found["npu_needs"]]
     lines += ["", "with an NPU, run first (after CANN's set_env.sh)"]
     lines += [f"  {number}. {command}" for number, command in enumerate(found["with_an_npu"], 1)]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter
-from draftwood.compiler.ge.online import host
+from draftwood.compiler.ge.online import declared, host
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
 from draftwood.manifest import Gear, GraphSignature
@@ -63,7 +63,7 @@ class InterpreterExecutor:
         """Every input of the graph by name; caches and branch are the buffers' own memory."""
         small = {name: torch.from_numpy(array) for name, array in inputs.items()}
         given = {n: value.to(self.dtype) if value.is_floating_point() else value for n, value in small.items()}
-        caches = {name: buffers[name].flatten(0, 1) for name in graph.caches}
+        caches = {spec.name: declared(buffers[spec.name], spec) for spec in graph.inputs if spec.name in graph.caches}
         return given | ({"branch": buffers["branch"]} if "branch" in buffers else {}) | caches
 
 

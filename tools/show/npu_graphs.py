@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,8 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 
 # What a converter adds around its operator, and what carries no operator of the program.
+# The first weight that a block of the teacher reads.
+_FIRST_WEIGHT = re.compile(r"layers\.(\d+)\.attn_norm\.weight")
 _CARRIERS = ("Const", "FileConstant", "Data", "RefData", "NetOutput")
 
 
@@ -31,6 +34,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "kind": "npu",
         "dtype": npu.precision.weights,
         "soc": npu.soc,
+        "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],
         "coverage": [
@@ -59,6 +63,28 @@ def converted(graph: Graph) -> Counter[tuple[str, str]]:
     return found
 
 
+def kernels(graph: Graph) -> dict[str, Any]:
+    """How many kernels a device runs: in all, outside of the teacher's layers, and in its median layer by type.
+
+    A layer begins with the norm that reads its first weight, and the last one ends before the last norm.
+    """
+    layers: dict[str, Counter[str]] = {}
+    now = ""
+    for node in graph.kernels:
+        read = {edge.node for edge in node.operands if edge is not None}
+        first = next((m[1] for name in read if (m := _FIRST_WEIGHT.fullmatch(name))), None)
+        now = first if first is not None else "" if "norm.weight" in read else now
+        layers.setdefault(now, Counter())[node.type] += 1
+    outside = layers.pop("", Counter())
+    counted = sorted(layers.values(), key=Counter.total)
+    return {
+        "all": len(graph.kernels),
+        "outside": outside.total(),
+        "layers": len(counted),
+        "layer": dict(sorted(counted[len(counted) // 2].items())) if counted else {},
+    }
+
+
 def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
     proof = prove_in_place(graph, signature)
     findings = [finding._asdict() for finding in check_constraints(graph, shapes(graph))]
@@ -70,6 +96,7 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
         "air": signature.file,
         "atc": " ".join(atc_command(signature.file, soc)),
         "operators": graph.counts(),
+        "kernels": kernels(graph),
         "caches": [one.cache for one in proof],
         "in_place": {"proved": True, "caches": [one._asdict() for one in proof]},
         "findings": findings,
@@ -80,11 +107,13 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
 def npu_text(found: dict[str, Any]) -> str:
     """`npu_figures` for people."""
     bound = "bound" if found["weights"]["bound"] else "not bound: draftwood bind gives them"
-    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}", ""]
+    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}"]
+    lines += ["needs at least " + ", ".join(f"{name} {least}" for name, least in found["needs"].items()), ""]
     for graph in found["graphs"]:
         operators = sum(count for name, count in graph["operators"].items() if name not in _CARRIERS)
         lines.append(f"{graph['name']}  {graph['air']}")
         lines.append(f"  operators   {operators}: {', '.join(f'{n} {c}' for n, c in graph['operators'].items())}")
+        lines.append(f"  kernels     {_kernels(graph['kernels'])}")
         if graph["caches"]:
             lines.append(f"  caches      {len(graph['caches'])}, each one RefData with one write and no copy: proved")
         lines += _findings(graph["findings"])
@@ -93,6 +122,17 @@ def npu_text(found: dict[str, Any]) -> str:
     width = max(len(row["operator"]) for row in found["coverage"])
     lines += [f"  {row['operator']:<{width}}  {row['ge']}  {row['count']}" for row in found["coverage"]]
     return "\n".join(lines)
+
+
+def _kernels(counted: dict[str, Any]) -> str:
+    if not counted["layers"]:
+        return str(counted["all"])
+    layer = counted["layer"]
+    by_type = ", ".join(f"{name} {count}" for name, count in layer.items())
+    return (
+        f"{counted['all']}: {counted['outside']} outside of {counted['layers']} layers of"
+        f" {sum(layer.values())} each: {by_type}"
+    )
 
 
 def _findings(findings: list[dict[str, Any]]) -> list[str]:

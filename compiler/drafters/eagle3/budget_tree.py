@@ -61,8 +61,8 @@ class BudgetTree(nn.Module):
 
     def grow(self, drafter: Eagle3, written: Written, teacher: TeacherWeights) -> BudgetDraft:
         """Grows the tree behind the root and keeps the best M nodes."""
-        k, order_k = self.candidates, torch.arange(self.candidates)
-        hidden, branch = written.root, None
+        k, hidden, branch = self.candidates, written.root, None
+        order_k = torch.arange(k, device=hidden.normed_RH.device)
         ids, logp = drafter.best(hidden.normed_RH, teacher, k)
         tokens, scores, parents = [ids.flatten()], [logp.flatten()], [torch.zeros_like(order_k)]
         # The frontier: its nodes' places in the list of all, the rows just run that they hang under, and the
@@ -90,16 +90,16 @@ class BudgetTree(nn.Module):
         parents_M = (kept_M < parents_A.index_select(0, kept_M)[:, None]).sum(1)
         parents_T = torch.cat((torch.zeros_like(parents_M[:1]), parents_M))
         depths_T, paths_TL = self._paths(parents_T)
-        mask_TT = (paths_TL[:, :, None] == torch.arange(self.nodes + 1)).any(1)
+        mask_TT = (paths_TL[:, :, None] == torch.arange(self.nodes + 1, device=paths_TL.device)).any(1)
         tokens_M, scores_M = tokens_A.index_select(0, kept_M), scores_A.index_select(0, kept_M)
         return BudgetDraft(tokens_M, parents_T, depths_T, mask_TT, paths_TL, scores_M)
 
     def _paths(self, parents_T: Tensor) -> tuple[Tensor, Tensor]:
         """(depths [T], paths [T, L]): climbing D times reaches the root from everywhere."""
-        climb = [torch.arange(self.nodes + 1)]
+        climb = [torch.arange(self.nodes + 1, device=parents_T.device)]
         for _ in range(self.depth):
             climb.append(parents_T.index_select(0, climb[-1]))
         climb_LT = torch.stack(climb)
         depths_T = (climb_LT != 0).sum(0)
-        steps_LT = (depths_T - torch.arange(self.depth + 1)[:, None]).clamp(min=0)
+        steps_LT = (depths_T - torch.arange(self.depth + 1, device=parents_T.device)[:, None]).clamp(min=0)
         return depths_T, climb_LT.gather(0, steps_LT).transpose(0, 1).contiguous()

@@ -43,8 +43,8 @@ class Eagle3Cost:
         H, V = config.hidden, self.vocabulary
         return [
             copy("embedding", rows * H),
-            *layer_ops(config, rows, slots, wide=2),
-            *(self.layers - 1) * layer_ops(config, rows, slots),
+            *layer_ops(config, rows, slots, wide=2, flat=True),
+            *(self.layers - 1) * layer_ops(config, rows, slots, flat=True),
             elementwise("last norm", scored * H, 4),
             matmul("head", scored, H, V),
             *ranking(scored, V),

@@ -44,7 +44,7 @@ class FixedTree(nn.Module):
         """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M]."""
         hidden, branch = written.root, cast(Branch | None, None)
         tokens: list[Tensor] = []
-        scores = [torch.zeros(1)]
+        scores = [torch.zeros(1, device=hidden.normed_RH.device)]
         for depth, level in enumerate(cast(Iterable[_Level], self.levels), 1):
             ids_Ek, logp_Ek = drafter.best(hidden.normed_RH, teacher, level.width)
             tokens.append(ids_Ek.flatten().index_select(0, level.pick_n))

@@ -35,6 +35,6 @@ class FastEagleCost:
         H, rows = config.hidden, self.layers + 1
         ops = [matmul("features", rows, 3 * H, H), copy("embedding", rows * H), matmul("entry", rows, 2 * H, H)]
         for _ in range(self.layers):
-            ops += layer_ops(config, rows, slots)
+            ops += layer_ops(config, rows, slots, flat=True)
         ops += [elementwise("last norm", self.layers * H, 4), matmul("head", self.layers, H, self.vocabulary)]
         yield self.layers, self.width, [*ops, *ranking(self.layers, self.vocabulary)]

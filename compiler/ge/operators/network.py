@@ -9,7 +9,7 @@ from draftwood.compiler.ge.operators.table import FLOATS, Refusal, one_type, onl
 from draftwood.kernels import eager_attention
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
-from draftwood.kernels.rotary import ROTARY_MUL
+from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR
 
 # B batch, T query rows, C cache slots, N query heads, K key/value heads, D head dimension
 
@@ -78,6 +78,18 @@ def RotaryMul(x: Tensor, r1: Tensor, r2: Tensor, *, rotary_mode: str = "half") -
 
 
 @operator
+def ApplyRotaryPosEmb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, layout: int = 1, rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
+    """[B, T, N, D] by cos and sin [1, T, 1, D]; on a device the results lie where query and key did."""
+    only("layout", layout, 1)
+    only("rotary_mode", rotary_mode, "half")
+    one_type(FLOATS, query, key, cos, sin)
+    turned: tuple[Tensor, Tensor] = ROTARY_PAIR.reference(query, key, cos, sin)
+    return turned
+
+
+@operator
 def SwiGlu(x: Tensor, *, dim: int = -1) -> Tensor:
     one_type(FLOATS, x)
     gated: Tensor = SWIGLU.reference(x, dim)
@@ -128,8 +140,9 @@ def FusedInferAttentionScore(
         raise Refusal(f"{len(key)} keys and {len(value)} values, expected one tensor each")
     one_type(FLOATS, query, key[0], value[0])
     kv_heads = num_key_value_heads or num_heads
-    q = _heads(query, num_heads, input_layout)
-    k, v = (_heads(t, kv_heads, input_layout) for t in (key[0], value[0]))
+    # In one order in memory, so that all layouts sum alike.
+    q = _heads(query, num_heads, input_layout).contiguous()
+    k, v = (_heads(t, kv_heads, input_layout).contiguous() for t in (key[0], value[0]))
     out = [
         eager_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], masked, scale)
         for b, masked in enumerate(_masks(atten_mask, q.shape[0], q.shape[2], k.shape[2]))

@@ -56,7 +56,7 @@ def lower_tiny(source: Path) -> Lowered:
         modules = sources.modules(640)
     sizes = StepSizes(branch_rows=7, path_rows=4, dtype="bfloat16")
     airs, signatures = {}, {}
-    steps = static_steps(request.shapes, sizes, modules[0], decode_rows=2)
+    steps = static_steps(request.shapes, sizes, modules[0], decode_rows=2, form="npu")
     for step in [*steps, *draft_steps(request.shapes, sizes, sources.draft_model, modules, static=True)]:
         with mode:
             program = trace(step)

@@ -53,15 +53,15 @@ HALF, FLAG = torch.bfloat16, torch.bool
     [
         ({"input_layout": "TND"}, None, "layout"),
         ({"sparse_mode": 3}, None, "sparse_mode"),
-        ({}, shaped("value0", HALF, 1, 2, 128, 16), "shapes"),
-        ({}, shaped("query", torch.float32, 1, 4, 7, 16), "dtype"),
+        ({}, shaped("value0", HALF, 1, 128, 2, 16), "shapes"),
+        ({}, shaped("query", torch.float32, 1, 7, 4, 16), "dtype"),
         ({}, shaped("atten_mask", torch.float16, 1, 1, 7, 640), "mask dtype"),
         ({"num_heads": 3}, None, "heads"),
-        ({}, shaped("query", HALF, 1, 4, 7, 24), "head_dim"),
+        ({}, shaped("query", HALF, 1, 7, 4, 24), "head_dim"),
         ({}, shaped("atten_mask", FLAG, 1, 4, 7, 640), "mask shape"),
         ({}, shaped("atten_mask", FLAG, 1, 1, 7, 639), "mask shape"),
         ({}, shaped("atten_mask", FLAG, 1, 1, 6, 640), "mask shape"),
-        ({}, shaped("query", HALF, 1, 4, 1, 16), "one row"),
+        ({}, shaped("query", HALF, 1, 1, 4, 16), "one row"),
     ],
 )
 def test_broken_rules(
@@ -112,11 +112,11 @@ def test_row_tiles_are_warned_of(lowered: Any) -> None:
     graph = lowered.graphs[NAME]
     known = shapes(graph)
     for rows, warned in ((8, False), (16, False), (17, False)):
-        query = shaped("query", HALF, 1, 4, rows, 16)(graph, known)
-        key = shaped("key0", HALF, 1, 2, 8192, 16)(graph, query)
+        query = shaped("query", HALF, 1, rows, 4, 16)(graph, known)
+        key = shaped("key0", HALF, 1, 8192, 2, 16)(graph, query)
         found = {f.rule for f in check_constraints(graph, key) if f.node == FIA and f.level == "warning"}
         assert ("row tiles" in found) == warned
     wide = with_attributes(graph, num_heads=8)
-    query = shaped("query", HALF, 1, 8, 16, 16)(wide, known)
-    key = shaped("key0", HALF, 1, 2, 8192, 16)(wide, query)
+    query = shaped("query", HALF, 1, 16, 8, 16)(wide, known)
+    key = shaped("key0", HALF, 1, 8192, 2, 16)(wide, query)
     assert any(f.rule == "row tiles" and "2 tiles of 32" in f.message for f in check_constraints(wide, key))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
         "draft",
     ]
     assert {graph.kind: graph.rows for graph in npu.graphs}["decode"] == 2  # padded: see DECODE_ROWS
+    assert npu.needs == {"cann": "8.5.0", "torch_npu": version("torch_npu")}
     for graph in npu.graphs:
         assert (folder / graph.file).is_file() and (folder / graph.file).with_suffix(".txt").is_file()
     assert [gear.graph for gear in manifest.gears] == ["decode-kv128", "verify-t5-kv128"]

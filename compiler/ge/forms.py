@@ -1,0 +1,56 @@
+"""What a traced operator becomes before it is converted, where the NPU's own operator wants it in another form.
+
+The table goes to torchair as decompositions, on a device as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from draftwood.kernels.rotary import ROTARY_MUL
+
+# The rotary operator's head dimension is a multiple of this (CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul).
+ROTARY_MULTIPLE = 64
+
+
+def npu_forms() -> dict[Any, Callable[..., Any]]:
+    """Operator -> function that puts it otherwise, or gives NotImplemented where it may stay."""
+    return {
+        torch.ops.npu.npu_rotary_mul.default: _rotary,
+        torch.ops.aten.select.int: _select,
+        torch.ops.aten.linear.default: _linear,
+    }
+
+
+def join_transposes(graph: fx.Graph) -> None:
+    """Products with a transposed tensor of three dimensions become one operator, so that no cache is turned around."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.matmul.default):
+        turned = node.args[1]
+        if turned.target == aten.transpose.int and set(turned.args[1:]) == {-1, -2} and turned.meta["val"].dim() == 3:
+            node.target, node.args = torch.ops.draftwood.batched_linear.default, (node.args[0], turned.args[0])
+            if not turned.users:
+                graph.erase_node(turned)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    return torch.ops.draftwood.linear(x, weight, bias)
+
+
+def _rotary(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Any:
+    """Four dimensions, as the operator's definition demands; other head dimensions element by element."""
+    if x.shape[-1] % ROTARY_MULTIPLE:
+        return ROTARY_MUL.reference(x, r1, r2, rotary_mode, rotate)
+    if x.dim() == 4:
+        return NotImplemented
+    x_1TND, *tables = (t.unsqueeze(0) for t in (x, r1, r2))
+    return torch.ops.npu.npu_rotary_mul(x_1TND, *tables, rotary_mode, rotate).squeeze(0)
+
+
+def _select(x: Tensor, dim: int, index: int) -> Any:
+    """The only one of a dimension is a view of the tensor, for which torchair would make a gather."""
+    return x.squeeze(dim) if x.shape[dim] == 1 else NotImplemented

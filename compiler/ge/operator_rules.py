@@ -1,0 +1,202 @@
+"""What every operator of our graphs accepts on an Ascend 910B or 910C: element types, ranks, sizes, layouts.
+
+The rules of the fused attention are in ``constraints``. An operator that is not in the table has not been read about
+yet, which is a finding like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from draftwood.compiler.ge.graph import Edge, Graph, Node
+from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, NUMBERS
+
+# B batch, T rows, N query heads, K key/value heads, D head dimension
+
+Typed = tuple[torch.dtype, tuple[int, ...]]
+
+DEFINITION = "CANN's operator definition (REG_OP), repeated in torchair's auto_generated_ge_raw_ops.py"
+_ROTARY_MUL = "CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul: 4-D BNSD, BSND or SBND, D a multiple of 64"
+_APPLY_ROTARY = "ops-transformer 9.1.0, posembedding/apply_rotary_pos_emb, README and op_host tiling for 910B"
+_SCATTER = "ops-nn, index/scatter_nd_update: var of 1 to 8 dimensions, indices of 2 and more"
+_WIDE = "GE's fusion passes for Concat, Pack and Split divide nodes of more than 63 tensors"
+_TOP_K = "ops-math, TopKV2's aclnn table: float16, float32 and bfloat16 on the AI Core, whole numbers on the AI CPU"
+# Bytes of the unified buffer of a 910B's vector core.
+_UNIFIED_BUFFER = 192 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One node of a graph with what it is given, by the operand's name, and the types of its results."""
+
+    graph: Graph
+    node: Node
+    given: Mapping[str, Typed]
+    results: tuple[Typed, ...]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.given[name][1]
+
+
+# What is broken, and whether that is an error or costs time only.
+Level = Literal["error", "warning"]
+Broken = tuple[Level, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Element types of the first operand; ``more`` finds what else is broken, (level, message) each."""
+
+    types: frozenset[torch.dtype]
+    source: str = DEFINITION
+    more: Callable[[Use], Iterator[Broken]] = lambda use: iter(())
+
+
+def broken(use: Use) -> Iterator[tuple[Level, str, str]]:
+    """(level, message, source) of what a node breaks."""
+    rule = RULES.get(use.node.type)
+    if rule is None:
+        yield "error", f"no rule is known for operator {use.node.type}; read what it accepts and add one", "this table"
+        return
+    first = next(iter(use.given.values()), None)
+    if first is not None and first[0] not in rule.types:
+        names = ", ".join(sorted(str(t).removeprefix("torch.") for t in rule.types))
+        yield "error", f"{str(first[0]).removeprefix('torch.')}; expected one of {names}", rule.source
+    for level, message in rule.more(use):
+        yield level, message, rule.source
+
+
+def _rotary_mul(use: Use) -> Iterator[Broken]:
+    x, r1 = use.shape("x"), use.shape("r1")
+    if len(x) != 4 or x[-1] % 64 or max(x[0], x[2]) >= 1000:
+        yield "error", f"x is {list(x)}; expected [B, T, N, D], D a multiple of 64, B and N below 1000"
+    elif r1 not in ((1, x[1], 1, x[3]), (x[0], x[1], 1, x[3]), x):
+        yield "error", f"r1 is {list(r1)}; expected [1, {x[1]}, 1, {x[3]}]"
+
+
+def _apply_rotary(use: Use) -> Iterator[Broken]:
+    q, k, cos = (use.shape(name) for name in ("query", "key", "cos"))
+    if use.node.attributes.get("layout", 1) != 1 or len(q) != 4 or q[-1] not in (64, 128):
+        yield "error", f"query is {list(q)}; expected layout 1, [B, T, N, D] with D 64 or 128"
+        return
+    if (*q[:2], 1, q[3]) != cos or use.shape("sin") != cos or (*k[:2], k[3]) != (*q[:2], q[3]):
+        yield "error", f"key is {list(k)}, cos {list(cos)}; expected no broadcast of B, T or D"
+    width = torch.finfo(use.given["query"][0]).bits // 8
+    needed = (5 * (q[2] + k[2]) * 4 + 4 * width + 8) * q[3]
+    if needed > _UNIFIED_BUFFER:
+        yield "error", f"{q[2]} + {k[2]} heads of {q[3]} need {needed} bytes of {_UNIFIED_BUFFER} of unified buffer"
+    for name in ("query", "key"):
+        edge = use.node.input(name)
+        if edge is not None and (other := _other_reader(use.graph, edge, use.node.name)):
+            yield "error", f"writes over its {name}, which {other} is or reads as well"
+
+
+_VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "ExpandDims")
+
+
+def _other_reader(graph: Graph, edge: Edge, name: str) -> str:
+    """Who else has the memory behind an edge: another reader, or the world outside of the graph; "" if nobody."""
+    while True:
+        for reader, number in graph.readers(edge.node):
+            if reader.name != name and reader.inputs[number] == edge:
+                return reader.name
+        node = graph.nodes[edge.node]
+        if node.type not in _VIEWS:
+            return node.name if node.type in ("Data", "RefData", "Const", "FileConstant") else ""
+        first = node.inputs[0]
+        assert first is not None
+        name, edge = node.name, first
+
+
+def _scatter(use: Use) -> Iterator[Broken]:
+    var, indices, updates = (use.shape(name) for name in ("var", "indices", "updates"))
+    if not 1 <= len(var) <= 8 or len(indices) < 2:
+        yield "error", f"var is {list(var)}, indices {list(indices)}; expected 1 to 8 and at least 2 dimensions"
+    elif updates != (*indices[:-1], *var[indices[-1] :]):
+        yield "error", f"updates are {list(updates)}; expected {[*indices[:-1], *var[indices[-1] :]]}"
+
+
+def _matmul(use: Use) -> Iterator[Broken]:
+    if (len(use.shape("x1")), len(use.shape("x2"))) != (2, 2):
+        yield "error", f"operands are {list(use.shape('x1'))} and {list(use.shape('x2'))}; expected two matrices"
+    bias = use.given.get("bias")
+    if bias is not None and bias[1] != use.results[0][1][-1:]:
+        yield "error", f"bias is {list(bias[1])}; expected {list(use.results[0][1][-1:])}"
+
+
+def _batch_matmul(use: Use) -> Iterator[Broken]:
+    if not 2 <= len(use.shape("x1")) <= 8 or len(use.shape("x1")) != len(use.shape("x2")):
+        yield "error", f"operands are {list(use.shape('x1'))} and {list(use.shape('x2'))}; expected 2 to 8 dimensions"
+
+
+def _norm(use: Use) -> Iterator[Broken]:
+    x = use.shape("x1" if "x1" in use.given else "x")
+    if use.shape("gamma") != x[-1:]:
+        yield "error", f"gamma is {list(use.shape('gamma'))}; expected {list(x[-1:])}"
+
+
+def _swiglu(use: Use) -> Iterator[Broken]:
+    if use.shape("x")[-1] % 2:
+        yield "error", f"the last dimension is {use.shape('x')[-1]}; expected an even one"
+
+
+def _wide(use: Use) -> Iterator[Broken]:
+    most = max(len(use.node.operands) - (use.node.type == "ConcatV2"), len(use.results))
+    if most > 63:
+        yield "warning", f"{most} tensors in one node: becomes {-(-most // 63) + 1} kernels ({_WIDE})"
+
+
+def _gather(use: Use) -> Iterator[Broken]:
+    if len(use.shape("indices")) > 1 or use.node.attributes.get("batch_dims", 0):
+        yield "warning", f"indices are {list(use.shape('indices'))}; a list of rows is the fast form"
+
+
+def _top_k(use: Use) -> Iterator[Broken]:
+    if use.given["x"][0] not in FLOATS:
+        yield "warning", "whole numbers are ranked on the AI CPU"
+
+
+def _log_sum_exp(use: Use) -> Iterator[Broken]:
+    if use.given["x"][0] is torch.bfloat16:
+        yield "warning", "no AI Core kernel takes bfloat16; it is widened to float32"
+
+
+_ANY = Rule(ALL)
+RULES: Mapping[str, Rule] = {
+    "RotaryMul": Rule(FLOATS, _ROTARY_MUL, _rotary_mul),
+    "ApplyRotaryPosEmb": Rule(FLOATS, _APPLY_ROTARY, _apply_rotary),
+    "ScatterNdUpdate": Rule(ALL - {torch.uint8}, _SCATTER, _scatter),
+    "MatMul": Rule(FLOATS, DEFINITION, _matmul),
+    "MatMulV2": Rule(FLOATS, DEFINITION, _matmul),
+    "BatchMatMul": Rule(FLOATS, DEFINITION, _batch_matmul),
+    "BatchMatMulV2": Rule(FLOATS, DEFINITION, _batch_matmul),
+    "RmsNorm": Rule(FLOATS, DEFINITION, _norm),
+    "AddRmsNorm": Rule(FLOATS, DEFINITION, _norm),
+    "SwiGlu": Rule(FLOATS, DEFINITION, _swiglu),
+    "FusedInferAttentionScore": Rule(FLOATS, "the rules of constraints"),
+    "GatherV2": Rule(ALL, DEFINITION, _gather),
+    "TopKV2": Rule(NUMBERS, _TOP_K, _top_k),
+    "ReduceLogSumExp": Rule(FLOATS, "CANN 8.1.RC1, operator information of the 910B", _log_sum_exp),
+    **dict.fromkeys(("ConcatV2", "Pack", "SplitV"), Rule(ALL, DEFINITION, _wide)),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Cast", "Transpose"), _ANY),
+    **dict.fromkeys(("BroadcastTo", "Tile", "GatherElements", "StridedSliceV2", "Fill", "ZerosLike"), _ANY),
+    "SelectV2": Rule(BOOLS),  # of the condition
+    "Range": Rule(FLOATS | {torch.int32, torch.int64}),
+    **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalNot", "ReduceAny", "ReduceAll"), Rule(BOOLS)),
+    **dict.fromkeys(("Add", "Sub", "Mul", "FloorDiv", "ClipByValueV2"), Rule(NUMBERS)),
+    "Neg": Rule(FLOATS | {torch.int32, torch.int64}),
+    "Abs": Rule(NUMBERS - {torch.uint8}),
+    "ReduceMax": Rule(NUMBERS),
+    **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "ReduceSum"), Rule(NUMBERS)),
+    "Sort": Rule(NUMBERS - {torch.bfloat16}),
+    **dict.fromkeys(("Equal", "NotEqual"), Rule(ALL)),
+    **dict.fromkeys(("SoftmaxV2", "Swish", "Sigmoid", "Div", "RealDiv", "Exp", "Log"), Rule(FLOATS)),
+    # By its definition it takes no bfloat16, but none is left where it would run.
+    "Identity": Rule(ALL, "GE takes it out before it compiles"),
+    "MaskedFill": Rule(NUMBERS - {torch.uint8}),
+    "ArgMaxV2": Rule(FLOATS),
+}

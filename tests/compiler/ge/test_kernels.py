@@ -1,0 +1,63 @@
+"""How many kernels a step of openPangu-7B's shape is on a device, two of its layers standing for all."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftwood.compiler.device.steps import layer_ops, step_ops
+from draftwood.compiler.ge.constraints import check_constraints
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.lowering import lower_to_ge
+from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.compiler.ge.torchair_bridge import ge_ir
+from draftwood.compiler.ge.weights import plan_weights
+from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.steps.tracing import shapes_only, trace
+from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.teachers.registry import make_decoder
+from draftwood.tools.measure.published import OPENPANGU_7B
+from draftwood.tools.show.npu_graphs import kernels
+
+CONFIG = replace(OPENPANGU_7B, layers=2)
+
+
+@pytest.fixture(scope="module")
+def verified() -> tuple[Step, Graph]:
+    """The verify step of 13 rows at 1024, and its graph."""
+    with shapes_only(torch.bfloat16) as mode:
+        decoder = make_decoder(CONFIG, 1024).requires_grad_(False)
+    held = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
+    sizes = StepSizes(branch_rows=13, path_rows=4, dtype="bfloat16")
+    step = verify_step(decoder, sizes, 13, 1024, "npu")
+    with mode:
+        program = trace(step)
+    air = lower_to_ge(step, program, plan_weights(held, torch.bfloat16, "w", dict.fromkeys(held, ()), {}))
+    return step, Graph.of(ge_ir().ModelDef.FromString(air).graph[0])
+
+
+def test_a_layer_is_14_kernels_and_turns_nothing_around(verified: tuple[Step, Graph]) -> None:
+    counted = kernels(verified[1])
+    assert counted["layers"] == 2 and counted["outside"] <= 24
+    once = ("SplitV", "ApplyRotaryPosEmb", "FusedInferAttentionScore", "SwiGlu")
+    twice = ("AddRmsNorm", "ConcatV2", "ScatterNdUpdate")
+    assert counted["layer"] == dict.fromkeys(once, 1) | dict.fromkeys(twice, 2) | {"MatMulV2": 4}
+    assert not {"Transpose", "TensorMove", "Identity"} & verified[1].counts().keys()
+
+
+def test_the_latency_model_lists_what_the_graph_lists(verified: tuple[Step, Graph]) -> None:
+    counted = kernels(verified[1])
+    assert sum(op.count for op in layer_ops(CONFIG, 13, 1024)) == sum(counted["layer"].values())
+    assert sum(op.count for op in step_ops(CONFIG, 13, 1024)) == counted["all"]
+
+
+def test_every_cache_is_written_once_by_whole_rows(verified: tuple[Step, Graph]) -> None:
+    step, graph = verified
+    known = shapes(graph)
+    assert [f for f in check_constraints(graph, known) if f.level == "error"] == []
+    proof = prove_in_place(graph, step.signature)
+    assert len(proof) == 4
+    rows = Counter(known[one.cache][0][1] for one in proof)
+    assert rows == {(1024, CONFIG.kv_heads * CONFIG.head_dim): 4}

@@ -1,0 +1,120 @@
+"""Every operator of every graph has a rule, and every rule is found broken where it is."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood.compiler.ge.constraints import check_constraints
+from draftwood.compiler.ge.graph import DTYPES, HELD, Declared, Edge, Graph, Node
+from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.operator_rules import DEFINITION, RULES, Use, broken
+from draftwood.environment import torch_npu_folder
+
+HALF, LONG = torch.bfloat16, torch.int64
+
+
+def node(kind: str, *names: str, **attributes: object) -> Node:
+    declared = tuple(Declared(name, None, None) for name in names)
+    return Node("n", kind, tuple(Edge(name, 0) for name in names), attributes, declared, (Declared("y", None, None),))
+
+
+def found(kind: str, result: tuple[int, ...] = (), *, dtype: torch.dtype = HALF, **given: tuple[int, ...]) -> list[str]:
+    """Messages of a node of its own, whose operands have these shapes."""
+    attributes = {"layout": 1} if kind == "ApplyRotaryPosEmb" else {}
+    one = node(kind, *given, **attributes)
+    sources = {name: Node(name, "Add", (), {}, (), (Declared("y", None, None),)) for name in given}
+    graph = Graph("g", {**sources, "n": one})
+    typed = {name: (LONG if name == "indices" else dtype, shape) for name, shape in given.items()}
+    return [message for level, message, source in broken(Use(graph, one, typed, ((dtype, result),))) if source]
+
+
+def test_every_lowered_operator_has_a_rule(lowered: Any) -> None:
+    for graph in lowered.graphs.values():
+        assert {n.type for n in graph.nodes.values()} - set(HELD) <= RULES.keys()
+
+
+def test_an_operator_without_a_rule_is_a_finding(lowered: Any) -> None:
+    graph = lowered.graphs["draft"]
+    name = next(n.name for n in graph.nodes.values() if n.type == "MatMulV2")
+    odd = replace(graph, nodes=graph.nodes | {name: replace(graph.nodes[name], type="Einsum")})
+    (finding,) = (f for f in check_constraints(odd, shapes(graph)) if f.level == "error")
+    assert finding.node == name and "no rule is known for operator Einsum" in finding.message
+
+
+TABLE = (1, 7, 1, 128)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("RotaryMul", {"x": (7, 4, 128), "r1": (7, 1, 128), "r2": (7, 1, 128)}, "expected [B, T, N, D]"),
+        ("RotaryMul", {"x": (1, 7, 4, 96), "r1": (1, 7, 1, 96), "r2": (1, 7, 1, 96)}, "multiple of 64"),
+        ("RotaryMul", {"x": (1, 7, 4, 128), "r1": (1, 1, 7, 128), "r2": TABLE}, "r1 is"),
+        ("ApplyRotaryPosEmb", {"query": (7, 4, 128), "key": (7, 2, 128), "cos": TABLE, "sin": TABLE}, "layout 1"),
+        (
+            "ApplyRotaryPosEmb",
+            {"query": (1, 7, 4, 128), "key": (1, 7, 2, 128), "cos": (1, 1, 1, 128), "sin": TABLE},
+            "no broadcast",
+        ),
+        (
+            "ApplyRotaryPosEmb",
+            {"query": (1, 7, 96, 128), "key": (1, 7, 8, 128), "cos": TABLE, "sin": TABLE},
+            "of unified buffer",
+        ),
+        ("ScatterNdUpdate", {"var": (64, 32), "indices": (7,), "updates": (7, 32)}, "at least 2 dimensions"),
+        ("ScatterNdUpdate", {"var": (64, 32), "indices": (7, 1), "updates": (6, 32)}, "updates are [6, 32]"),
+        ("MatMul", {"x1": (1, 7, 32), "x2": (32, 64)}, "two matrices"),
+        ("BatchMatMul", {"x1": (2, 7, 32), "x2": (32, 64)}, "2 to 8 dimensions"),
+        ("AddRmsNorm", {"x1": (7, 32), "x2": (7, 32), "gamma": (7,)}, "gamma is [7]"),
+        ("SwiGlu", {"x": (7, 33)}, "an even one"),
+    ],
+)
+def test_broken_rules(kind: str, given: dict[str, tuple[int, ...]], message: str) -> None:
+    assert any(message in text for text in found(kind, **given))
+
+
+def test_what_keeps_the_rules_is_not_found() -> None:
+    assert found("RotaryMul", x=(1, 7, 4, 128), r1=TABLE, r2=TABLE) == []
+    assert found("ApplyRotaryPosEmb", query=(1, 7, 64, 128), key=(1, 7, 8, 128), cos=TABLE, sin=TABLE) == []
+    assert found("ScatterNdUpdate", var=(64, 32), indices=(7, 1), updates=(7, 32)) == []
+
+
+def test_element_types_are_checked() -> None:
+    assert found("SwiGlu", dtype=LONG, x=(7, 32)) == ["int64; expected one of bfloat16, float16, float32"]
+    assert found("LogicalNot", dtype=LONG, x=(7,)) == ["int64; expected one of bool"]
+
+
+def test_a_value_that_is_written_over_has_one_reader(lowered: Any) -> None:
+    """The rotary operator puts its results where its inputs lie."""
+    use = node("ApplyRotaryPosEmb", "query", "key", "cos", "sin", layout=1)
+    sources = {name: Node(name, "Add", (), {}, (), (Declared("y", None, None),)) for name in ("key", "cos", "sin")}
+    given = {"query": (HALF, (1, 7, 4, 64)), "key": (HALF, (1, 7, 2, 64))}
+    given |= dict.fromkeys(("cos", "sin"), (HALF, (1, 7, 1, 64)))
+    reader = Node("late", "Neg", (Edge("query", 0),), {}, (), ())
+    for query, extra in ((Node("query", "Data", (), {}, (), ()), []), (Node("query", "Add", (), {}, (), ()), [reader])):
+        graph = Graph("g", {**sources, "query": query, "n": use, **{n.name: n for n in extra}})
+        messages = [message for _, message, _ in broken(Use(graph, use, given, ()))]
+        assert len(messages) == 1 and messages[0].startswith("writes over its query, which")
+
+
+def test_types_are_among_those_of_the_definitions() -> None:
+    """The definitions stand in torchair's own file; where they list types, ours are among them."""
+    folder = torch_npu_folder()
+    assert folder is not None
+    path = Path(folder) / "dynamo/torchair/_ge_concrete_graph/auto_generated_ge_raw_ops.py"
+    listed = re.findall(
+        r"REG_OP\((\w+)\)\\n\n\s*\.(?:DYNAMIC_)?INPUT\(\w+, TensorType\(\{([A-Z0-9_, ]*)\}\)", path.read_text()
+    )
+    names = {"DT_BFLOAT16": torch.bfloat16, **DTYPES}
+    checked = 0
+    for kind, types in listed:
+        if kind in RULES and RULES[kind].source == DEFINITION:
+            known = {names[name.strip()] for name in types.split(",") if name.strip() in names}
+            odd = RULES[kind].types - known
+            assert not odd, f"{kind}: {odd}"
+            checked += 1
+    assert checked > 15
