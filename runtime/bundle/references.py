@@ -150,7 +150,8 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
     elif graph.kind == "extend":
         expected, outputs = _WAITING, [{"hidden"}]
     else:
-        expected, outputs = _WAITING if graph.aliases else {"features"}, [RANKED, DRAFTED, CHOSEN]
+        expected = (_WAITING if graph.aliases else {"features"}) | (small & {"noise"})
+        outputs = [RANKED, DRAFTED, CHOSEN]
     if small != expected:
         yield f"takes {sorted(small)} beside caches; expected {sorted(expected)} of kind {graph.kind}"
     if results not in outputs:
@@ -244,6 +245,9 @@ def _draft(draft: GraphSignature | None, name: str, tree: Tree) -> Iterator[str]
         yield f"refers to draft graph {name!r}, which the manifest does not describe"
         return
     outputs = {spec.name: spec for spec in draft.outputs}
+    noise = next((spec for spec in draft.inputs if spec.name == "noise"), None)
+    if noise is not None and not _per_level(noise, tree):
+        yield f"graph {draft.name} takes {_shown(noise)}; expected a row for each of {tree.depth} levels"
     if (tree.file is None) != ("parents" in outputs):
         yield f"graph {draft.name} gives {sorted(draft.results)}; expected a tree exactly where it has no file"
     rows, nodes = tree.rows, tree.rows - 1
@@ -256,6 +260,11 @@ def _draft(draft: GraphSignature | None, name: str, tree: Tree) -> Iterator[str]
     candidates = outputs.get("candidates")
     if candidates is not None and (len(candidates.shape) < 2 or not _reaches(candidates, tree)):
         yield f"graph {draft.name} gives {_shown(candidates)}; expected {tree.depth} levels of {tree.width} or more"
+
+
+def _per_level(noise: TensorSignature, tree: Tree) -> bool:
+    levels, *width = noise.shape
+    return isinstance(levels, int) and tree.depth <= levels and len(width) == 1 and isinstance(width[0], int)
 
 
 def _reaches(candidates: TensorSignature, tree: Tree) -> bool:

@@ -21,14 +21,16 @@ class FastEagleStep(CachedStep):
         super().__init__(drafter, decoder, form)
         self.candidates = candidates
 
-    def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
         cascade = self.extended(tokens, features, committed, accepted, caches)
-        return (*self.drafter.best(cascade.normed, self.teacher, self.candidates), *cascade.caches)
+        return (*self.drafter.best(cascade.normed, self.teacher, self.candidates, noise), *cascade.caches)
 
 
 def fasteagle_step(
     drafter: FastEagle, decoder: Decoder, candidates: int, rows: int, slots: int, dtype: str = "float32"
 ) -> Step:
     """FastEagle's draft step behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
-    outputs = ranked_outputs(drafter.config.block.layers, candidates, "float32")
-    return draft_step(FastEagleStep(drafter, decoder, candidates, form_at(slots)), "draft", outputs, rows, slots, dtype)
+    levels = drafter.config.block.layers
+    outputs = ranked_outputs(levels, candidates, "float32")
+    module = FastEagleStep(drafter, decoder, candidates, form_at(slots))
+    return draft_step(module, "draft", levels, outputs, rows, slots, dtype)

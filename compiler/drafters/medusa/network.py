@@ -38,12 +38,18 @@ class MedusaHeads(nn.Module):
         self.tied = tied
         self.heads = nn.ModuleList(Head(hidden, vocabulary, blocks, tied) for _ in range(heads))
 
-    def forward(self, hidden_1H: Tensor, lm_head_VH: Tensor | None, candidates: int) -> tuple[Tensor, Tensor]:
-        """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first."""
+    def forward(
+        self, hidden_1H: Tensor, noise_IV: Tensor, lm_head_VH: Tensor | None, candidates: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first.
+
+        ``noise`` is what drafter and teacher share, times the temperature: 0 for greedy text.
+        """
         heads = cast(Iterable[Head], self.heads)
         if lm_head_VH is not None:
             logits_IV = F.linear(torch.cat([head.features(hidden_1H) for head in heads]), lm_head_VH)
         else:
             logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in heads])
+        logits_IV = logits_IV + noise_IV
         top_IK, tokens_IK = logits_IV.topk(candidates, -1)
         return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)
