@@ -2,7 +2,8 @@
 
 The teacher (transformers) answers in batches; then every context of the answers is ranked at once along the true
 text, as draft trees that hold the true path would rank it: an EAGLE-3 layer is fed the true tokens and its own
-states, Medusa heads and FastEagle layers rank a token by its distance alone.
+states, Medusa heads and FastEagle layers rank a token by its distance alone. Sampled text was drawn with noise, and
+candidates are ranked with the same noise, as engines rank them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def jobs(
     for temperature in temperatures:
         for at in range(0, len(whole), size):
             part = tuple(whole[at : at + size])
-            content = f"{digests} {REFERENCE_ROWS} {temperature} {seed if temperature else 0} {part}"
+            content = f"{digests} {REFERENCE_ROWS} coupled {temperature} {seed if temperature else 0} {part}"
             made.append(
                 Job(
                     name=f"answers-{zlib.crc32(content.encode()):08x}",
@@ -102,16 +103,20 @@ def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor 
         yield job
 
 
-def count(job: Job) -> bytes:
-    """One job's statistics, as ``Calibration.to_bytes`` writes them."""
+def count(job: Job, coupled: bool = True) -> bytes:
+    """One job's statistics, as ``Calibration.to_bytes`` writes them.
+
+    Sampled text's candidates are ranked as an engine's: with the noise that the teacher drew with, unless ``coupled``
+    is False, which is there for comparison.
+    """
     hide_torch_npu()
     from draftwood.compiler.training.batch import NONE, Batch
     from draftwood.tools.training.shared_noise import SharedNoise
     from draftwood.tools.training.states import States
     from draftwood.tools.training.trainer import ranks_of
 
-    text, model, drafter = _loaded(job.teacher, job.drafter, job.levels)
-    turns, texts = _answers(job, text, model)
+    text, model, drafter = loaded(job.teacher, job.drafter, job.levels)
+    turns, texts = answers(job, text, model)
     calibration = Calibration()
     calibration.sources[job.name] = 1
     if not len(texts.index_W):
@@ -121,10 +126,10 @@ def count(job: Job) -> bytes:
     every_W = np.arange(len(texts.index_W))
 
     def noise_of(text_B: np.ndarray, batch: Batch) -> SharedNoise:
-        samplings = [_sampling(job, turns[number]) for number in text_B]
+        samplings = [sampling_of(job, turns[number]) for number in text_B]
         return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocab_size)
 
-    shared = noise_of if job.temperature else None
+    shared = noise_of if job.temperature and coupled else None
     for text_B, batch, features_NIH, ranks_NI in ranks_of(drafter, states, every_W, CANDIDATES, shared):
         noise = shared(text_B, batch) if shared else None
         confidence_N = drafter.confidence(features_NIH, noise).tolist()
@@ -145,6 +150,7 @@ def count(job: Job) -> bytes:
             context=context.length,
             confidence=context.confidence,
             task=turn.source,
+            sampled=job.temperature > 0,
         )
     return calibration.to_bytes()
 
@@ -162,7 +168,7 @@ def _prompt(text: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
 
 
 @lru_cache(maxsize=1)
-def _loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyped-def]
+def loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyped-def]
     """Once a process: tokenizer, teacher and drafter."""
     from draftwood.tools.training.generate import load_teacher
     from draftwood.tools.training.students import load
@@ -171,7 +177,7 @@ def _loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyp
     return Tokenizer.load(teacher), model, load(drafter, model, levels)
 
 
-def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
+def answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
     """The answers to every turn, a later one behind the answer to the one before: the turns, and their texts.
 
     A conversation ends where it grows too long for the teacher.
@@ -193,7 +199,7 @@ def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
                     prompts.append(ids)
         if not asked:
             break
-        samplings = [_sampling(job, job.conversations[i][turn]) for i in asked]
+        samplings = [sampling_of(job, job.conversations[i][turn]) for i in asked]
         written = generate(model, prompts, samplings, job.max_new_tokens, ends)
         for i, prompt, new in zip(asked, prompts, written, strict=True):
             histories[i].append({"role": "assistant", "content": text.decode(new)})
@@ -202,7 +208,7 @@ def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
     return answered, _distilled(whole, job.temperature, checkpoint)
 
 
-def _sampling(job: Job, turn: Prompt) -> Sampling:
+def sampling_of(job: Job, turn: Prompt) -> Sampling:
     """Each turn has a seed of its own, so that no two share their noise."""
     return Sampling(temperature=job.temperature, seed=(job.seed % 2**32 << 32) + zlib.crc32(turn.id.encode()))
 

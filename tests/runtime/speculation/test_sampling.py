@@ -85,12 +85,17 @@ def chi_square(counts, expected):
     return (((counts[seen] - expected[seen]) ** 2 / expected[seen]).sum() - freedom) / math.sqrt(2 * max(freedom, 1))
 
 
-@pytest.mark.parametrize("axis", ["positions", "seeds"])
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_draws_follow_the_distribution(sampling, axis):
+def test_draws_over_positions_follow_the_distribution(sampling):
+    logits, count = random_logits(40, scale=1.5), 5000
+    drawn = np.bincount([draw(logits, sampling, position) for position in range(count)], minlength=40)
+    assert chi_square(drawn, distribution(logits, sampling) * count) < 6
+
+
+@pytest.mark.parametrize("sampling", [SETTINGS[0], SETTINGS[-1]])
+def test_draws_over_seeds_follow_the_distribution(sampling):
     logits, count = random_logits(40, scale=1.5), 20_000
-    which = [(sampling, i) if axis == "positions" else (replace(sampling, seed=i), 7) for i in range(count)]
-    drawn = np.bincount([draw(logits, one, position) for one, position in which], minlength=40)
+    drawn = np.bincount([draw(logits, replace(sampling, seed=seed), 7) for seed in range(count)], minlength=40)
     assert chi_square(drawn, distribution(logits, sampling) * count) < 6
 
 
