@@ -101,7 +101,7 @@ def gumbel_row(vocabulary: int, key: Key) -> NDArray[np.float64]:
 
 def block_gumbels(blocks_n: NDArray[np.int32], key: Key) -> NDArray[np.float64]:
     """G of all ids of some blocks, float64 [n, 64]: ``gumbels`` of them, with each block's number made once."""
-    ids_nL = blocks_n[:, None] * BLOCK + np.arange(BLOCK, dtype=np.int32)
+    ids_nL: NDArray[np.int32] = np.add.outer(blocks_n * BLOCK, np.arange(BLOCK, dtype=np.int32))
     own, least_n, lane_n = _numbers(ids_nL.reshape(-1), blocks_n, key)
     own_nL = own.reshape(ids_nL.shape)
     own_nL[np.arange(blocks_n.size), lane_n] = 0.0

@@ -151,7 +151,7 @@ def test_whole_steps_equal_eager_ones(pair: Pair) -> None:
     assert all(cache.abs().sum() > 0 for cache in caches)
     assert [cache.data_ptr() for cache in caches] == memory
 
-    noise = torch.randn(pair.graphs["draft"].inputs[1].shape).to(hidden.dtype)
+    noise = torch.randn(pair.eager["draft"].signature.inputs[1].shape, generator=generator).to(hidden.dtype)
     tokens, scores = pair.interpreters["draft"].run({"features": hidden.clone(), "noise": noise.clone()})
     (tokens_eager, scores_eager), _ = pair.run_eager("draft", [hidden, noise], [])
     assert torch.equal(tokens, tokens_eager)
