@@ -23,8 +23,19 @@ MAY_IMPORT = {
     "": {"errors", "environment", "files", "planning", "version"},
     "trees": {"errors", "files", "trees"},
     "kernels": {"errors", "trees", "kernels"},
-    "compiler": {"errors", "environment", "files", "manifest", "planning", "version", "trees", "kernels", "compiler"},
-    "runtime": {"errors", "environment", "files", "manifest", "planning", "version", "trees", "runtime"},
+    "compiler": {
+        "errors",
+        "environment",
+        "files",
+        "manifest",
+        "noise",
+        "planning",
+        "version",
+        "trees",
+        "kernels",
+        "compiler",
+    },
+    "runtime": {"errors", "environment", "files", "manifest", "noise", "planning", "version", "trees", "runtime"},
 }
 # The way of a build, folder by folder: each imports those before it only.
 COMPILER = ("checkpoints", "teachers", "steps", "drafters", "targets", "onnx", "ge", "bundle")

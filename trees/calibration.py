@@ -39,7 +39,7 @@ UNKNOWN_BIN = 255
 Part = Literal["counted", "tuning", "heldout"]
 # Of 8 folds 6 are counted, 1 chooses the planner's settings and 1 only ever reports.
 _PARTS: tuple[Part, ...] = ("counted", "counted", "counted", "tuning", "counted", "counted", "counted", "heldout")
-_HEADER = {"contexts", "grouped", "tasks", "sources", "rows", "ranks", "sha256"}
+_HEADER = {"contexts", "grouped", "sampled", "tasks", "sources", "rows", "ranks", "sha256"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self.sources: dict[str, int] = {}
-        self._grouped = 0
+        self._grouped = self._sampled = 0
         self._tasks: tuple[str, ...] = ("",)
         self._contexts = _empty()
         self._new = _Columns()
@@ -126,6 +126,11 @@ class Calibration:
         """Whether every context came with the name of its text; otherwise intervals take lines as independent."""
         return self._grouped == self.contexts.total
 
+    @property
+    def sampled(self) -> int:
+        """How many of the contexts are of sampled text; the rest are of greedy text, or nobody has said."""
+        return self._sampled
+
     def part(self, part: Part) -> Contexts:
         """What trees are made from (counted), settings chosen on (tuning) or figures reported for (heldout)."""
         wanted = np.array([name == part for name in _PARTS])
@@ -139,6 +144,7 @@ class Calibration:
         context: int | None = None,
         confidence: float | None = None,
         task: str = "",
+        sampled: bool = False,
     ) -> None:
         """Count one context.
 
@@ -147,6 +153,7 @@ class Calibration:
             group: the text it belongs to, or the number of a line that stands for itself alone.
             context: tokens in front of it, 0 or more.
             confidence: probability of the drafter's best first candidate, 0 to 1.
+            sampled: whether the text was drawn at a temperature above 0.
 
         Raises:
             TreeError: one of these is something else.
@@ -154,6 +161,7 @@ class Calibration:
         ranks = _short(rank_path(path))
         self._new.append(ranks, _fold(group), task, _bin(confidence), _step(context))
         self._grouped += isinstance(group, str)
+        self._sampled += sampled
 
     def merge(self, other: Calibration) -> None:
         """Add all contexts of `other`."""
@@ -161,6 +169,7 @@ class Calibration:
         other._settle()
         self._combine(other._tasks, other._contexts)
         self._grouped += other._grouped
+        self._sampled += other._sampled
         for source, done in other.sources.items():
             self.sources[source] = max(self.sources.get(source, 0), done)
 
@@ -199,6 +208,7 @@ class Calibration:
             "version": 1,
             "contexts": contexts.total,
             "grouped": self._grouped,
+            "sampled": self._sampled,
             "tasks": self._tasks,
             "sources": dict(sorted(self.sources.items())),
             "rows": len(contexts.counts_N),
@@ -230,6 +240,7 @@ class Calibration:
         result._tasks, result.sources = _names(fields["tasks"], where), _sources(fields["sources"], where)
         result._contexts = _columns(payload, fields, where)
         result._grouped = _number(fields, "grouped", where)
+        result._sampled = _number(fields, "sampled", where)
         _check(result._contexts, len(result._tasks), _number(fields, "contexts", where), where)
         return result
 

@@ -7,6 +7,7 @@ is computed along the teacher's own text, as draft trees that hold the true path
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 # Rows whose logits are ranked at a time.
 _RANKED = 256
+
+# Of a level and some contexts what is added to the logits, float32 [N, V] where the logits are.
+LevelNoise = Callable[[int, slice], Tensor]
 
 
 class Student(nn.Module):
@@ -119,30 +123,34 @@ class Student(nn.Module):
             return self.features(batch).to(self.output_VH.dtype)
 
     @torch.no_grad()
-    def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor) -> Tensor:
+    def ranks(self, batch: Batch, candidates: int, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
         """Rank of the true token among each level's candidates, int64 [N, I]; ``candidates`` where it is not there.
 
-        ``features_NIH`` are the batch's, from ``frozen``.
+        ``features_NIH`` are the batch's, from ``frozen``; ``noise`` is added to the logits.
         """
         targets_NI = batch.targets(self.levels)
         found = []
         for level in range(self.levels):
             output_VH = self.output(level).to(self.output_VH.dtype)
-            tokens = [self.best(part, output_VH, candidates) for part in features_NIH[:, level].split(_RANKED)]
-            hit_NK = torch.cat(tokens) == targets_NI[:, level, None]
+            hit_NK = torch.cat([
+                self.best(features_NIH[part, level], output_VH, candidates, noise and noise(level, part))
+                for part in _parts(len(features_NIH))
+            ]) == targets_NI[:, level, None]  # fmt: skip
             found.append(torch.where(hit_NK.any(-1), hit_NK.int().argmax(-1), candidates))
         return torch.stack(found, 1)
 
     @torch.no_grad()
-    def confidence(self, features_NIH: Tensor) -> Tensor:
+    def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
         """The probability that level 0 gives its best candidate, of ``frozen`` features, float32 [N]."""
-        output_VH = self.output(0).to(self.output_VH.dtype)
-        parts = [F.linear(part, output_VH).float() for part in features_NIH[:, 0].split(_RANKED)]
-        return torch.cat([logits_NV.amax(-1) - logits_NV.logsumexp(-1) for logits_NV in parts]).exp()
+        output_VH, found = self.output(0).to(self.output_VH.dtype), []
+        for part in _parts(len(features_NIH)):
+            logits_NV = _perturbed(features_NIH[part, 0], output_VH, noise and noise(0, part))
+            found.append(logits_NV.amax(-1) - logits_NV.logsumexp(-1))
+        return torch.cat(found).exp()
 
-    def best(self, features_NH: Tensor, output_VH: Tensor, candidates: int) -> Tensor:
+    def best(self, features_NH: Tensor, output_VH: Tensor, candidates: int, noise_NV: Tensor | None = None) -> Tensor:
         """The teacher's ids of the best candidates, best first, int64 [N, K]."""
-        logits_NV = F.linear(features_NH, output_VH).float()
+        logits_NV = _perturbed(features_NH, output_VH, noise_NV)
         top_NK = logits_NV.topk(min(candidates, len(output_VH))).indices
         return top_NK if self.ids_V is None else self.ids_V[top_NK]
 
@@ -154,6 +162,15 @@ class Student(nn.Module):
         known_T = torch.zeros(len(self.teacher_output_TH), dtype=torch.bool)
         known_T[ids_V] = True
         return {"d2t": ids_V - torch.arange(len(ids_V)), "t2d": known_T}
+
+
+def _parts(contexts: int) -> Iterator[slice]:
+    return (slice(at, min(at + _RANKED, contexts)) for at in range(0, contexts, _RANKED))
+
+
+def _perturbed(features_NH: Tensor, output_VH: Tensor, noise_NV: Tensor | None) -> Tensor:
+    logits_NV = F.linear(features_NH, output_VH).float()
+    return logits_NV if noise_NV is None else logits_NV + noise_NV
 
 
 def stored(tensors: dict[str, Any]) -> dict[str, Tensor]:

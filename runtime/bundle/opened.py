@@ -7,6 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.files import read_text
 from draftwood.manifest import Gear, GraphSignature, Manifest, Tree, read_manifest
@@ -18,6 +21,9 @@ from draftwood.trees.frozen import thaw
 
 # full: every byte is hashed and every weight looked at; fast: what can be said without reading the large files.
 Verify = Literal["full", "fast"]
+
+# The weight that maps a smaller draft vocabulary to the teacher's ids.
+DRAFT_IDS = "teacher_ids"
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,21 @@ class Bundle:
         return cls(folder, manifest, trees, found, verify)
 
     @cached_property
+    def draft_ids(self) -> NDArray[np.int64] | None:
+        """The teacher's ids of a smaller draft vocabulary, int64 [U]; None where a drafter proposes any token.
+
+        Raises:
+            BundleError: they are damaged.
+        """
+        for path, tensors in _headers(self.folder, self.manifest).items():
+            if DRAFT_IDS in tensors:
+                ids_U = weights.read_ids(path, tensors[DRAFT_IDS])
+                if ids_U.min(initial=0) < 0 or ids_U.max(initial=0) >= self.manifest.dims.vocabulary:
+                    raise BundleError(f"{path}: {DRAFT_IDS} holds ids that are none; build the bundle again")
+                return ids_U
+        return None
+
+    @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
         return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
@@ -95,6 +116,16 @@ def _files(folder: Path, manifest: Manifest) -> Files:
 
 def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
     """Headers and sizes of all weights; every number of them where everything is looked at."""
+    held = _headers(folder, manifest)
+    for path, tensors in held.items():
+        _check_positions(path, tensors, max(gear.slots for gear in manifest.gears))
+    if verify == "full":
+        for path, tensors in held.items():
+            weights.check_values(path, tensors, manifest.dims.vocabulary)
+
+
+def _headers(folder: Path, manifest: Manifest) -> dict[Path, dict[str, weights.Tensor]]:
+    """The tensors of all files of weights, as far as their form is known here."""
     held: dict[Path, dict[str, weights.Tensor]] = {}
     for one in manifest.graph_sets:
         path = folder / one.weights
@@ -102,10 +133,7 @@ def _check_weights(folder: Path, manifest: Manifest, verify: Verify) -> None:
             held |= weights.read_index(folder / one.index, path) if one.weights in manifest.files else {}
         elif one.target == "onnx" or path.suffix == ".safetensors":  # another target's own form is its engine's to read
             held[path] = weights.read_header(path)
-            _check_positions(path, held[path], max(gear.slots for gear in manifest.gears))
-    if verify == "full":
-        for path, tensors in held.items():
-            weights.check_values(path, tensors, manifest.dims.vocabulary)
+    return held
 
 
 def _check_positions(path: Path, tensors: dict[str, weights.Tensor], longest: int) -> None:

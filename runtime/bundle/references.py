@@ -150,7 +150,8 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
     elif graph.kind == "extend":
         expected, outputs = _WAITING, [{"hidden"}]
     else:
-        expected, outputs = _WAITING if graph.aliases else {"features"}, [RANKED, DRAFTED, CHOSEN]
+        expected = (_WAITING if graph.aliases else {"features"}) | (small & {"noise"})
+        outputs = [RANKED, DRAFTED, CHOSEN]
     if small != expected:
         yield f"takes {sorted(small)} beside caches; expected {sorted(expected)} of kind {graph.kind}"
     if results not in outputs:
@@ -235,15 +236,18 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
         yield f"draft is {gear.draft!r} beside a tree of {tree.rows} rows; expected a draft graph exactly for trees"
     elif gear.draft is not None:
         draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft))
-        yield from _draft(draft, gear.draft, tree)
+        yield from _draft(draft, gear.draft, tree, manifest.drafter.levels if manifest.drafter else 0)
 
 
-def _draft(draft: GraphSignature | None, name: str, tree: Tree) -> Iterator[str]:
-    """Whether a graph drafts this very tree."""
+def _draft(draft: GraphSignature | None, name: str, tree: Tree, levels: int) -> Iterator[str]:
+    """Whether a graph drafts this very tree; ``levels`` are the drafter's."""
     if draft is None or draft.kind != "draft":
         yield f"refers to draft graph {name!r}, which the manifest does not describe"
         return
     outputs = {spec.name: spec for spec in draft.outputs}
+    noise = next((spec for spec in draft.inputs if spec.name == "noise"), None)
+    if noise is not None and not _per_level(noise, tree, levels):
+        yield f"graph {draft.name} takes {_shown(noise)}; expected a row for each of {tree.depth} to {levels} levels"
     if (tree.file is None) != ("parents" in outputs):
         yield f"graph {draft.name} gives {sorted(draft.results)}; expected a tree exactly where it has no file"
     rows, nodes = tree.rows, tree.rows - 1
@@ -256,6 +260,11 @@ def _draft(draft: GraphSignature | None, name: str, tree: Tree) -> Iterator[str]
     candidates = outputs.get("candidates")
     if candidates is not None and (len(candidates.shape) < 2 or not _reaches(candidates, tree)):
         yield f"graph {draft.name} gives {_shown(candidates)}; expected {tree.depth} levels of {tree.width} or more"
+
+
+def _per_level(noise: TensorSignature, tree: Tree, most: int) -> bool:
+    rows, *width = noise.shape or (0,)
+    return isinstance(rows, int) and tree.depth <= rows <= most and len(width) == 1 and isinstance(width[0], int)
 
 
 def _reaches(candidates: TensorSignature, tree: Tree) -> bool:

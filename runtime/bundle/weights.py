@@ -107,6 +107,22 @@ def read_index(path: Path, weights: Path) -> dict[Path, dict[str, Tensor]]:
     return found
 
 
+def read_ids(path: Path, tensor: Tensor) -> NDArray[np.int64]:
+    """A tensor of token ids, flat; BundleError where it is none or the file ends inside it."""
+    kind, (begin, end) = _IDS.get(tensor.dtype), tensor.data_offsets
+    try:
+        with open_regular(path) as file:
+            file.seek(begin)
+            data = file.read(end - begin)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}; copy the bundle again") from error
+    if kind is None or len(data) != end - begin:
+        raise BundleError(
+            f"{path}: {len(data)} bytes of {tensor.dtype}; expected {end - begin} of token ids; {_REBUILD}"
+        )
+    return np.frombuffer(data, kind).astype(np.int64)
+
+
 def check_values(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
     """Refuses NaN, infinity and whole numbers that are no token id, by the tensor's name.
 

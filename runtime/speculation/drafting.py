@@ -18,6 +18,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import TreeBuffers, tree_tokens
 
@@ -43,6 +44,7 @@ class Drafting:
         self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
         self._extends = [graph for graph in graphs if graph.kind == "extend"]
         self._inputs: dict[str, dict[str, NDArray]] = {}
+        self._noise = SharedNoise(bundle)
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the gear behind the committed text and its root; may be asked for again."""
@@ -55,6 +57,11 @@ class Drafting:
             self._extend(state, cache.waiting - 1)
         count = cache.waiting
         inputs = self._filled(graph, *cache.rows(count, state.root), cache.length)
+        for spec in graph.inputs:
+            if (
+                spec.name == "noise"
+            ):  # the root is the token at ``length``: the first level is of the position behind it
+                inputs = inputs | {"noise": self._noise.rows(spec, state.sampling, state.length + 1)}
         outputs = self._ran(graph, inputs, cache, count)
         cache.drafted(state.root)
         return self._tree(gear, state.root, outputs)
@@ -103,7 +110,7 @@ class Drafting:
             found: dict[str, NDArray] = {"tokens": tokens_n, "features": np.ascontiguousarray(features_nF)}
             return found | {"committed": np.array([length + count]), "accepted": np.array([count])}
         caches = set(graph.caches)
-        small = [spec for spec in graph.inputs if spec.name not in caches]
+        small = [spec for spec in graph.inputs if spec.name not in caches and spec.name != "noise"]
         inputs = self._inputs.setdefault(graph.name, {spec.name: _zeros(spec) for spec in small})
         inputs["features"][:count] = features_nF
         if "tokens" in inputs:

@@ -1,9 +1,10 @@
 """The one rule of choice: what the teacher draws at a position depends on logits, seed and position alone.
 
-One uniform number per (seed, position) goes through the inverse of the processed distribution's CDF, so
-the text for a seed is the same with speculation on, off, or with another tree. Greedy is the argmax.
+Noise for every (seed, position, token) is added to the logits of the tokens that top-k and top-p keep, and the greatest
+sum is drawn (`draftwood.noise`), so the text for a seed is the same with speculation on, off, or with another tree.
+Greedy is the argmax, the case without noise.
 
-Shape suffixes: V vocabulary, K tokens kept by top-k and top-p.
+Shape suffixes: V vocabulary, K tokens kept by top-k and top-p, B blocks of the noise, L ids of a block.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import NumericError, RequestError
+from draftwood.noise import BLOCK, Key, block_bounds, block_gumbels, gumbel_row, gumbels, key_of
 
 Logits = NDArray[np.float32]
 Probabilities = NDArray[np.float64]
-Ids = NDArray[np.intp]
+Ids = NDArray[np.int32]
 
 # First guess at the size of a nucleus, and how fast the guess grows: each round costs one pass over V.
 _NUCLEUS_GUESS = 256
 _NUCLEUS_GROWTH = 8
+
+# Up to so many tokens the noise of all is made as fast as it is found out which may win; in a larger vocabulary so many
+# blocks are looked at first.
+_WHOLE = 1 << 14
+_FIRST_BLOCKS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,20 +82,6 @@ def _refusal(name: str, expected: str, got: Any, way_out: str) -> RequestError:
     return RequestError(f"sampling: {name}: expected {expected}, got {got!r}; {way_out}")
 
 
-def uniform(seed: int, position: int) -> float:
-    """The uniform number in [0, 1) of one absolute position, always the same for the same pair.
-
-    Philox is counter-based: any position costs the same (about 10 us), in any order. The 53 bits are taken
-    from the raw stream because numpy promises that one across versions, unlike ``Generator.random``.
-
-    Example:
-        >>> uniform(7, 100) == uniform(7, 100) != uniform(7, 101)
-        True
-    """
-    raw = int(np.random.Philox(key=seed, counter=position).random_raw())
-    return (raw >> 11) * 2.0**-53
-
-
 def distribution(logits_V: Logits, sampling: Sampling) -> Probabilities:
     """The processed probabilities in token-id order: temperature, then top-k, then top-p, in float64.
 
@@ -109,8 +102,9 @@ def distribution(logits_V: Logits, sampling: Sampling) -> Probabilities:
     if sampling.greedy:
         probs_V[_argmax(logits_V)] = 1.0
         return probs_V
-    ids_K, probs_K = _kept(logits_V, sampling)
-    probs_V[ids_K if ids_K is not None else slice(None)] = probs_K
+    best, ids_K = _argmax(logits_V), _kept(logits_V, sampling)
+    chosen = slice(None) if ids_K is None else ids_K
+    probs_V[chosen] = _softmax(logits_V[chosen], logits_V[best], sampling.temperature)
     return probs_V
 
 
@@ -123,7 +117,7 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
         position: index in the whole sequence (prompt included) of the token to draw, >= 0.
 
     Returns:
-        The token in whose step of the CDF ``uniform(seed, position)`` lies, tokens in the order of ``_locate``.
+        Of the tokens that top-k and top-p keep the one of the greatest ``logit / T + G(seed, position, token)``.
 
     Raises:
         NumericError: a NaN or +inf among the logits, or nothing but -inf.
@@ -132,55 +126,84 @@ def draw(logits_V: Logits, sampling: Sampling, position: int) -> int:
         >>> draw(np.array([0.0, 2.0, 2.0], dtype=np.float32), Sampling(), position=5)
         1
     """
+    best = _argmax(logits_V)
     if sampling.greedy:
-        return _argmax(logits_V)
-    ids_K, probs_K = _kept(logits_V, sampling)
-    step, _, _ = _locate(probs_K, uniform(sampling.seed, position))
-    return step if ids_K is None else int(ids_K[step])
+        return best
+    key, peak, temperature = key_of(sampling.seed, position), logits_V[best], sampling.temperature
+    ids_K = _kept(logits_V, sampling)
+    if ids_K is None:
+        return _winner(logits_V, peak, temperature, key)
+    heights_K = _heights(logits_V[ids_K], peak, temperature)
+    heights_K += gumbels(ids_K, key)
+    return int(ids_K[heights_K.argmax()])
 
 
 def margin(logits_V: Logits, sampling: Sampling, position: int) -> float:
     """How far the draw at a position is from another outcome; small means rounding could change the token.
 
-    Greedy: top-1 minus top-2 logit, in logits. Sampled: distance of the uniform number to the nearer edge
-    of the drawn token's step of the CDF, in probability; the edges 0 and 1 of the CDF do not count. The
-    second holds the kept set fixed: a token on the brink of top-k or top-p is not looked at.
+    The lead over the second, in logits: of logits where decoding is greedy, of ``logit + T * G`` where it is not.
+    The latter holds the kept set fixed: a token on the brink of top-k or top-p is not looked at.
 
     Returns:
         >= 0; inf if no other token can be drawn.
     """
-    if sampling.greedy:
-        best = _argmax(logits_V)
-        rivals = np.delete(logits_V, best)
-        return float(logits_V[best]) - float(rivals.max()) if rivals.size else math.inf
-    _, probs_K = _kept(logits_V, sampling)
-    u = uniform(sampling.seed, position)
-    _, lower, upper = _locate(probs_K, u)
-    # The edges 0 and 1 are those of the whole CDF: no other token lies beyond them.
-    return min(u - lower if lower > 0 else math.inf, upper - u if upper < 1 else math.inf)
+    best, ids_K = _argmax(logits_V), None
+    values_K = logits_V.astype(np.float64)
+    if not sampling.greedy:
+        ids_K = _kept(logits_V, sampling)
+        if ids_K is None:
+            ids_K = np.arange(logits_V.size, dtype=np.int32)
+        values_K = logits_V[ids_K].astype(np.float64) - float(logits_V[best])
+        values_K += sampling.temperature * gumbels(ids_K, key_of(sampling.seed, position))
+    if values_K.size == 1:
+        return math.inf
+    second, first = np.partition(values_K, -2)[-2:]
+    return float(first - second)
 
 
-def _locate(probs_K: Probabilities, u: float) -> tuple[int, float, float]:
-    """Inverse CDF: the index whose step holds ``u``, and the step's edges (0 and 1 at the ends of the CDF).
+def _winner(logits_V: Logits, peak: np.float32, temperature: float, key: Key) -> int:
+    """The draw among all tokens. In a large vocabulary noise is made for those blocks alone that may hold it.
 
-    Tokens stand in the order of rising octaves of probability (2^e <= p < 2^(e+1)), by index inside one. An
-    edge is off by the rounding of all that lies below it; with the thousands of rare tokens first, nothing
-    large lies below their edges, so the same token is drawn from logits that differ by rounding. In index
-    order a draw in a thousand from a flat tail would not be.
+    A block's best logit and the greatest G in it bound what is in it. The best of a few blocks is found first; then
+    some ten more can still hold a better one.
     """
-    octave_K = np.frexp(probs_K)[1]
-    first = int(octave_K.min())
-    octave_K[probs_K == 0] = first  # no octave consists of them alone, so none is entered for nothing
-    edges = np.cumsum(np.bincount(octave_K - first, weights=probs_K))
-    octave = min(int(np.searchsorted(edges, u, side="right")), edges.size - 1)
-    start = float(edges[octave - 1]) if octave else 0.0
-    members = np.flatnonzero((octave_K == first + octave) & (probs_K > 0))
-    inner = start + np.cumsum(probs_K[members])
-    # Rounding may leave the last edge a little below u.
-    at = min(int(np.searchsorted(inner, u, side="right")), members.size - 1)
-    lower = float(inner[at - 1]) if at else start
-    last = octave == edges.size - 1 and at == members.size - 1
-    return int(members[at]), lower, 1.0 if last else float(inner[at])
+    if logits_V.size <= _WHOLE:
+        heights_V = _heights(logits_V, peak, temperature)
+        heights_V += gumbel_row(logits_V.size, key)
+        return int(heights_V.argmax())
+    bounds_B = _heights(_block_peaks(logits_V), peak, temperature)
+    bounds_B += block_bounds(logits_V.size, key)
+    first_n = np.argpartition(bounds_B, -_FIRST_BLOCKS)[-_FIRST_BLOCKS:]
+    _, least = _best_of(first_n, logits_V, peak, temperature, key)
+    return _best_of(np.flatnonzero(bounds_B >= least), logits_V, peak, temperature, key)[0]
+
+
+def _best_of(
+    blocks_n: NDArray[np.intp], logits_V: Logits, peak: np.float32, temperature: float, key: Key
+) -> tuple[int, float]:
+    """The winner of some blocks, which ascend where ties are to go to the lowest id, and how high it is."""
+    ids_nL = blocks_n[:, None] * BLOCK + np.arange(BLOCK)
+    heights_nL = _heights(logits_V.take(ids_nL, mode="clip"), peak, temperature)
+    heights_nL += block_gumbels(blocks_n.astype(np.int32), key)
+    heights_nL[ids_nL >= logits_V.size] = -math.inf
+    at = int(heights_nL.argmax())
+    return int(ids_nL.flat[at]), float(heights_nL.flat[at])
+
+
+def _block_peaks(logits_V: Logits) -> Logits:
+    """The greatest logit of every block, the last of which may be short."""
+    whole = logits_V.size // BLOCK * BLOCK
+    peaks_B = logits_V[:whole].reshape(-1, BLOCK).max(1)
+    return peaks_B if whole == logits_V.size else np.append(peaks_B, logits_V[whole:].max())
+
+
+def _heights(logits_n: Logits, peak: np.float32, temperature: float) -> NDArray[np.float64]:
+    """Logits over the temperature, 0 at the peak."""
+    scaled_n = logits_n.astype(np.float64)
+    scaled_n -= peak
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the peak to -inf, as it should
+        scaled_n /= temperature
+    return scaled_n
 
 
 def _argmax(logits_V: Logits) -> int:
@@ -194,27 +217,21 @@ def _argmax(logits_V: Logits) -> int:
     return best
 
 
-def _kept(logits_V: Logits, sampling: Sampling) -> tuple[Ids | None, Probabilities]:
-    """Ids (ascending; None stands for all of them) and probabilities of the tokens that can be drawn."""
-    best = _argmax(logits_V)
+def _kept(logits_V: Logits, sampling: Sampling) -> Ids | None:
+    """Ids of the tokens that can be drawn, ascending; None stands for all of them."""
     ids = _top_k(logits_V, sampling.top_k) if 0 < sampling.top_k < logits_V.size else None
-    logits_K = logits_V if ids is None else logits_V[ids]
-    probs_K = _softmax(logits_K, logits_V[best], sampling.temperature)
     if sampling.top_p >= 1:
-        return ids, probs_K
-    inside = _nucleus(probs_K, sampling.top_p)
-    probs_K = probs_K[inside]
-    return (inside if ids is None else ids[inside]), probs_K / probs_K.sum()
+        return ids
+    logits_K = logits_V if ids is None else logits_V[ids]
+    inside = _nucleus(_softmax(logits_K, logits_K.max(), sampling.temperature), sampling.top_p)
+    return inside if ids is None else ids[inside]
 
 
 def _softmax(logits_K: Logits, peak: np.float32, temperature: float) -> Probabilities:
-    scaled_K = logits_K.astype(np.float64)
-    scaled_K -= peak
-    with np.errstate(over="ignore"):  # a tiny temperature takes all but the peak to -inf, as it should
-        scaled_K /= temperature
-    np.exp(scaled_K, out=scaled_K)
-    scaled_K /= scaled_K.sum()
-    return scaled_K
+    probs_K = _heights(logits_K, peak, temperature)
+    np.exp(probs_K, out=probs_K)
+    probs_K /= probs_K.sum()
+    return probs_K
 
 
 def _top_k(logits_V: Logits, k: int) -> Ids:
@@ -251,4 +268,4 @@ def _first_ranked(values_V: NDArray[Any], threshold: np.floating[Any], count: in
     """Ascending indices of the ``count`` largest values; ``threshold`` is the smallest of them."""
     above = np.flatnonzero(values_V > threshold)
     ties = np.flatnonzero(values_V == threshold)[: count - above.size]
-    return np.sort(np.concatenate([above, ties]))
+    return np.sort(np.concatenate([above, ties])).astype(np.int32)

@@ -21,6 +21,7 @@ TEACHER = TeacherConfig(
 SCORES = 1e-5
 HIDDEN = torch.randn(1, 64, generator=torch.Generator().manual_seed(2))
 OUTPUT = torch.randn(101, 64, generator=torch.Generator().manual_seed(3)) * 0.15
+NOISE = torch.randn(3, 101, generator=torch.Generator().manual_seed(4))
 
 
 def log_probabilities(tensors: dict, head: int, blocks: int, tied: bool) -> np.ndarray:
@@ -45,17 +46,18 @@ def load(folder: Path) -> MedusaHeads:
 @pytest.mark.parametrize(("heads", "blocks"), [(3, 1), (2, 2)])
 def test_candidates(tmp_path: Path, save_medusa: Callable, heads: int, blocks: int, tied: bool) -> None:
     tensors = save_medusa(tmp_path, heads, blocks, tied)
-    tokens, scores = load(tmp_path)(HIDDEN, OUTPUT if tied else None, 7)
+    tokens, scores = load(tmp_path)(HIDDEN, NOISE[:heads], OUTPUT if tied else None, 7)
     assert tokens.shape == scores.shape == (heads, 7) and tokens.dtype == torch.int64
     for head in range(heads):
-        wanted = log_probabilities(tensors, head, blocks, tied)
+        wanted = log_probabilities(tensors, head, blocks, tied) + NOISE[head].double().numpy()
+        wanted -= np.log(np.exp(wanted).sum())
         assert tokens[head].tolist() == np.argsort(-wanted)[:7].tolist()
         np.testing.assert_allclose(scores[head], np.sort(wanted)[::-1][:7], rtol=0, atol=SCORES)
 
 
 def test_heads_without_blocks_are_output_matrices(tmp_path: Path, save_medusa: Callable) -> None:
     tensors = save_medusa(tmp_path, 2, 0)
-    tokens, _ = load(tmp_path)(HIDDEN, None, 1)
+    tokens, _ = load(tmp_path)(HIDDEN, 0 * NOISE[:2], None, 1)
     assert tokens[:, 0].tolist() == [int((tensors[f"{i}.0.weight"] @ HIDDEN[0]).argmax()) for i in range(2)]
 
 

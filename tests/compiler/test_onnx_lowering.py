@@ -182,7 +182,9 @@ def test_shared_buffers_give_the_same(session: Callable, name: str) -> None:
 
 
 def test_draft_graph(steps: dict[str, Step], session: Callable) -> None:
-    assert_equal(both(steps["draft"], session("draft"), {"features": noise(1, 64, seed=7)}))
+    levels = steps["draft"].signature.inputs[1].shape
+    inputs = {"features": noise(1, 64, seed=7), "noise": noise(*levels, seed=9)}
+    assert_equal(both(steps["draft"], session("draft"), inputs))
 
 
 @pytest.mark.parametrize("name", [*STATIC, "step", "draft"])

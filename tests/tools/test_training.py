@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
 from draftwood.errors import RequestError
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.training import quality, rank_paths
 from draftwood.tools.training.corpus import Row, read_folder, read_rows
@@ -98,10 +99,10 @@ def test_batched_generation_equals_single_rows(teacher: Path) -> None:
     model = load_teacher(teacher)
     prompts = [list(range(5, 5 + size)) for size in (9, 2, 9, 1, 6)]
     heat, ends = [0.0, 0.8, 0.8, 0.0, 0.8], [1, *range(200, 260)]
-    uniforms = np.random.default_rng(0).random((5, 14), dtype=np.float32)
-    together = generate(model, prompts, heat, uniforms, ends)
+    samplings = [Sampling(temperature=heat[row], seed=row) for row in range(5)]
+    together = generate(model, prompts, samplings, 14, ends)
     for row in range(5):
-        assert generate(model, [prompts[row]], [heat[row]], uniforms[[row]], ends) == [together[row]]
+        assert generate(model, [prompts[row]], [samplings[row]], 14, ends) == [together[row]]
     plain = model.generate(
         torch.tensor([prompts[0]]), max_new_tokens=14, do_sample=False, eos_token_id=ends, pad_token_id=1
     )

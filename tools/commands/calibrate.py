@@ -204,13 +204,15 @@ def figures(calibration: Calibration) -> dict[str, Any]:
         "with_length": int(contexts.counts_N[contexts.steps_N > 0].sum()),
         "with_confidence": int(contexts.counts_N[contexts.bins_N != UNKNOWN_BIN].sum()),
         "grouped": calibration.grouped,
+        "sampled": calibration.sampled,
     }
 
 
 def text(summary: dict[str, Any]) -> str:
     """`figures` for people."""
     return (
-        f"{summary['out']}: {summary['added']} contexts added, {summary['contexts']} in all: {summary['counted']}"
+        f"{summary['out']}: {summary['added']} contexts added, {summary['contexts']} in all, {summary['sampled']}"
+        f" of sampled text: {summary['counted']}"
         f" counted, {summary['tuning']} for tuning, {summary['heldout']} held out; depth {summary['depth']},"
         f" {summary['width']} ranks; {summary['with_length']} with a length, {summary['with_confidence']} with a"
         f" confidence, tasks: {', '.join(summary['tasks']) or 'none'}"

@@ -54,7 +54,13 @@ def main(args: argparse.Namespace) -> int:
     table = read_latency(args.latency) if args.latency else None
     realised = realised_figures(args.realised) if args.realised else []
     sampled = read_calibration(args.sampled) if args.sampled else None
-    plan = draftwood.plan(read_calibration(args.stats), limits, table, args.classes, sampled)
+    stats = read_calibration(args.stats)
+    if sampled is not None and stats.sampled:
+        raise RequestError(
+            f"--stats {args.stats}: {stats.sampled} of {stats.contexts.total} contexts are of sampled text; expected"
+            " greedy text alone beside --sampled; calibrate at temperature 0 into a file of its own"
+        )
+    plan = draftwood.plan(stats, limits, table, args.classes, sampled)
     write_out(args.out, format_plan(plan).encode())
     if args.export:
         export(plan, args.export)

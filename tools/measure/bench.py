@@ -49,8 +49,8 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Where the two texts of a turn part. ``margin`` is the distance of the teacher's decision to another one
-    (greedy: top-2 logit gap; sampled: distance of the uniform number to the CDF step)."""
+    """Where the two texts of a turn part. ``margin`` is the lead of the teacher's token over the next, in logits, the
+    noise of a draw counted."""
 
     id: str
     position: int
@@ -174,7 +174,7 @@ def explain(
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     logits_V = single.prefill(engine, state, np.array([*ids, *plain[:at]])).logits_RV[0]
     distance = margin(logits_V, sampling, len(ids) + at)
-    allowed = tolerance(noise, sampling.temperature)
+    allowed = NOISE_FACTOR * noise
     token = [text[at] if at < len(text) else -1 for text in (plain, found)]
     return Difference(
         id=name,
@@ -185,17 +185,6 @@ def explain(
         tolerance=allowed,
         tie=distance <= allowed and -1 not in token,
     )
-
-
-def tolerance(noise: float, temperature: float) -> float:
-    """The margin below which noise can turn a decision.
-
-    Greedy: the gap of two logits. Sampled: logits off by e change every probability by a factor of at most
-    exp(2 e / T), and so every point of the CDF by at most exp(2 e / T) - 1.
-    """
-    if temperature == 0:
-        return NOISE_FACTOR * noise
-    return math.expm1(NOISE_FACTOR * noise / temperature)
 
 
 def _spread(values: list[float], points: tuple[int, ...]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 The teacher (transformers) answers in batches; then every context of the answers is ranked at once along the true
 text, as draft trees that hold the true path would rank it: an EAGLE-3 layer is fed the true tokens and its own
-states, Medusa heads and FastEagle layers rank a token by its distance alone.
+states, Medusa heads and FastEagle layers rank a token by its distance alone. Sampled text was drawn with noise, and
+candidates are ranked with the same noise, as engines rank them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.environment import hide_torch_npu
 from draftwood.errors import RequestError
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.prompts import Prompt
 from draftwood.tools.training.visited import REFERENCE_ROWS, path_of, visited
@@ -65,7 +67,7 @@ def jobs(
     for temperature in temperatures:
         for at in range(0, len(whole), size):
             part = tuple(whole[at : at + size])
-            content = f"{digests} {REFERENCE_ROWS} {temperature} {seed if temperature else 0} {part}"
+            content = f"{digests} {REFERENCE_ROWS} coupled {temperature} {seed if temperature else 0} {part}"
             made.append(
                 Job(
                     name=f"answers-{zlib.crc32(content.encode()):08x}",
@@ -101,15 +103,20 @@ def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor 
         yield job
 
 
-def count(job: Job) -> bytes:
-    """One job's statistics, as ``Calibration.to_bytes`` writes them."""
+def count(job: Job, coupled: bool = True) -> bytes:
+    """One job's statistics, as ``Calibration.to_bytes`` writes them.
+
+    Sampled text's candidates are ranked as an engine's: with the noise that the teacher drew with, unless ``coupled``
+    is False, which is there for comparison.
+    """
     hide_torch_npu()
-    from draftwood.compiler.training.batch import NONE
+    from draftwood.compiler.training.batch import NONE, Batch
+    from draftwood.tools.training.shared_noise import SharedNoise
     from draftwood.tools.training.states import States
     from draftwood.tools.training.trainer import ranks_of
 
-    text, model, drafter = _loaded(job.teacher, job.drafter, job.levels)
-    names, texts = _answers(job, text, model)
+    text, model, drafter = loaded(job.teacher, job.drafter, job.levels)
+    turns, texts = answers(job, text, model)
     calibration = Calibration()
     calibration.sources[job.name] = 1
     if not len(texts.index_W):
@@ -117,8 +124,15 @@ def count(job: Job) -> bytes:
     ended_W, states = texts.ended(), States(model, texts, drafter.aux)
     found: dict[int, list[_Context]] = {}
     every_W = np.arange(len(texts.index_W))
-    for text_B, batch, features_NIH, ranks_NI in ranks_of(drafter, states, every_W, CANDIDATES):
-        confidence_N = drafter.confidence(features_NIH).tolist()
+
+    def noise_of(text_B: np.ndarray, batch: Batch) -> SharedNoise:
+        samplings = [sampling_of(job, turns[number]) for number in text_B]
+        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocab_size)
+
+    shared = noise_of if job.temperature and coupled else None
+    for text_B, batch, features_NIH, ranks_NI in ranks_of(drafter, states, every_W, CANDIDATES, shared):
+        noise = shared(text_B, batch) if shared else None
+        confidence_N = drafter.confidence(features_NIH, noise).tolist()
         known_N = (batch.targets(drafter.levels) != NONE).all(1).tolist()
         rows, places = (part.tolist() for part in batch.there_BC.nonzero().unbind(1))
         for n, (row, place) in enumerate(zip(rows, places, strict=True)):
@@ -128,10 +142,15 @@ def count(job: Job) -> bytes:
             context = int(batch.slot_BC[row, place]) + 2
             found.setdefault(number, []).append(_Context(path, context, confidence_N[n]))
     for number, at in visited({number: [one.path for one in contexts] for number, contexts in found.items()}):
-        (conversation, source), context = names[number], found[number][at]
+        turn, context = turns[number], found[number][at]
         assert context.path is not None
         calibration.add(
-            context.path, group=conversation, context=context.length, confidence=context.confidence, task=source
+            context.path,
+            group=turn.conversation,
+            context=context.length,
+            confidence=context.confidence,
+            task=turn.source,
+            sampled=job.temperature > 0,
         )
     return calibration.to_bytes()
 
@@ -149,7 +168,7 @@ def _prompt(text: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
 
 
 @lru_cache(maxsize=1)
-def _loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyped-def]
+def loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyped-def]
     """Once a process: tokenizer, teacher and drafter."""
     from draftwood.tools.training.generate import load_teacher
     from draftwood.tools.training.students import load
@@ -158,15 +177,15 @@ def _loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyp
     return Tokenizer.load(teacher), model, load(drafter, model, levels)
 
 
-def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
-    """The answers to every turn, a later one behind the answer to the one before: (conversation, source) and texts.
+def answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
+    """The answers to every turn, a later one behind the answer to the one before: the turns, and their texts.
 
     A conversation ends where it grows too long for the teacher.
     """
     from draftwood.tools.training.generate import generate
 
     checkpoint = Checkpoint.open(job.teacher)
-    ends, names, whole = checkpoint.config.eos, [], []
+    ends, answered, whole = checkpoint.config.eos, [], []
     histories: list[list[dict[str, str]]] = [[] for _ in job.conversations]
     longest = checkpoint.config.max_positions - job.max_new_tokens
     for turn in range(max(map(len, job.conversations))):
@@ -180,14 +199,18 @@ def _answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
                     prompts.append(ids)
         if not asked:
             break
-        random = np.random.default_rng((job.seed, turn, zlib.crc32(job.name.encode())))
-        uniforms = random.random((len(asked), job.max_new_tokens), dtype=np.float32)
-        written = generate(model, prompts, [job.temperature] * len(asked), uniforms, ends)
+        samplings = [sampling_of(job, job.conversations[i][turn]) for i in asked]
+        written = generate(model, prompts, samplings, job.max_new_tokens, ends)
         for i, prompt, new in zip(asked, prompts, written, strict=True):
             histories[i].append({"role": "assistant", "content": text.decode(new)})
-            names.append((job.conversations[i][turn].conversation, job.conversations[i][turn].source))
+            answered.append(job.conversations[i][turn])
             whole.append((prompt, new))
-    return names, _distilled(whole, job.temperature, checkpoint)
+    return answered, _distilled(whole, job.temperature, checkpoint)
+
+
+def sampling_of(job: Job, turn: Prompt) -> Sampling:
+    """Each turn has a seed of its own, so that no two share their noise."""
+    return Sampling(temperature=job.temperature, seed=(job.seed % 2**32 << 32) + zlib.crc32(turn.id.encode()))
 
 
 def _distilled(texts, temperature: float, checkpoint: Checkpoint):  # type: ignore[no-untyped-def]

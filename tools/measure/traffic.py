@@ -50,6 +50,7 @@ def count_traffic(
                     context=event.position + 1,
                     confidence=event.confidence,
                     task=prompt.source,
+                    sampled=not options.sampling.greedy,
                 )
             calibration.sources[name] = 1
         yield prompt, result

@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
@@ -72,26 +73,33 @@ def write_shard(
     """Generates texts ``shard * rows`` and on, and writes tokens and index; returns the tokens generated."""
     numbers = range(shard * rows, (shard + 1) * rows)
     made = {number: prompt for number in numbers if (prompt := prompts(number))}
-    uniforms = np.random.default_rng((prompts.seed, shard)).random((rows, new_tokens), dtype=np.float32)
     texts: dict[int, list[int]] = {}
     ordered = sorted(made, key=lambda number: (len(made[number]), number))
     for at in range(0, len(ordered), batch):
         chosen = ordered[at : at + batch]
-        written = generate(
-            model, [made[n] for n in chosen], [TEMPERATURES[n % len(TEMPERATURES)] for n in chosen],
-            uniforms[[n - numbers.start for n in chosen]], ends,
-        )  # fmt: skip
+        samplings = [Sampling(temperature=heat_of(n), seed=text_seed(prompts.seed, n)) for n in chosen]
+        written = generate(model, [made[n] for n in chosen], samplings, new_tokens, ends)
         texts.update({n: made[n] + new for n, new in zip(chosen, written, strict=True)})
     index = np.zeros(len(made), INDEX)
     index["length"] = [len(texts[n]) for n in made]
     index["start"] = np.cumsum(index["length"]) - index["length"]
     index["prompt"] = [len(made[n]) for n in made]
-    index["temperature"] = [TEMPERATURES[n % len(TEMPERATURES)] for n in made]
+    index["temperature"] = [heat_of(n) for n in made]
     index["source"] = [prompts.source(n) for n in made]
     tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint16) for n in made] or [np.zeros(0, np.uint16)])
     _save(folder / f"shard-{shard:04}.npy", tokens)
     _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
     return int((index["length"] - index["prompt"]).sum())
+
+
+def heat_of(number: int) -> float:
+    """The temperature of a text by its number."""
+    return TEMPERATURES[number % len(TEMPERATURES)]
+
+
+def text_seed(seed: int, number: int) -> int:
+    """A seed for each text of a run, so that no two share their noise."""
+    return (seed % 2**32 << 32) + number % 2**32
 
 
 def _save(path: Path, array: np.ndarray) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -18,8 +17,9 @@ from transformers.utils import logging
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
+from draftwood.runtime.speculation.sampling import Sampling, draw
 
-# B rows, P prompt columns, C all columns, T fed columns, G key/value heads, E head size, V vocabulary, N new tokens
+# B rows, P prompt columns, C all columns, T fed columns, G key/value heads, E head size, V vocabulary
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _DROP_SHARE = 0.2
@@ -44,22 +44,23 @@ def load_teacher(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCa
 def generate(
     model: LlamaForCausalLM,
     prompts: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    uniforms_BN: np.ndarray,
+    samplings: Sequence[Sampling],
+    new: int,
     ends: Sequence[int],
 ) -> list[list[int]]:
-    """Continues every prompt by up to N tokens; a text ends behind its first end token, which it keeps.
+    """Continues every prompt by up to ``new`` tokens; a text ends behind its first end token, which it keeps.
+
+    Tokens are drawn as an engine draws them: by logits, seed and position, whatever other rows do.
 
     Args:
         prompts: B prompts of one or more token ids; similar lengths save padding.
-        temperatures: one a prompt, 0 for greedy.
-        uniforms_BN: float in [0, 1): row and step decide the draw, whatever other rows do.
+        samplings: one a prompt.
     """
-    rows = _Rows(model, prompts, temperatures, uniforms_BN)
+    rows = _Rows(model, prompts, samplings, new)
     texts: list[list[int]] = [[] for _ in prompts]
     ends_ = torch.tensor(ends, dtype=torch.int64)
     open_B = torch.ones(len(prompts), dtype=torch.bool)
-    for _ in range(uniforms_BN.shape[1]):
+    for _ in range(new):
         drawn_B = rows.step(model)
         for row in open_B.nonzero()[:, 0].tolist():
             texts[rows.names[row]].append(int(drawn_B[row]))
@@ -76,11 +77,9 @@ class _Rows:
     """The rows still being written: cache, left-padded mask, positions, and the tokens to feed next."""
 
     def __init__(
-        self, model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], temperatures: Sequence[float],
-        uniforms_BN: np.ndarray,
-    ) -> None:  # fmt: skip
-        count, new = uniforms_BN.shape
-        longest = max(map(len, prompts))
+        self, model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new: int
+    ) -> None:
+        count, longest = len(prompts), max(map(len, prompts))
         feed_BP = torch.zeros(count, longest, dtype=torch.int64)
         seen_BC = torch.zeros(count, longest + new, dtype=torch.bool)
         for row, prompt in enumerate(prompts):
@@ -88,11 +87,10 @@ class _Rows:
             seen_BC[row, longest - len(prompt) :] = True
         self.padded = not bool(seen_BC.all())  # without a mask attention takes a faster path
         self.names = list(range(count))
-        self.column = self.written = 0
+        self.written = 0
         self.feed_BT, self.seen_BC = feed_BP.to(model.device), seen_BC.to(model.device)
         self.positions_BT = (self.seen_BC[:, :longest].cumsum(1) - 1).clamp(min=0)
-        self.heat_B = torch.tensor(temperatures, device=model.device)
-        self.uniforms_BN = torch.from_numpy(uniforms_BN).to(model.device)
+        self.samplings = list(samplings)
         self.cache = Cache(layers=[InPlaceLayer(longest + new) for _ in range(model.config.num_hidden_layers)])
 
     def step(self, model: LlamaForCausalLM) -> Tensor:
@@ -102,29 +100,28 @@ class _Rows:
             self.feed_BT, attention_mask=self.seen_BC[:, : self.written] if self.padded else None,
             position_ids=self.positions_BT, past_key_values=self.cache, use_cache=True,
         ).last_hidden_state  # fmt: skip
-        drawn_B = draw(model.lm_head(hidden_BTH[:, -1]), self.heat_B, self.uniforms_BN[:, self.column])
-        self.feed_BT, self.positions_BT = drawn_B[:, None], self.positions_BT[:, -1:] + 1
-        self.column += 1
-        return drawn_B.cpu()
+        self.positions_BT = self.positions_BT[:, -1:] + 1
+        drawn_B = draws(model.lm_head(hidden_BTH[:, -1]), self.samplings, self.positions_BT[:, 0].tolist())
+        self.feed_BT = drawn_B[:, None].to(model.device)
+        return drawn_B
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these."""
         self.names = [self.names[row] for row in rows.tolist()]
+        self.samplings = [self.samplings[row] for row in rows.tolist()]
         rows = rows.to(self.feed_BT.device)
-        for name in ("feed_BT", "seen_BC", "positions_BT", "heat_B", "uniforms_BN"):
+        for name in ("feed_BT", "seen_BC", "positions_BT"):
             setattr(self, name, getattr(self, name)[rows])
         for layer in self.cache.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
 
-def draw(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor) -> Tensor:
-    """One token a row, int64 [B]: the argmax where the temperature is 0, else by inverse distribution function."""
-    tokens_B = logits_BV.max(-1).indices  # several times faster than argmax on a CPU
-    hot = (temperature_B > 0).nonzero()[:, 0]
-    if len(hot):
-        summed = (logits_BV[hot].float() / temperature_B[hot, None]).softmax(-1).cumsum(-1)
-        wanted = uniform_B[hot, None].float() * summed[:, -1:]
-        tokens_B[hot] = torch.searchsorted(summed, wanted, right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
+def draws(logits_BV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
+    """One token a row for its absolute position, int64 [B] on the host."""
+    tokens_B = logits_BV.max(-1).indices.cpu()  # several times faster than argmax on a CPU
+    for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
+        if not sampling.greedy:
+            tokens_B[row] = draw(logits_BV[row].float().cpu().numpy(), sampling, position)
     return tokens_B
 
 

@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, held_out, read_folder, stdlib_rows
@@ -104,11 +105,11 @@ def answers(
     room = model.config.max_position_embeddings - new
     ids = [prompt[-room:] for prompt in ids]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    uniforms = np.random.default_rng(0).random((len(ids), new), dtype=np.float32)
+    samplings = [Sampling(temperature=temperature, seed=number) for number in range(len(ids))]
     result: list[list[int]] = [[] for _ in ids]
     for at in range(0, len(order), 64):
         chosen = order[at : at + 64]
-        written = generate(model, [ids[i] for i in chosen], [temperature] * len(chosen), uniforms[chosen], ends)
+        written = generate(model, [ids[i] for i in chosen], [samplings[i] for i in chosen], new, ends)
         for i, answer in zip(chosen, written, strict=True):
             result[i] = answer
     return result

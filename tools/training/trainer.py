@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.batch import NONE, Batch
-from draftwood.compiler.training.student import Student
+from draftwood.compiler.training.student import LevelNoise, Student
 from draftwood.errors import RequestError
 from draftwood.tools.training.curves import draw_losses
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
@@ -186,14 +186,16 @@ def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]
 
 
 def ranks_of(
-    drafter: Student, states: States, text_W: np.ndarray, candidates: int
-) -> Iterator[tuple[np.ndarray, Batch, Tensor, Tensor]]:
+    drafter: Student, states: States, text_W: np.ndarray, candidates: int,
+    noise_of: Callable[[np.ndarray, Batch], LevelNoise] | None = None,
+) -> Iterator[tuple[np.ndarray, Batch, Tensor, Tensor]]:  # fmt: skip
     """Batches of the texts, in order of length: (texts, batch, the drafter's features [N, I, H], ranks of the true
-    tokens, int64 [N, I], on the host)."""
+    tokens, int64 [N, I], on the host); ``noise_of`` gives what a batch's texts share with their teacher."""
     for text_B in by_length(states.texts.index_W["length"], text_W, _WIDE):
         batch = states.batch(text_B)
         features_NIH = drafter.frozen(batch)
-        yield text_B, batch, features_NIH, drafter.ranks(batch, candidates, features_NIH).cpu()
+        noise = noise_of(text_B, batch) if noise_of else None
+        yield text_B, batch, features_NIH, drafter.ranks(batch, candidates, features_NIH, noise).cpu()
 
 
 def accuracy(drafter: Student, states: States, text_W: np.ndarray) -> dict[str, dict[str, list[float]]]:

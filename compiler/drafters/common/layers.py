@@ -245,9 +245,12 @@ class CachedNetwork(nn.Module):
         assert teacher.head_VH is not None, "this drafter reads the teacher's output matrix"
         return F.linear(normed_RH, teacher.head_VH)
 
-    def best(self, normed_RH: Tensor, teacher: TeacherWeights, k: int) -> tuple[Tensor, Tensor]:
-        """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k]."""
-        logits_RU = cast_to(self.logits(normed_RH, teacher), torch.float32)
+    def best(self, normed_RH: Tensor, teacher: TeacherWeights, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
+        """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k].
+
+        ``noise`` [R, U] or [1, U] is what drafter and teacher share, times the temperature: 0 for greedy text.
+        """
+        logits_RU = cast_to(self.logits(normed_RH, teacher), torch.float32) + cast_to(noise_RU, torch.float32)
         top_Rk, ids_Rk = logits_RU.topk(k, -1)
         if self.config.mapped:
             ids_Rk = self.teacher_ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)

@@ -19,10 +19,10 @@ class LevelStep(CachedStep):
         super().__init__(drafter, decoder, form)
         self.candidates = candidates
 
-    def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
         found = self.extended(tokens, features, committed, accepted, caches)
         levels_IH = self.drafter.levels(found, self.teacher)
-        return (*self.drafter.best(levels_IH, self.teacher, self.candidates), *found.caches)
+        return (*self.drafter.best(levels_IH, self.teacher, self.candidates, noise), *found.caches)
 
 
 def level_step(
@@ -36,4 +36,5 @@ def level_step(
 ) -> Step:
     """The draft step behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
     outputs = ranked_outputs(levels, candidates, "float32")
-    return draft_step(LevelStep(drafter, decoder, candidates, form_at(slots)), "draft", outputs, rows, slots, dtype)
+    module = LevelStep(drafter, decoder, candidates, form_at(slots))
+    return draft_step(module, "draft", levels, outputs, rows, slots, dtype)

@@ -3,7 +3,7 @@
 All take the same inputs: ``features`` [P, F], the teacher's states, low layer first, of tokens of the text that the
 caches do not hold yet; ``tokens`` int64 [P], the tokens after those, in a draft step the root last; ``committed``
 int64 [1], the text's length up to there, and ``accepted`` int64 [1], how many of the P rows count. The rows behind are
-padding: any numbers and ids.
+padding: any numbers and ids. A draft step also takes ``noise`` [D, U], a row for every level.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
 
-# P rows that extend the cache, F features
+# P rows that extend the cache, F features, D levels, U draft vocabulary
 
 # A CPU's draft and extend graphs take any KV length and any number of rows. As examples: distinct and above 1, so that
 # torch.export ties no two sizes and specialises none.
@@ -66,10 +66,17 @@ def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int,
 
 
 def draft_step(
-    module: CachedStep, name: str, outputs: list[TensorSignature], rows: int, slots: int, dtype: str = "float32"
+    module: CachedStep,
+    name: str,
+    levels: int,
+    outputs: list[TensorSignature],
+    rows: int,
+    slots: int,
+    dtype: str = "float32",
 ) -> Step:
-    """A draft step behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
-    return cached_step(module, f"{name}-kv{slots}" if slots else name, "draft", outputs, rows, slots, dtype)
+    """A draft step of some levels behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
+    name = f"{name}-kv{slots}" if slots else name
+    return cached_step(module, name, "draft", outputs, rows, slots, dtype, levels)
 
 
 def form_at(slots: int) -> Form:
@@ -85,8 +92,9 @@ def cached_step(
     rows: int,
     slots: int,
     dtype: str,
+    levels: int = 0,
 ) -> Step:
-    """The step of a module, its signature made of what all steps with caches take."""
+    """The step of a module, its signature made of what all steps with caches take; one that drafts has levels."""
     config = module.drafter.config
     block, count = config.block, rows or "N"
     inputs = [
@@ -94,6 +102,7 @@ def cached_step(
         tensor("features", dtype, count, config.features),
         tensor("committed", "int64", 1),
         tensor("accepted", "int64", 1),
+        *([tensor("noise", dtype, levels, config.draft_vocabulary)] if levels else []),
     ]
     shape = (block.kv_heads * slots, block.head_dim) if slots else (1, block.kv_heads, "C", block.head_dim)
     signature = cached(draft_cache_names(block.layers), name, kind, inputs, outputs, shape, rows, slots, dtype)

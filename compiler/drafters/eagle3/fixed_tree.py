@@ -12,7 +12,8 @@ from draftwood.compiler.drafters.common.layers import TeacherWeights
 from draftwood.compiler.drafters.eagle3.network import Branch, Eagle3, Written
 from draftwood.trees import Topology, tensorize
 
-# n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree
+# n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree, D levels,
+# U draft vocabulary
 
 
 class _Level(nn.Module):
@@ -37,16 +38,22 @@ class FixedTree(nn.Module):
     def __init__(self, topology: Topology) -> None:
         super().__init__()
         assert topology.nodes, "a draft tree has at least one node"
-        self.nodes = topology.nodes
+        self.nodes, self.depth = topology.nodes, topology.depth
         self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
 
-    def grow(self, drafter: Eagle3, written: Written, teacher: TeacherWeights) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M]."""
+    def grow(
+        self, drafter: Eagle3, written: Written, teacher: TeacherWeights, noise_DU: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M].
+
+        ``noise`` has a row for every level: nodes of one depth stand at one position.
+        """
+        noise = noise_DU.split([1] * len(self.levels))
         hidden, branch = written.root, cast(Branch | None, None)
         tokens: list[Tensor] = []
         scores = [torch.zeros(1, device=hidden.normed_RH.device)]
         for depth, level in enumerate(cast(Iterable[_Level], self.levels), 1):
-            ids_Ek, logp_Ek = drafter.best(hidden.normed_RH, teacher, level.width)
+            ids_Ek, logp_Ek = drafter.best(hidden.normed_RH, teacher, level.width, noise[depth - 1])
             tokens.append(ids_Ek.flatten().index_select(0, level.pick_n))
             gained_n = logp_Ek.flatten().index_select(0, level.pick_n)
             scores.append(scores[-1].index_select(0, level.parent_n) + gained_n)

@@ -28,9 +28,9 @@ class TreeStep(CachedStep):
         super().__init__(drafter, decoder, form)
         self.tree = tree
 
-    def forward(self, tokens, features, committed, accepted, *caches):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
         written = cast(Written, self.extended(tokens, features, committed, accepted, caches))
-        return (*self.tree.grow(self.drafter, written, self.teacher), *written.caches)
+        return (*self.tree.grow(self.drafter, written, self.teacher, noise), *written.caches)
 
 
 def tree_step(
@@ -53,4 +53,5 @@ def tree_step(
             tensor("paths", "int64", nodes + 1, tree.depth + 1),
         ]
     outputs.append(tensor("scores", "float32", nodes))
-    return draft_step(TreeStep(drafter, decoder, tree, form_at(slots)), name, outputs, rows, slots, dtype)
+    module = TreeStep(drafter, decoder, tree, form_at(slots))
+    return draft_step(module, name, tree.depth, outputs, rows, slots, dtype)

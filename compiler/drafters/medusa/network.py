@@ -48,17 +48,24 @@ class MedusaHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.tied, self.mapped = tied, drafted is not None
-        self.heads = nn.ModuleList(Head(hidden, drafted or vocabulary, blocks, tied, bias) for _ in range(heads))
+        self.draft_vocabulary = drafted or vocabulary
+        self.heads = nn.ModuleList(Head(hidden, self.draft_vocabulary, blocks, tied, bias) for _ in range(heads))
         if drafted is not None:
             self.register_buffer("teacher_ids", torch.zeros(drafted, dtype=torch.int64))
 
-    def forward(self, hidden_1H: Tensor, lm_head_VH: Tensor | None, candidates: int) -> tuple[Tensor, Tensor]:
-        """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first."""
+    def forward(
+        self, hidden_1H: Tensor, noise_IV: Tensor, lm_head_VH: Tensor | None, candidates: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first.
+
+        ``noise`` is what drafter and teacher share, times the temperature: 0 for greedy text.
+        """
         heads = cast(Iterable[Head], self.heads)
         if lm_head_VH is not None:
             logits_IV = F.linear(torch.cat([head.features(hidden_1H) for head in heads]), lm_head_VH)
         else:
             logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in heads])
+        logits_IV = logits_IV + noise_IV
         top_IK, tokens_IK = logits_IV.topk(candidates, -1)
         if self.mapped:
             tokens_IK = self.teacher_ids.index_select(0, tokens_IK.flatten()).view_as(tokens_IK)

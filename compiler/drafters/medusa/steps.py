@@ -1,4 +1,4 @@
-"""The draft step of Medusa heads: ``features`` [1, H], the teacher's last hidden state, and nothing else."""
+"""The draft step of Medusa heads: ``features`` [1, H], the teacher's last hidden state, and ``noise`` [I, U]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.manifest import GraphSignature
 
 
 class MedusaStep(nn.Module):
-    """One hidden state in, candidates of every level out."""
+    """One hidden state and each level's noise in, candidates of every level out."""
 
     def __init__(self, heads: MedusaHeads, decoder: Decoder, candidates: int) -> None:
         super().__init__()
@@ -20,8 +20,8 @@ class MedusaStep(nn.Module):
         if heads.tied:
             self.lm_head = decoder.head_weight
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return self.drafter(features, self.lm_head if self.drafter.tied else None, self.candidates)
+    def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return self.drafter(features, noise, self.lm_head if self.drafter.tied else None, self.candidates)
 
 
 def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
@@ -32,7 +32,10 @@ def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: st
         file="onnx/draft.onnx",
         rows=1,
         slots=0,
-        inputs=(tensor("features", dtype, 1, decoder.feature_width),),
+        inputs=(
+            tensor("features", dtype, 1, decoder.feature_width),
+            tensor("noise", dtype, len(heads.heads), heads.draft_vocabulary),
+        ),
         outputs=tuple(ranked_outputs(len(heads.heads), candidates, dtype)),
         aliases={},
     )

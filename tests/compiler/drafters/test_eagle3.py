@@ -125,6 +125,15 @@ def tree_step(variant: Variant, decoder: Decoder, tree: Topology, form: str = "f
     return TreeStep(variant.drafter, decoder, FixedTree(tree), form)
 
 
+def given(step: TreeStep, inputs: list[torch.Tensor], spread: float = 0.0) -> list[torch.Tensor]:
+    """What a draft step takes: the inputs with noise behind the fourth, random and so large."""
+    noise = (
+        torch.randn(step.tree.depth, step.drafter.config.draft_vocabulary, generator=torch.Generator().manual_seed(8))
+        * spread
+    )
+    return [*inputs[:4], noise, *inputs[4:]]
+
+
 def inputs_of(variant: Variant, decoder: Decoder, warm: Callable, form: str = "fused") -> list[torch.Tensor]:
     return warm(ExtendStep(variant.drafter, decoder, form), 2 * variant.checkpoint.config.block.layers)
 
@@ -161,14 +170,36 @@ def slow_tree(oracle: Any, text: tuple, tree: Topology) -> tuple[list[int], list
 
 @pytest.mark.parametrize("tree", TREES)
 def test_fixed_tree(plain: Variant, decoder: Decoder, warm: Callable, text: tuple, tree: str) -> None:
-    tokens, scores, *_ = tree_step(plain, decoder, TREES[tree])(*inputs_of(plain, decoder, warm))
+    step = tree_step(plain, decoder, TREES[tree])
+    tokens, scores, *_ = step(*given(step, inputs_of(plain, decoder, warm)))
     wanted = slow_tree(plain.oracle, text, TREES[tree])
     assert tokens.tolist() == wanted[0] and tokens.dtype == torch.int64
     np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
 
 
+def test_noise_is_added_to_the_logits_of_its_level(
+    plain: Variant, decoder: Decoder, warm: Callable, text: tuple
+) -> None:
+    """Against the oracle's log-probabilities of each node's parent, the noise added there and summed to 1 again."""
+    step = tree_step(plain, decoder, RAGGED)
+    inputs = given(step, inputs_of(plain, decoder, warm), 2.0)
+    drafted, scores, *_ = step(*inputs)
+    ids, noise, tokens = plain.drafter.teacher_ids.tolist(), inputs[4].double().numpy(), [[]]
+    for row in range(1, RAGGED.rows):
+        parent, level = RAGGED.parents[row], RAGGED.depths[row] - 1
+        logp = dict(plain.oracle.ranked(*text, tokens[parent], 40))
+        heights = np.array([logp[token] for token in ids]) + noise[level]
+        best = np.argsort(-heights)[RAGGED.ranks[row]]
+        assert drafted[row - 1] == ids[best]
+        above = float(scores[parent - 1]) if parent else 0.0
+        wanted = above + heights[best] - np.logaddexp.reduce(heights)
+        assert abs(float(scores[row - 1]) - wanted) < 2 * CLOSE
+        tokens.append([*tokens[parent], int(drafted[row - 1])])
+
+
 def test_fixed_tree_in_every_layout(variant: Variant, decoder: Decoder, warm: Callable, text: tuple) -> None:
-    tokens, scores, *_ = tree_step(variant, decoder, RAGGED)(*inputs_of(variant, decoder, warm))
+    step = tree_step(variant, decoder, RAGGED)
+    tokens, scores, *_ = step(*given(step, inputs_of(variant, decoder, warm)))
     wanted = slow_tree(variant.oracle, text, RAGGED)
     assert tokens.tolist() == wanted[0]
     np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
@@ -177,7 +208,8 @@ def test_fixed_tree_in_every_layout(variant: Variant, decoder: Decoder, warm: Ca
 def test_the_cache_holds_accepted_text_alone(plain: Variant, decoder: Decoder, warm: Callable) -> None:
     # Slots 0 to 10 are text; the last slot takes padding; a tree leaves no trace anywhere.
     inputs = inputs_of(plain, decoder, warm)
-    *_, key, value = tree_step(plain, decoder, RAGGED)(*inputs)
+    step = tree_step(plain, decoder, RAGGED)
+    *_, key, value = step(*given(step, inputs))
     for before, after in ((inputs[-2], key), (inputs[-1], value)):
         changed = (before != after).view(2, 32, 16).any(-1)
         assert changed[:, 8:11].all() and not changed[:, :8].any() and not changed[:, 11:31].any()
@@ -191,12 +223,12 @@ def test_the_cache_holds_accepted_text_alone(plain: Variant, decoder: Decoder, w
 
 def test_padding_and_stale_slots_do_not_matter(plain: Variant, decoder: Decoder, warm: Callable) -> None:
     step, inputs = tree_step(plain, decoder, RAGGED), inputs_of(plain, decoder, warm)
-    tokens, scores, *_ = step(*inputs)
+    tokens, scores, *_ = step(*given(step, inputs))
     other = [t.clone() for t in inputs]
     other[0][3], other[1][3] = 77, 6
     for cache in other[4:]:
         cache.view(2, 32, 16)[:, 11:] = -30.0
-    others = step(*other)
+    others = step(*given(step, other))
     assert torch.equal(tokens, others[0])
     torch.testing.assert_close(scores, others[1], rtol=0, atol=1e-6)  # masked scores add exact zeros
 
@@ -204,7 +236,8 @@ def test_padding_and_stale_slots_do_not_matter(plain: Variant, decoder: Decoder,
 def test_zero_inputs_index_nothing_outside(plain: Variant, decoder: Decoder) -> None:
     zeros = [torch.zeros(4, dtype=torch.int64), torch.zeros(4, 192)]
     ends = [torch.zeros(1, dtype=torch.int64)] * 2 + [torch.zeros(64, 16)] * 2
-    assert tree_step(plain, decoder, RAGGED)(*zeros, *ends)[0].shape == (RAGGED.nodes,)
+    step = tree_step(plain, decoder, RAGGED)
+    assert step(*given(step, [*zeros, *ends]))[0].shape == (RAGGED.nodes,)
 
 
 def wrong_tokens(inputs: list, step: TreeStep) -> None:
@@ -240,15 +273,16 @@ def test_harm_shows(
     # A draft tree that is wrong only drafts worse, so nothing downstream would notice.
     harmed = Variant(tmp_path, make, teacher, load, "SafeAILab")
     step, inputs = tree_step(harmed, decoder, RAGGED), inputs_of(harmed, decoder, warm)
-    tokens, scores, *_ = step(*inputs)
+    tokens, scores, *_ = step(*given(step, inputs))
     harm(inputs, step)
-    worse = step(*inputs)
+    worse = step(*given(step, inputs))
     assert not torch.equal(tokens, worse[0]) or (scores - worse[1]).abs().max() > FAR
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_and_one_write_a_cache(plain: Variant, make: Any, decoder: Decoder, warm: Callable) -> None:
-    step, inputs = tree_step(plain, decoder, RAGGED), inputs_of(plain, decoder, warm)
+    step = tree_step(plain, decoder, RAGGED)
+    inputs = given(step, inputs_of(plain, decoder, warm), 1.0)
     program, outputs = make.run_onnx(step, inputs)
     for ours, theirs in zip(outputs, step(*inputs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)  # onnxruntime sums in another order
@@ -263,8 +297,11 @@ def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -
     half = [t.bfloat16() if t.is_floating_point() else t for t in inputs]
     teacher = TeacherWeights(decoder.embed.weight.bfloat16(), None)
     written = drafter.extend(Waiting(*half[:4]), half[4:], teacher)
-    tokens, scores = FixedTree(RAGGED).grow(drafter, written, teacher)
+    tokens, scores = FixedTree(RAGGED).grow(
+        drafter, written, teacher, torch.zeros(RAGGED.depth, 40, dtype=torch.bfloat16)
+    )
     assert written.caches[0].dtype == written.root.fed_back_RH.dtype == torch.bfloat16
     assert tokens.shape == scores.shape and scores.dtype == torch.float32
-    wanted = tree_step(plain, decoder, RAGGED)(*inputs)[1]
+    step = tree_step(plain, decoder, RAGGED)
+    wanted = step(*given(step, inputs))[1]
     assert (scores[0] - wanted[0]).abs() < 0.2  # eight bits of mantissa through one block

@@ -99,9 +99,18 @@ def inputs_of(model: Model, decoder: Decoder, warm: Callable, form: str = "fused
     return warm(ExtendStep(model.drafter, decoder, form), 2 * LEVELS)
 
 
+def given(step: LevelStep, inputs: list[torch.Tensor], spread: float = 0.0) -> list[torch.Tensor]:
+    """What a draft step takes: the inputs with noise behind the fourth, random and so large."""
+    noise = (
+        torch.randn(LEVELS, step.drafter.config.draft_vocabulary, generator=torch.Generator().manual_seed(8)) * spread
+    )
+    return [*inputs[:4], noise, *inputs[4:]]
+
+
 @pytest.mark.parametrize("form", ["fused", "eager", "cpu"])
 def test_candidates(model: Model, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
-    ids, scores, *_ = LevelStep(model.drafter, decoder, 6, form)(*inputs_of(model, decoder, warm, form))
+    step = LevelStep(model.drafter, decoder, 6, form)
+    ids, scores, *_ = step(*given(step, inputs_of(model, decoder, warm, form)))
     wanted = model.ranked(*text, 6)
     assert ids.dtype == torch.int64 and ids.tolist() == wanted[0].tolist()
     np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=CLOSE)
@@ -109,25 +118,26 @@ def test_candidates(model: Model, decoder: Decoder, warm: Callable, text: tuple,
 
 def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decoder, warm: Callable, text: tuple) -> None:
     inputs = inputs_of(rows, decoder, warm)
-    _, _, *caches = LevelStep(rows.drafter, decoder, 6)(*inputs)
+    step = LevelStep(rows.drafter, decoder, 6)
+    _, _, *caches = step(*given(step, inputs))
     features, tokens = torch.tensor(text[0][:, :192]).float(), torch.tensor(text[1])
     count = torch.tensor([11])
     waiting, teacher = Waiting(tokens, features, count, count), TeacherWeights(decoder.embed.weight, None)
     at_once = rows.drafter.extend(waiting, inputs[4:], teacher).caches
-    for step, (ours, theirs, before) in enumerate(zip(caches, at_once, inputs[4:], strict=True)):
+    for place, (ours, theirs, before) in enumerate(zip(caches, at_once, inputs[4:], strict=True)):
         ours, theirs, before = (t.view(2, 32, 16) for t in (ours, theirs, before))
-        torch.testing.assert_close(ours[:, :11], theirs[:, :11], rtol=0, atol=1e-5, msg=f"cache {step}")
+        torch.testing.assert_close(ours[:, :11], theirs[:, :11], rtol=0, atol=1e-5, msg=f"cache {place}")
         assert torch.equal(ours[:, 11:31], before[:, 11:31])
 
 
 def test_padding_and_stale_slots_do_not_matter(rows: Model, decoder: Decoder, warm: Callable) -> None:
     step, inputs = LevelStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
-    ids, scores, *_ = step(*inputs)
+    ids, scores, *_ = step(*given(step, inputs))
     other = [t.clone() for t in inputs]
     other[0][3], other[1][3] = 77, 6
     for cache in other[4:]:
         cache.view(2, 32, 16)[:, 11:] = -30.0
-    others = step(*other)
+    others = step(*given(step, other))
     assert torch.equal(ids, others[0])
     torch.testing.assert_close(scores, others[1], rtol=0, atol=1e-6)  # masked scores add exact zeros
 
@@ -135,15 +145,16 @@ def test_padding_and_stale_slots_do_not_matter(rows: Model, decoder: Decoder, wa
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["tokens", "features", "committed"])
 def test_harm_shows(rows: Model, decoder: Decoder, warm: Callable, place: int) -> None:
     step, inputs = LevelStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
-    ids, scores, *_ = step(*inputs)
+    ids, scores, *_ = step(*given(step, inputs))
     inputs[place] = inputs[place].roll(1, 0) if place < 2 else inputs[place] + 1
-    worse = step(*inputs)
+    worse = step(*given(step, inputs))
     assert not torch.equal(ids, worse[0]) or (scores - worse[1]).abs().max() > 100 * CLOSE
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_and_one_write_a_cache(rows: Model, make: Any, decoder: Decoder, warm: Callable) -> None:
-    step, inputs = LevelStep(rows.drafter, decoder, 6), inputs_of(rows, decoder, warm)
+    step = LevelStep(rows.drafter, decoder, 6)
+    inputs = given(step, inputs_of(rows, decoder, warm), 1.0)
     program, outputs = make.run_onnx(step, inputs)
     for ours, theirs in zip(outputs, step(*inputs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)  # onnxruntime sums in another order
@@ -153,7 +164,8 @@ def test_onnx_and_one_write_a_cache(rows: Model, make: Any, decoder: Decoder, wa
 def test_zero_inputs_index_nothing_outside(rows: Model, decoder: Decoder) -> None:
     zeros = [torch.zeros(4, dtype=torch.int64), torch.zeros(4, 192)]
     ends = [torch.zeros(1, dtype=torch.int64)] * 2 + [torch.zeros(64, 16)] * 2 * LEVELS
-    assert LevelStep(rows.drafter, decoder, 6)(*zeros, *ends)[0].shape == (LEVELS, 6)
+    step = LevelStep(rows.drafter, decoder, 6)
+    assert step(*given(step, [*zeros, *ends]))[0].shape == (LEVELS, 6)
 
 
 def test_state_names_are_those_of_the_checkpoint(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:

@@ -151,8 +151,9 @@ def test_whole_steps_equal_eager_ones(pair: Pair) -> None:
     assert all(cache.abs().sum() > 0 for cache in caches)
     assert [cache.data_ptr() for cache in caches] == memory
 
-    tokens, scores = pair.interpreters["draft"].run({"features": hidden.clone()})
-    (tokens_eager, scores_eager), _ = pair.run_eager("draft", [hidden], [])
+    noise = torch.randn(pair.eager["draft"].signature.inputs[1].shape, generator=generator).to(hidden.dtype)
+    tokens, scores = pair.interpreters["draft"].run({"features": hidden.clone(), "noise": noise.clone()})
+    (tokens_eager, scores_eager), _ = pair.run_eager("draft", [hidden, noise], [])
     assert torch.equal(tokens, tokens_eager)
     # bf16: the converter rounds x - max and the logarithm on their own, 2^-9 of values below 8 each.
     torch.testing.assert_close(scores, scores_eager, rtol=1e-5, atol=1e-5 if pair.dtype is torch.float32 else 2**-4)
@@ -179,7 +180,7 @@ def test_a_budget_tree_equals_the_eager_one(tiny_source: Path) -> None:
     eager, fused = (TreeStep(drafter, decoder, BudgetTree(7, 3, 3), form) for form in ("eager", "fused"))
     caches = [torch.zeros(2 * SLOTS, 16), torch.zeros(2 * SLOTS, 16)]
     numbers = torch.tensor([3]), torch.tensor([3])
-    inputs = torch.tensor([5, 9, 17, 0]), torch.randn(4, 192), *numbers, *caches
+    inputs = torch.tensor([5, 9, 17, 0]), torch.randn(4, 192), *numbers, torch.randn(3, 40), *caches
     program = torch.export.export(fused, inputs, strict=False)
     lowered = Graph.of(convert(program, {}, "tree"))
     held, given = {**program.state_dict, **program.constants}, iter(inputs)

@@ -79,6 +79,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "run-time size": (lambda m: end(m, "decode-kv128", "tokens").update(shape=["T"]), "has sizes that are chosen"),
     "rows": (lambda m: end(m, "verify-t7-kv128", "tokens").update(shape=[8]), "tokens int64 .8.; expected 7"),
     "small candidates": (lambda m: m["trees"][-1].update(width=11, file=None), "a tree exactly where it has no file"),
+    "noise": (lambda m: end(m, "draft", "noise").update(shape=[1, 300]), "takes noise .*expected a row for each of 2"),
     "budget": (lambda m: m["trees"][1].update(rows=2**20, file=None), "a budget of 1048575 nodes; expected 1 to"),
     "tree's rows": (lambda m: m["trees"][1].update(depth=1, rows=3, width=2), "rows, depth and width .3, 2, 1."),
 }
