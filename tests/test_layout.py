@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "noise",
         "planning",
         "version",
+        "versions",
         "trees",
         "kernels",
         "compiler",

@@ -6,16 +6,14 @@ on a device and the one that is lowered here have it alike.
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any
 
 import torch
 
 
-def register_converters(torchair: ModuleType) -> None:
-    """Registers the converters of all operators of ours."""
-    ge = importlib.import_module("torchair._ge_concrete_graph.ge_apis")
+def register_converters(torchair: ModuleType, ge: Any) -> None:
+    """Registers the converters of all operators of ours; ``ge`` are torchair's GE operators."""
 
     def rotary_pair(q: Any, k: Any, cos: Any, sin: Any, meta_outputs: Any = None) -> Any:
         return ge.ApplyRotaryPosEmb(q, k, cos, sin, layout=1, rotary_mode="half")

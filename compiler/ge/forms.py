@@ -38,7 +38,10 @@ def join_transposes(graph: fx.Graph) -> None:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    return torch.ops.draftwood.linear(x, weight, bias)
+    """A product of two matrices; the operator takes no more dimensions, and views of them cost nothing."""
+    if x.dim() == 2:
+        return torch.ops.draftwood.linear(x, weight, bias)
+    return torch.ops.draftwood.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
 def _rotary(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Any:

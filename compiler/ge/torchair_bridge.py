@@ -165,7 +165,7 @@ def _torchair() -> ModuleType:
 
 
 def _with_ours(torchair: ModuleType) -> ModuleType:
-    register_converters(torchair)
+    register_converters(torchair, importlib.import_module("torchair._ge_concrete_graph.ge_apis"))
     return torchair
 
 

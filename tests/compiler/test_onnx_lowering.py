@@ -283,8 +283,9 @@ def test_tied_heads_use_the_output_matrix_of_the_teacher(
     hidden = noise(1, 64, seed=7)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False  # the pool of tests/conftest.py
-    got = onnxruntime.InferenceSession(tmp_path / "draft.onnx", options).run(None, {"features": hidden.numpy()})
-    tokens, scores = step.module(hidden)
+    session, levels = onnxruntime.InferenceSession(tmp_path / "draft.onnx", options), noise(2, 101, seed=9)
+    got = session.run(None, {"features": hidden.numpy(), "noise": levels.numpy()})
+    tokens, scores = step.module(hidden, levels)
     assert np.array_equal(got[0], tokens)
     np.testing.assert_allclose(got[1], scores, rtol=0, atol=RUNTIME)
     model = onnx.load(tmp_path / "draft.onnx", load_external_data=False)

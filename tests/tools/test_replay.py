@@ -52,7 +52,7 @@ def test_a_replayed_gear_accepts_what_it_accepted_live(engine: CpuEngine, sampli
         known = len(replayed) - 1
         if drafter.kind == "eagle3":  # ranks no levels: where the survey's tree ends, another's tokens are unknown
             known = next((i for i, (_, path) in enumerate(live) if path and path not in surveyed), known)
-        assert [(one.length, one.path) for one in replayed][:known] == live[:known] and known > 5
+        assert [(one.length, one.path) for one in replayed][:known] == live[:known] and known >= 5
         assert found.steps == len(replayed)
         assert found.unknown <= found.steps / 2 or drafter.kind == "eagle3"
 

@@ -75,7 +75,7 @@ def test_vllm(make: Any, teacher: Checkpoint, tmp_path: Path, name: str) -> None
     checkpoint = opened.checkpoint
     weights = {name: checkpoint.weight(name) for name in checkpoint.names()}
     module.load_state_dict(weights | checkpoint.buffers(8))
-    tokens, scores = module(STATE, None, 7)
+    tokens, scores = module(STATE, torch.zeros(1, 1), None, 7)
     for head in range(case["heads"]):
         wanted = expected(tensors, head, case["blocks"], torch.arange(V) if ids is None else ids.long())
         assert tokens[head].tolist() == wanted[0]

@@ -151,15 +151,19 @@ PLACE_CASES: Cases = {
 }
 # Functions of rows x [4, 3, 8], a matrix w [5, 8], a vector z [5], q [1, 4, 5, 8], k and v [1, 2, 12, 8], a mask.
 LAYER_CASES: Cases = {
-    "linear": lambda x, w, z, q, k, v, masked: F.linear(x, w),
-    "linear with bias": lambda x, w, z, q, k, v, masked: F.linear(x[0], w, z),
-    "rotary": lambda x, w, z, q, k, v, masked: torch.ops.npu.npu_rotary_mul(x, x[:, :1] + 1, x[:, 1:2] - 1),
-    "gate": lambda x, w, z, q, k, v, masked: (torch.ops.npu.npu_swiglu(x, 0), torch.ops.npu.npu_swiglu(x)),
-    "attention, mode 0": lambda x, w, z, q, k, v, masked: fused(0)(q, k, v, masked),
-    "attention, mode 1": lambda x, w, z, q, k, v, masked: fused(1)(q, k, v, masked),
-    "attention, no mask": lambda x, w, z, q, k, v, masked: fused(0)(q, k, v, None),
-    "log of a sum": lambda x, w, z, q, k, v, masked: (k.logsumexp(2, keepdim=True), w.logsumexp(0)),
-    "log of no sum": lambda x, w, z, q, k, v, masked: x[0].masked_fill(x[0] > -9, -INF).logsumexp(1),
+    "linear": lambda x, w, z, q, k, v, masked, y: F.linear(x, w),
+    "linear with bias": lambda x, w, z, q, k, v, masked, y: F.linear(x[0], w, z),
+    "rotary of 64": lambda x, w, z, q, k, v, masked, y: torch.ops.npu.npu_rotary_mul(y, y[:, :, :1], y[:, :, 1:2]),
+    "rotary pair": lambda x, w, z, q, k, v, masked, y: torch.ops.draftwood.rotary_pair(
+        y, y[:, :, :2] + 1, y[:, :, :1], y[:, :, 1:2]
+    ),
+    "rotary": lambda x, w, z, q, k, v, masked, y: torch.ops.npu.npu_rotary_mul(x, x[:, :1] + 1, x[:, 1:2] - 1),
+    "gate": lambda x, w, z, q, k, v, masked, y: (torch.ops.npu.npu_swiglu(x, 0), torch.ops.npu.npu_swiglu(x)),
+    "attention, mode 0": lambda x, w, z, q, k, v, masked, y: fused(0)(q, k, v, masked),
+    "attention, mode 1": lambda x, w, z, q, k, v, masked, y: fused(1)(q, k, v, masked),
+    "attention, no mask": lambda x, w, z, q, k, v, masked, y: fused(0)(q, k, v, None),
+    "log of a sum": lambda x, w, z, q, k, v, masked, y: (k.logsumexp(2, keepdim=True), w.logsumexp(0)),
+    "log of no sum": lambda x, w, z, q, k, v, masked, y: x[0].masked_fill(x[0] > -9, -INF).logsumexp(1),
 }
 
 
@@ -187,7 +191,7 @@ def layers(dtype: torch.dtype) -> Family:
     masked = whole(1, 1, 5, 12, high=2).bool()
     masked[..., 3, :] = True  # a row that sees nothing gives zeros
     inputs = (*(random(*size, seed=i, dtype=dtype) for i, size in enumerate(sizes)), masked)
-    return interpret(LAYER_CASES, inputs)
+    return interpret(LAYER_CASES, (*inputs, random(1, 4, 3, 64, seed=9, dtype=dtype)))
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
