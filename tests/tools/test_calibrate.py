@@ -14,9 +14,11 @@ from draftwood.tools.commands.calibrate import parse_temperatures
 from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
+from draftwood.tools.training import sampled_paths
 from draftwood.tools.training.visited import visited
+from draftwood.trees import RankPaths
 from draftwood.trees.calibration import Calibration
-from draftwood.trees.calibration_file import read_calibration
+from draftwood.trees.calibration_file import read_calibration, write_calibration
 
 TOKENS = 10
 
@@ -185,3 +187,18 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
     assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == 0
+
+
+def test_statistics_of_sampled_text_become_rank_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calibration = Calibration()
+    for path, count in {(0, 2): 3, (): 2, (1, 20): 1}.items():
+        for _ in range(count):
+            calibration.add(path, group="text", sampled=True)
+    write_calibration(calibration, tmp_path / "stats.bin")
+    line = [str(tmp_path / "stats.bin"), "--drafter", str(tmp_path)]
+    assert sampled_paths.main(line) == 0 and "6 contexts" in capsys.readouterr().out
+    stored = RankPaths.from_json((tmp_path / "rank_paths_sampled.json").read_text())
+    assert dict(stored.items()) == {(0, 2): 3, (): 2, (1,): 1}  # a tree has 16 candidates at most
+    calibration.add((0,), group="text")
+    write_calibration(calibration, tmp_path / "stats.bin")
+    assert sampled_paths.main(line) == 2 and "6 of 7 contexts are of sampled text" in capsys.readouterr().err

@@ -2,7 +2,8 @@
 
     python -m draftwood.tools.training.rank_paths --teacher DIR --distilled DIR --drafter DIR [DIR ...] --png FILE
 
-Into each drafter's folder go rank_paths_greedy.json and rank_paths_sampled.json. An EAGLE-3 layer is fed the true
+Into each drafter's folder goes rank_paths_greedy.json; sampled text is compared, too, by ranks without noise, while
+what engines rank, with the noise, is counted by `calibrate` (`sampled_paths`). An EAGLE-3 layer is fed the true
 tokens and its own states, as the nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a
 token by its distance alone. All drafters are counted on the same texts, each at the contexts where a decoding with
 it would stand.
@@ -115,7 +116,7 @@ def summary(paths: RankPaths, levels: int) -> dict[str, Any]:
 def compare(
     teacher: Path, distilled: Path, drafters: list[Path], *, contexts: int, levels: int
 ) -> dict[str, dict[str, Any]]:
-    """Counts for each drafter, writes its two files, and returns its summary by kind of text.
+    """Counts for each drafter, writes its file of greedy text, and returns its summary by kind of text.
 
     Args:
         levels: how deep EAGLE-3 layers draft; the other kinds know themselves. At least so many true tokens are
@@ -128,7 +129,8 @@ def compare(
         states, found[folder.name] = States(model, texts, drafter.aux), {}
         for name, temperature in TEMPERATURES.items():
             paths = count_paths(drafter, states, counted_texts(texts, temperature, contexts), deepest)
-            (folder / f"rank_paths_{name}.json").write_text(compact(paths))
+            if not temperature:
+                (folder / f"rank_paths_{name}.json").write_text(compact(paths))
             found[folder.name][name] = summary(paths, drafter.levels)
     return found
 
