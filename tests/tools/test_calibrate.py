@@ -191,8 +191,8 @@ def test_a_bundle_counts_what_its_own_steps_accept(
 
 def test_statistics_of_sampled_text_become_rank_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibration = Calibration()
-    for path, count in {(0, 2): 3, (): 2, (1, 20): 1}.items():
-        for _ in range(count):
+    for path, times in {(0, 2): 3, (): 2, (1, 20): 1}.items():
+        for _ in range(times):
             calibration.add(path, group="text", sampled=True)
     write_calibration(calibration, tmp_path / "stats.bin")
     line = [str(tmp_path / "stats.bin"), "--drafter", str(tmp_path)]
