@@ -147,7 +147,7 @@ def test_tuned_times_are_kept_for_this_bundle_and_machine(
     assert main(["tune", str(tiny_bundle), "--engine", "cpu", "--threads", "1", "--seconds", "0.05", "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)
     times = tuned_times(bundle, "cpu", 1)
-    assert [(one.gear, one.length, one.us) for one in times] == [tuple(row.values()) for row in kept["times"]]
+    assert [(one.gear, one.length, one.us, one.late) for one in times] == [tuple(row.values()) for row in kept["times"]]
     assert {one.gear for one in times} == {gear.name for gear in bundle.manifest.gears}
     assert Policies(bundle, times=times).gears.times.absolute
     assert tuned_times(bundle, "cpu", 2) == () == tuned_times(bundle, "npu", 1)

@@ -33,12 +33,12 @@ def main(args: argparse.Namespace) -> int:
     share_threads(args.threads)
     times = tune(open_engine(bundle, engine), args.seconds)
     kept = keep_times(bundle, engine, args.threads, times)
-    rows = [{"gear": one.gear, "length": one.length, "us": one.us} for one in times]
+    rows = [{"gear": one.gear, "length": one.length, "us": one.us, "late": one.late} for one in times]
     if args.json:
         print(json.dumps({"file": str(kept), "machine": machine_name(), "times": rows}))
         return 0
-    print(f"{'gear':28} {'text':>6} {'ms a step':>10}")
+    print(f"{'gear':28} {'text':>6} {'late':>5} {'ms a step':>10}   late: tokens that the drafter had to catch up with")
     for one in times:
-        print(f"{one.gear:28} {one.length:6} {one.us / 1000:10.3f}")
+        print(f"{one.gear:28} {one.length:6} {one.late:5} {one.us / 1000:10.3f}")
     print(f"kept in {kept}", file=sys.stderr)
     return 0
