@@ -141,6 +141,14 @@ def test_a_build_goes_one_way() -> None:
     assert not climbing
 
 
+def test_every_folder_of_modules_is_installed() -> None:
+    """What is not named in pyproject.toml works in a clone and is missing in an installation."""
+    named = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    found = {".".join(("draftwood", *path.parent.relative_to(ROOT).parts)) for path in files}
+    assert named == found | {"draftwood"}
+
+
 def test_trees_need_numpy_and_networkx_alone() -> None:
     assert set().union(*(foreign(path.read_text()) for path in modules("trees"))) <= {"numpy", "networkx"}
 
