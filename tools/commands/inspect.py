@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
+TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin")
+# How the names of shipped models and shapes begin.
+NAMED = ("demo", "shape:")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,12 +67,23 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _checkpoint(subject: str) -> Path | None:
-    """The teacher or drafter of a name or path that is neither a bundle nor a tree's file."""
-    from draftwood.tools.demo import resolve
-    from draftwood.tools.show.checkpoints import is_checkpoint
+    """The teacher or drafter of a name or path that is neither a bundle nor a tree's file.
 
-    path = _existing(str(resolve(subject)))
-    return path if path is not None and not (path / MANIFEST).is_file() and is_checkpoint(path) else None
+    Bundles and trees are inspected where the compiler's packages are missing, so nothing of it is imported for them.
+    """
+    path = _existing(subject)
+    if path is None and subject.startswith(NAMED):
+        from draftwood.tools.demo import resolve
+
+        path = _existing(str(resolve(subject)))
+    return path if path is not None and not (path / MANIFEST).is_file() and _is_checkpoint(path) else None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path looks like one: a folder with a config.json or tensors, or a file of tensors."""
+    if path.is_file():
+        return path.suffix in TENSOR_FILES
+    return (path / "config.json").is_file() or any(child.suffix in TENSOR_FILES for child in path.iterdir())
 
 
 def _show_checkpoint(path: Path, args: argparse.Namespace) -> int:

@@ -16,14 +16,6 @@ from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 # What a drafter's file may be called.
-DRAFTER_FILES = (".safetensors", ".pt", ".pth", ".bin")
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a path looks like one: a folder with a config.json or tensors, or a file of tensors."""
-    if path.is_file():
-        return path.suffix in DRAFTER_FILES
-    return (path / "config.json").is_file() or any(child.suffix in DRAFTER_FILES for child in path.iterdir())
 
 
 def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
