@@ -15,8 +15,6 @@ from draftwood.compiler.teachers.registry import FAMILIES
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
 
-# What a drafter's file may be called.
-
 
 def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
     """A teacher's figures, or a drafter's: of what stands beside a ``teacher``, or names no family of teachers.
