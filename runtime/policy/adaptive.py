@@ -13,7 +13,7 @@ from draftwood.runtime.policy.estimate import Estimate
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
 from draftwood.runtime.policy.prior import Tables
-from draftwood.runtime.policy.times import ODD, StepTimes
+from draftwood.runtime.policy.times import StepTimes
 
 # A gear must promise so much more than the present one, which must have run for so many steps.
 MARGIN = 0.04
@@ -144,12 +144,9 @@ class Adaptive:
         gears, times, length, us = self._gears, self.times, outcome.length, outcome.total_us
         plain = gears.fitting.at(length, self._slots).plain
         expected_us, seen = times.us(gear, length), times.seen(gear)
-        if outcome.late:
-            # What a late draft takes more is no time of the gear: it would be given up for its first step.
-            if seen and us > expected_us:
-                times.caught_up(gear, outcome.late, us - expected_us)
-            elif times.table.late:
-                times.observe(gear, length, max(us - times.catch_up_us(outcome.late), expected_us / ODD))
+        # What a late draft takes more is no time of the gear, which would be given up for its first step.
+        if outcome.late and us > expected_us and (seen or times.table.absolute):
+            times.caught_up(gear, outcome.late, us - expected_us)
         elif outcome.gear.slots <= self._slots or not self._slots:  # growing is no part of a step
             times.observe(gear, length, us)
         if plain != _NONE:
