@@ -39,7 +39,7 @@ from draftwood.trees.formats import (
     read_tree,
     write_tree,
 )
-from draftwood.trees.invariants import Violation, require, violations
+from draftwood.trees.invariants import Violation, is_tree, require, violations
 from draftwood.trees.spec import parse_specs
 from draftwood.trees.statistics import RankPaths
 from draftwood.trees.tensorize import TreeBuffers, tensorize, tree_tokens
@@ -59,6 +59,7 @@ __all__ = [
     "format_nxdi",
     "format_tuples",
     "from_networkx",
+    "is_tree",
     "parse_draftwood",
     "parse_medusa",
     "parse_nxdi",

@@ -20,7 +20,7 @@ from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
-from draftwood.trees import TreeBuffers, tree_tokens
+from draftwood.trees import TreeBuffers, is_tree, tree_tokens
 
 # T tree rows, M = T - 1 draft nodes, I levels, K candidates, P rows of a draft graph, F features
 
@@ -125,8 +125,15 @@ class Drafting:
             tree = self.bundle.trees[self._class_tree(gear, float(scores[0, 0]))][1]
             tokens_T = tree_tokens(tree, root, candidates_IK)
             return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
-        tree = _chosen(outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
+        tree = self._chosen(gear, outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
         return Draft(np.concatenate(([root], outputs["drafted"])), scores.copy(), tree)
+
+    def _chosen(self, gear: Gear, outputs: dict[str, NDArray]) -> TreeBuffers:
+        """The tree of the drafter's choice. What is no tree would let rows see what is not their text."""
+        tree = _buffers(outputs)
+        if not is_tree(tree):
+            raise BundleError(f"{self.bundle.folder}: graph {gear.draft} drafts no tree; build the bundle again")
+        return tree
 
     def _class_tree(self, gear: Gear, score: float) -> str:
         """The tree of the confidence class that the best first candidate's log-probability falls into."""
@@ -137,7 +144,7 @@ class Drafting:
         return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
 
 
-def _chosen(outputs: dict[str, NDArray]) -> TreeBuffers:
+def _buffers(outputs: dict[str, NDArray]) -> TreeBuffers:
     """The buffers of a tree that the drafter chose. Its rows stand by rank among their siblings."""
     parents_T, paths_TL = outputs["parents"].copy(), outputs["paths"].copy()
     rows = len(parents_T)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
-from draftwood.trees import Topology, require, tensorize, violations
+from draftwood.trees import Topology, is_tree, require, tensorize, violations
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=150, database=None)
 RAGGED = [
@@ -180,6 +180,22 @@ def test_any_other_entry_in_an_index_table_is_caught(data):
     else:
         array[place] += data.draw(st.integers(-9, 9).filter(bool))
     assert violations(dataclasses.replace(buffers, **{field: array}))
+
+
+@FIXED
+@given(st.data())
+def test_the_quick_check_of_a_drafted_tree_catches_any_other_entry(data):
+    tree = data.draw(topologies())
+    buffers = tensorize(tree, tree.rows, tree.depth + data.draw(st.integers(0, 2)))
+    assert is_tree(buffers)
+    field = data.draw(st.sampled_from(["parents", "depths", "mask", "paths"]))
+    array = getattr(buffers, field).copy()
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in array.shape)
+    if field == "mask":
+        array[place] = not array[place]
+    else:
+        array[place] += data.draw(st.integers(-9, 9).filter(bool))
+    assert not is_tree(dataclasses.replace(buffers, **{field: array}))
 
 
 def test_require_says_where_what_and_how_many():
