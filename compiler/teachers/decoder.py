@@ -108,8 +108,7 @@ class Decoder(nn.Module):
             )
         slots = caches[0].shape[0] // self.config.kv_heads
         placement = self.placement(visible_TT, depths_T, committed_1, accepted_1, path_P.shape[0], slots)
-        position_T = committed_1 + depths_T
-        cos_T1D, sin_T1D = (t.index_select(0, position_T)[:, None] for t in (self.rope_cos, self.rope_sin))
+        cos_T1D, sin_T1D = (table[:, None] for table in self.rotary(committed_1 + depths_T))
 
         def attend(layer: Layer, *given: Tensor) -> Attended:
             return layer.attend(*given, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form)

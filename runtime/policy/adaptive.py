@@ -37,8 +37,8 @@ class Adaptive:
 
     def __init__(self, gears: Gears, tables: Tables) -> None:
         self._gears = gears
-        self.estimate, self.times, self.bank = Estimate(tables), StepTimes(gears.times), Bank()
-        self.bank.credit = credit(self._hope())
+        self.estimate, self.times = Estimate(tables), StepTimes(gears.times)
+        self.bank = Bank(credit(self._hope()))
         self._slots = 0
         # The gear that ran last, how many steps it has run, and the plain steps since the last draft.
         self._last, self._dwell, self._idle = _NONE, 0, 0

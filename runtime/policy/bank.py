@@ -28,7 +28,7 @@ def credit(speedup: float) -> float:
 class Bank:
     """The account of one text, in microseconds; ``credit`` in plain steps."""
 
-    def __init__(self, credit: float = MOST_CREDIT) -> None:
+    def __init__(self, credit: float) -> None:
         self.credit = credit
         # What the tokens so far would have cost plainly; and that, less what they did cost.
         self.plain_us = 0.0

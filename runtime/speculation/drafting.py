@@ -57,11 +57,9 @@ class Drafting:
             self._extend(state, cache.waiting - 1)
         count = cache.waiting
         inputs = self._filled(graph, *cache.rows(count, state.root), cache.length)
-        for spec in graph.inputs:
-            if (
-                spec.name == "noise"
-            ):  # the root is the token at ``length``: the first level is of the position behind it
-                inputs = inputs | {"noise": self._noise.rows(spec, state.sampling, state.length + 1)}
+        noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
+        if noise is not None:  # the root stands at ``length``, so the first level is of the position behind it
+            inputs = inputs | {"noise": self._noise.rows(noise, state.sampling, state.length + 1)}
         outputs = self._ran(graph, inputs, cache, count)
         cache.drafted(state.root)
         return self._tree(gear, state.root, outputs)

@@ -28,8 +28,8 @@ class SharedNoise:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._zeros: dict[tuple[int, int], NDArray[np.float32]] = {}
-        self._filled: dict[tuple[int, int], NDArray[np.float32]] = {}
+        # By shape: one array that stays zero, and one that is filled anew.
+        self._arrays: dict[tuple[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         self._row: Callable[[int, int], NDArray[np.float32]] = lru_cache(_KEPT)(self._made)
 
     def rows(self, spec: TensorSignature, sampling: Sampling, position: int) -> NDArray[np.float32]:
@@ -41,9 +41,11 @@ class SharedNoise:
             BundleError: the graph's draft vocabulary is not the bundle's.
         """
         shape = self._shape(spec)
+        if shape not in self._arrays:
+            self._arrays[shape] = np.zeros(shape, np.float32), np.empty(shape, np.float32)
+        zeros_DU, noise_DU = self._arrays[shape]
         if sampling.greedy:
-            return self._zeros.setdefault(shape, np.zeros(shape, np.float32))
-        noise_DU = self._filled.setdefault(shape, np.empty(shape, np.float32))
+            return zeros_DU
         for level, row_U in enumerate(noise_DU):
             np.multiply(self._row(sampling.seed, position + level), np.float32(sampling.temperature), out=row_U)
         return noise_DU

@@ -167,19 +167,24 @@ def test_tables_too_short_for_the_tree_are_caught():
     assert {"path-consistent", "ancestor-table"} <= {violation.name for violation in violations(flat)}
 
 
-@FIXED
-@given(st.data())
-def test_any_other_entry_in_an_index_table_is_caught(data):
-    tree = data.draw(topologies())
-    buffers = tensorize(tree, tree.rows + data.draw(st.integers(0, 3)), tree.depth + 1)
-    field = data.draw(st.sampled_from(["parents", "depths", "mask", "ancestors", "paths"]))
+def altered(data, buffers, fields):
+    """One entry of one of the fields is another."""
+    field = data.draw(st.sampled_from(fields))
     array = getattr(buffers, field).copy()
     place = tuple(data.draw(st.integers(0, size - 1)) for size in array.shape)
     if field == "mask":
         array[place] = not array[place]
     else:
         array[place] += data.draw(st.integers(-9, 9).filter(bool))
-    assert violations(dataclasses.replace(buffers, **{field: array}))
+    return dataclasses.replace(buffers, **{field: array})
+
+
+@FIXED
+@given(st.data())
+def test_any_other_entry_in_an_index_table_is_caught(data):
+    tree = data.draw(topologies())
+    buffers = tensorize(tree, tree.rows + data.draw(st.integers(0, 3)), tree.depth + 1)
+    assert violations(altered(data, buffers, ["parents", "depths", "mask", "ancestors", "paths"]))
 
 
 @FIXED
@@ -188,14 +193,7 @@ def test_the_quick_check_of_a_drafted_tree_catches_any_other_entry(data):
     tree = data.draw(topologies())
     buffers = tensorize(tree, tree.rows, tree.depth + data.draw(st.integers(0, 2)))
     assert is_tree(buffers)
-    field = data.draw(st.sampled_from(["parents", "depths", "mask", "paths"]))
-    array = getattr(buffers, field).copy()
-    place = tuple(data.draw(st.integers(0, size - 1)) for size in array.shape)
-    if field == "mask":
-        array[place] = not array[place]
-    else:
-        array[place] += data.draw(st.integers(-9, 9).filter(bool))
-    assert not is_tree(dataclasses.replace(buffers, **{field: array}))
+    assert not is_tree(altered(data, buffers, ["parents", "depths", "mask", "paths"]))
 
 
 def test_require_says_where_what_and_how_many():

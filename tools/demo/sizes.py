@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftwood.compiler.teachers.registry import read_config
+from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
 from draftwood.tools.demo.widen import widen, widen_drafter
 
@@ -41,6 +42,12 @@ def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
     if not wide_own.exists():
         widen_drafter(own, wide_own, small, read_config(wide), dtype="float32")
     return wide, wide_own
+
+
+def bundle_name(use: str, size: str, drafter: str, content: object) -> str:
+    """The folder of a shipped pair's bundle, by all that goes into it: another pair or ``content`` is another name."""
+    pair = digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter))
+    return f"{use}-{size}-{drafter}-{zlib.crc32(repr((SCHEMA_VERSION, content)).encode(), pair):08x}"
 
 
 def digest(folder: Path) -> int:

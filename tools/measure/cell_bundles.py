@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-import zlib
 from pathlib import Path
 
 import draftwood
-from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.tools import demo
-from draftwood.tools.demo.sizes import digest, models
+from draftwood.tools.demo.sizes import bundle_name, models
 from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.gears import Limits
 from draftwood.trees.plan_file import format_plan
-from draftwood.trees.spec import Specs, read_specs
+from draftwood.trees.spec import read_specs
 
 NODES = 15
 LEAST_SLOTS = 1024
@@ -27,11 +25,13 @@ def opened(size: str, drafter: str, reach: int, work: Path) -> CpuEngine:
     """An engine on the bundle for texts of ``reach`` tokens, which is built unless it is under ``work``."""
     teacher, own = models(size, work, drafter)
     slots = kv_lengths(reach)
-    pair = digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter))
-    folder = work / f"cells-{size}-{drafter}-{zlib.crc32(repr((SCHEMA_VERSION, slots, NODES)).encode(), pair):08x}"
+    plan = planned(drafter)
+    folder = work / bundle_name("cells", size, drafter, (slots, plan))
     if not folder.exists():
         print(f"{size} {drafter}: building {folder.name}", file=sys.stderr, flush=True)
-        specs = planned(drafter, work / f"{folder.name}.plan.json")
+        file = work / f"{folder.name}.plan.json"
+        file.write_text(plan)
+        specs = read_specs(f"plan:{file}")
         reaching = with_positions(teacher, slots[-1], work / f"{teacher.name}-{slots[-1]}")
         request = draftwood.BuildRequest(model=reaching, drafter=own, trees=specs.trees, slots=slots, plan=specs.plan)
         draftwood.build(request, folder)
@@ -47,12 +47,11 @@ def kv_lengths(reach: int) -> tuple[int, ...]:
     return tuple(slots)
 
 
-def planned(drafter: str, path: Path) -> Specs:
-    """Trees by size, planned from both kinds of shipped rank paths and written to ``path``."""
+def planned(drafter: str) -> str:
+    """A plan's file: trees by size, from both kinds of shipped rank paths."""
     folder = demo.resolve(drafter)
     greedy, sampled = (read_calibration(folder / f"rank_paths_{kind}.json") for kind in ("greedy", "sampled"))
-    path.write_text(format_plan(draftwood.plan(greedy, Limits(nodes=NODES), sampled=sampled)))
-    return read_specs(f"plan:{path}")
+    return format_plan(draftwood.plan(greedy, Limits(nodes=NODES), sampled=sampled))
 
 
 def with_positions(model: Path, positions: int, out: Path) -> Path:

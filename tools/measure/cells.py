@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from draftwood.errors import RequestError
+from draftwood.files import read_text
 from draftwood.planning import StepTime
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
@@ -36,10 +37,13 @@ from draftwood.runtime.policy import Policies
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tools import demo
+from draftwood.tools.commands.build import parse_sizes
+from draftwood.tools.commands.calibrate import parse_temperatures
 from draftwood.tools.demo.sizes import SIZES
 from draftwood.tools.measure.bench import explain, logit_noise
 from draftwood.tools.measure.cell_bundles import opened
 from draftwood.tools.measure.prefilled import Prefilled
+from draftwood.tools.measure.sizes import chosen
 from draftwood.tools.measure.tune import tune
 from draftwood.tools.prompts import Prompt, read_prompts
 from draftwood.tools.script import refusing
@@ -200,7 +204,7 @@ def measure(args: argparse.Namespace, have: set[tuple[Any, ...]]) -> Iterator[di
 def read_cells(path: Path) -> list[dict[str, Any]]:
     """The cells of a file; none if it is not there. RequestError names a line that is none."""
     rows = []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = read_text(path).splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -215,49 +219,34 @@ def say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def choice(known: tuple[str, ...]) -> Any:
-    def read(given: str) -> list[str]:
-        names = given.split(",")
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]}: expected {', '.join(known)}")
-        return names
-
-    return read
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder for widened models and bundles")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="a line a cell; kept and resumed")
-    parser.add_argument("--sizes", type=choice(tuple(SIZES)), default=list(SIZES), metavar="S[,S...]")
-    parser.add_argument("--drafter", type=choice(demo.DRAFTERS), default=list(demo.DRAFTERS), metavar="NAME[,NAME...]")
-    parser.add_argument("--temperatures", type=floats, default=[0.0, 0.8, 1.0], metavar="T[,T...]")
-    parser.add_argument("--lengths", type=integers, default=[128, 512, 1024, 2048, 4096], metavar="N[,N...]")
+    parser.add_argument("--sizes", default=",".join(SIZES), metavar="S[,S...]")
+    parser.add_argument("--drafter", default=",".join(demo.DRAFTERS), metavar="NAME[,NAME...]")
+    parser.add_argument("--temperatures", default="0,0.8,1", metavar="T[,T...]")
+    parser.add_argument("--lengths", default="128,512,1024,2048,4096", metavar="N[,N...]")
     parser.add_argument("--texts", type=int, default=8, metavar="N", help="texts of a cell (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times each is decoded (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--gears", action="store_true", help="every gear alone, too: the best one in hindsight")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the cells")
     parser.add_argument("--json", action="store_true", help="print the cells as JSON")
-    return parser.parse_args(arguments)
-
-
-def floats(given: str) -> list[float]:
-    return [float(one) for one in given.split(",")]
-
-
-def integers(given: str) -> list[int]:
-    return [int(one) for one in given.split(",")]
+    args = parser.parse_args(arguments)
+    args.sizes = chosen(args.sizes, tuple(SIZES), "--sizes")
+    args.drafter = chosen(args.drafter, demo.DRAFTERS, "--drafter")
+    args.temperatures = parse_temperatures(args.temperatures)
+    args.lengths = parse_sizes("--lengths", args.lengths)
+    if min(args.texts, args.rounds, args.max_new_tokens, *args.lengths) < 1:
+        raise RequestError("--texts, --rounds, --max-new-tokens, --lengths: expected 1 or more")
+    return args
 
 
 @refusing
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    if min(args.texts, args.rounds, args.max_new_tokens, *args.lengths) < 1 or min(args.temperatures) < 0:
-        raise RequestError(
-            "--texts, --rounds, --max-new-tokens, --lengths: expected 1 or more; --temperatures 0 or more"
-        )
     rows = read_cells(args.out)
     args.work.mkdir(parents=True, exist_ok=True)
     for row in measure(args, {tuple(row[name] for name in KEY) for row in rows}):

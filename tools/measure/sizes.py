@@ -19,7 +19,6 @@ import json
 import math
 import statistics
 import sys
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,13 @@ from typing import Any
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import RequestError
-from draftwood.manifest import SCHEMA_VERSION
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
 from draftwood.tools import demo
 from draftwood.tools.commands.arguments import add_decoding_arguments, options
-from draftwood.tools.demo.sizes import SIZES, digest, models
+from draftwood.tools.demo.sizes import SIZES, bundle_name, models
 from draftwood.tools.measure.bench import bench
 from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
 from draftwood.tools.prompts import Prompt, read_prompts
@@ -95,10 +93,7 @@ def _contender(size: str, drafter: str, args: argparse.Namespace) -> Contender:
     paths = demo.rank_paths(args.temperature, drafter)
     trees = _trees(args.tree, drafter, args.temperature)
     teacher, own = models(size, args.work, drafter)
-    # Another pair or choice of trees is another bundle; the shipped files say which, and the widened ones are large.
-    pair = digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter))
-    content = zlib.crc32(repr((SCHEMA_VERSION, trees)).encode(), pair)
-    folder = args.work / f"bundle-{size}-{drafter}-{content:08x}"
+    folder = args.work / bundle_name("bundle", size, drafter, trees)
     if not folder.exists():
         _say(f"{size}: building {folder.name}")
         build(BuildRequest(model=teacher, drafter=own, trees=trees, slots=(SLOTS,)), folder, lambda _: None)
@@ -217,7 +212,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         drafts.legend(frameon=False, fontsize=8)
 
 
-def _chosen(given: str, known: tuple[str, ...], flag: str) -> list[str]:
+def chosen(given: str, known: tuple[str, ...], flag: str) -> list[str]:
+    """The names of a list such as ``native,110m``; RequestError where one is not known."""
     names = given.split(",")
     if unknown := [name for name in names if name not in known]:
         raise RequestError(f"{flag} {unknown[0]}: expected {', '.join(known)}")
@@ -240,8 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     add_decoding_arguments(parser)
     args = parser.parse_args(arguments)
-    sizes = _chosen(args.sizes, tuple(SIZES), "--sizes")
-    drafters = _chosen(args.drafter, demo.DRAFTERS, "--drafter")
+    sizes = chosen(args.sizes, tuple(SIZES), "--sizes")
+    drafters = chosen(args.drafter, demo.DRAFTERS, "--drafter")
     if args.rounds < 1:
         raise RequestError(f"--rounds {args.rounds}: expected 1 or more")
     prompts = read_prompts(args.prompts, args.limit)

@@ -34,7 +34,7 @@ def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
     What a step does on the host beside its graphs (the draw, the walk) is counted, too.
     """
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
-    caches = {key: _filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
+    caches = {key: filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     began = time.perf_counter()
     rounds = 0
@@ -57,7 +57,7 @@ def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
     return sorted({max(1, int((gear.slots - 2 - rows) * place)) for place in PLACES})
 
 
-def _filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
+def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
     """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
     state = engine.begin(slots)
     drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.draft), None)
@@ -79,7 +79,7 @@ def _late(engine: StagedEngine) -> list[StepTime]:
     length = min(2 * LATE, gear.slots // 2)
     late, found = length // 2, []
     for _ in range(LEAST_ROUNDS + 2):
-        state = _filled(engine, gear.slots, length - late)
+        state = filled(engine, gear.slots, length - late)
         engine.prefill(state, np.zeros(late, np.int64))
         found.append(_step_us(engine, state, gear))
     return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from draftwood.tools.measure.tune import filled
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from draftwood.trees import RankPaths
 
 COMMITTED = 200  # tokens of text behind which steps are timed
-ACCEPTED = 3  # rows that a draft step finds to be written, as many as a step accepts or so
 TIMED_SECONDS = 0.3  # a gear is timed over at least this long, gears in turn so that a drift hits all
 LEAST_ROUNDS = 7
 
@@ -41,7 +41,7 @@ def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
     Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
     """
     gears = [gear for gear in engine.bundle.manifest.gears if gear.tree in engine.bundle.trees]
-    states = {slots: _filled(engine, slots, gears) for slots in {gear.slots for gear in gears}}
+    states = {slots: filled(engine, slots, min(COMMITTED, slots // 2)) for slots in {gear.slots for gear in gears}}
     times: dict[str, list[tuple[float, float]]] = {gear.name: [] for gear in gears}
     began = time.perf_counter()
     rounds = 0
@@ -57,17 +57,6 @@ def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
 def best_tree(weighed: list[Weighed]) -> Weighed:
     """The best gear that speculates, also where plain decoding is the faster choice."""
     return max((one for one in weighed if one.rows > 1), key=lambda one: one.expected_tokens_per_s)
-
-
-def _filled(engine: StagedEngine, slots: int, gears: Sequence[Gear]) -> SequenceState:
-    """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
-    state = engine.begin(slots)
-    engine.prefill(state, np.zeros(min(COMMITTED, slots // 2), np.int64))
-    drafting = next((gear for gear in gears if gear.slots == slots and gear.draft), None)
-    if drafting:
-        engine.draft([state], drafting)
-        engine.prefill(state, np.zeros(ACCEPTED, np.int64))
-    return state
 
 
 def _step_seconds(engine: StagedEngine, state: SequenceState, gear: Gear) -> tuple[float, float]:

@@ -104,14 +104,9 @@ def block_parts(block: TeacherConfig, ours: str, theirs: str, width: int) -> Par
         parts[f"{ours}.qkv.bias"] = tuple((f"{theirs}.self_attn.{p}_proj.bias", (n,)) for p, n in rows.items())
     if block.o_bias:
         parts[f"{ours}.o.bias"] = ((f"{theirs}.self_attn.o_proj.bias", (H,)),)
+    for part in ("q", "k") if block.qk_norm else ():
+        parts[f"{ours}.{part}_norm.weight"] = ((f"{theirs}.self_attn.{part}_norm.weight", (block.head_dim,)),)
     return parts
-
-
-def norm_parts(block: TeacherConfig, ours: str, theirs: str) -> Parts:
-    """The norms of a block's query and key heads."""
-    return {
-        f"{ours}.{s}_norm.weight": ((f"{theirs}.self_attn.{s}_norm.weight", (block.head_dim,)),) for s in ("q", "k")
-    }
 
 
 def end_parts(config: CachedConfig, vocabulary: Vocabulary, before: str = "") -> Parts:

@@ -33,8 +33,6 @@ class CachedConfig:
     own_embedding: bool
     # and whether its output matrix is the teacher's, or the rows of the draft vocabulary of it.
     tied_head: bool
-    # Whether queries and keys are normalised, head by head, before rotary (Qwen3).
-    qk_norm: bool = False
     # A row sees so many positions, its own counted; None for all that are before it.
     window: int | None = None
 

@@ -129,28 +129,13 @@ class Appended(Extension):
 
 
 class DraftLayer(Layer):
-    """A decoder block over a cache of accepted text.
+    """A decoder block over a cache of accepted text; ``width`` is that of its input, the hidden size by default."""
 
-    ``width`` is that of its input, the hidden size by default; with ``qk_norm`` the heads of queries and keys are
-    normalised before rotary, as Qwen3's are.
-    """
-
-    def __init__(self, config: TeacherConfig, width: int | None = None, qk_norm: bool = False) -> None:
+    def __init__(self, config: TeacherConfig, width: int | None = None) -> None:
         super().__init__(config)
-        self.qk_norm = qk_norm
         if width is not None:
             queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
             self.qkv = nn.Linear(width, queries + 2 * keys, bias=config.qkv_bias)
-        if qk_norm:
-            self.q_norm = Norm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = Norm(config.head_dim, config.rms_norm_eps)
-
-    def project(self, x_RH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x_RH)
-        if not self.qk_norm:
-            return q, k, v
-        q_RND, k_RKD = (rows.unflatten(-1, (-1, self.config.head_dim)) for rows in (q, k))
-        return self.q_norm(q_RND).flatten(-2), self.k_norm(k_RKD).flatten(-2), v
 
     def rotated(self, x: Tensor, cos_R1D: Tensor, sin_R1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [R, N, D], k and v [R, K, D] of rows x at the positions of the rotary factors."""

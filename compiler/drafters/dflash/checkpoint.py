@@ -12,7 +12,6 @@ from draftwood.compiler.drafters.common.checkpoint import (
     block_parts,
     end_parts,
     fitting_checkpoint,
-    norm_parts,
 )
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.config import DFlashConfig, read_dflash_config
@@ -41,5 +40,4 @@ def _parts(config: DFlashConfig, vocabulary: Vocabulary) -> Parts:
     parts["feature_norm.weight"] = (("hidden_norm.weight", (hidden,)),)
     for i in range(block.layers):
         parts |= block_parts(block, f"stack.{i}", f"layers.{i}", hidden)
-        parts |= norm_parts(block, f"stack.{i}", f"layers.{i}")
     return parts | end_parts(config, vocabulary)

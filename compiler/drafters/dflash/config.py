@@ -84,13 +84,12 @@ def read_dflash_config(
     if read_window(inner, block.layers) is not None:
         inner.fail("layer_types", "'full_attention' in every layer: readers disagree about what a sliding block sees")
     config = DFlashConfig(
-        block=replace(block, o_bias=block.qkv_bias and "layers.0.self_attn.o_proj.bias" in stored),
+        block=replace(block, o_bias=block.qkv_bias and "layers.0.self_attn.o_proj.bias" in stored, qk_norm=True),
         target_hidden=read_target(fields, teacher, block.hidden),
         aux_layers=_aux_layers(fields, nested, teacher, block.layers, speculators),
         draft_vocabulary=vocabulary.draft,
         own_embedding="embed_tokens.weight" in stored,
         tied_head="lm_head.weight" not in stored,
-        qk_norm=True,
         rows=_rows(fields, nested),
         mask_token=read_mask_token((fields, nested), teacher),
         from_root=_from_root(fields, nested),

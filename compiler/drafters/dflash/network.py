@@ -41,7 +41,7 @@ class DFlash(CachedNetwork):
         super().__init__(config, positions)
         self.root_states = config.levels
         self.feature_norm = Norm(config.block.hidden, config.block.rms_norm_eps)
-        self.stack = nn.ModuleList(DraftLayer(config.block, qk_norm=True) for _ in range(config.block.layers))
+        self.stack = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
     def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Denoised:
         """Writes the waiting rows' states into the caches and runs the block behind them.

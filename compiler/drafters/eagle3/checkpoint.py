@@ -12,7 +12,6 @@ from draftwood.compiler.drafters.common.checkpoint import (
     block_parts,
     end_parts,
     fitting_checkpoint,
-    norm_parts,
 )
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.config import Eagle3Config, read_eagle3_config
@@ -60,5 +59,4 @@ def eagle3_parts(config: Eagle3Config, vocabulary: Vocabulary, spelling: Spellin
     for i in range(block.layers):
         ours, theirs = f"further.{i - 1}" if i else "block", spelling.at(i)
         parts |= block_parts(block, ours, theirs, block.hidden if i else 2 * block.hidden)
-        parts |= norm_parts(block, ours, theirs) if config.qk_norm else {}
     return parts | end_parts(config, vocabulary, before)

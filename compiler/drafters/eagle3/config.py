@@ -63,7 +63,6 @@ def read_eagle3_config(
         draft_vocabulary=vocabulary.draft,
         own_embedding=spelling.embedding in stored,
         tied_head=HEAD not in stored,
-        qk_norm=_qk_norm(inner, writer, stored, spelling),
         window=read_window(inner, block.layers),
         feature_norm=_feature_norm(fields, nested),
         norm_before_residual=_norm_before_residual(fields, nested, writer),
@@ -92,7 +91,8 @@ def _block(
         # There each further block takes the embedding again; nobody has published such a drafter.
         inner.fail("num_hidden_layers", "1; a deeper drafter of DeepSpec is another network")
     # Some attention classes have no bias behind the heads, whatever the switch says.
-    return replace(block, o_bias=block.qkv_bias and f"{spelling.first}.self_attn.o_proj.bias" in stored)
+    o_bias = block.qkv_bias and f"{spelling.first}.self_attn.o_proj.bias" in stored
+    return replace(block, o_bias=o_bias, qk_norm=_qk_norm(inner, writer, stored, spelling))
 
 
 def _qk_norm(inner: Fields, writer: Writer, stored: Collection[str], spelling: Spelling) -> bool:

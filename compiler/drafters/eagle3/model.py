@@ -62,7 +62,7 @@ class Eagle3Model(CachedModel):
         return self.entry(digest, max(depths), max(widths))
 
     def widening(self) -> Widening | None:
-        plain = self.config.block.layers == 1 and not self.config.qk_norm
+        plain = self.config.block.layers == 1 and not self.config.block.qk_norm
         return self.grown(_AXES) if plain else None
 
     def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from draftwood.compiler.teachers.config import TeacherConfig
 class Eagle3Layer(DraftLayer):
     """The block: q, k and v read cat(normed embedding, normed hidden); the hidden state is the residual."""
 
-    def __init__(self, config: TeacherConfig, norm_before_residual: bool, qk_norm: bool) -> None:
-        super().__init__(config, 2 * config.hidden, qk_norm)
+    def __init__(self, config: TeacherConfig, norm_before_residual: bool) -> None:
+        super().__init__(config, 2 * config.hidden)
         self.hidden_norm = Norm(config.hidden, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual
 
@@ -70,8 +70,8 @@ class Eagle3(CachedNetwork):
     def __init__(self, config: Eagle3Config, positions: int) -> None:
         super().__init__(config, positions)
         block = config.block
-        self.block = Eagle3Layer(block, config.norm_before_residual, config.qk_norm)
-        self.further = nn.ModuleList(DraftLayer(block, qk_norm=config.qk_norm) for _ in range(block.layers - 1))
+        self.block = Eagle3Layer(block, config.norm_before_residual)
+        self.further = nn.ModuleList(DraftLayer(block) for _ in range(block.layers - 1))
         if config.feature_norm == "whole":
             self.feature_norm = Norm(config.features, block.rms_norm_eps)
         elif config.feature_norm == "each":

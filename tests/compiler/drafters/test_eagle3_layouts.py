@@ -73,7 +73,7 @@ def test_ids_by_writer(
 ) -> None:
     config = opened(make, teacher, tmp_path, layout, change, **shape).config
     assert config.aux_layers == wanted and config.features == 64 * len(wanted)
-    assert config.qk_norm == (layout == "DeepSpec")
+    assert config.block.qk_norm == (layout == "DeepSpec")
 
 
 def sliding(config: dict, held: dict) -> None:
