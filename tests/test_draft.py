@@ -132,6 +132,11 @@ def test_tests_run_in_the_root_and_pass_their_arguments_on(clone: Clone) -> None
     assert clone.installs()[-1] == "--editable .[build,dev,train]"
 
 
+def test_all_tests_run_beside_each_other(clone: Clone) -> None:
+    said = f"in {clone.folder}: -P -m pytest -q -n auto --maxprocesses 4 --dist loadfile\n"
+    assert clone.run("test")[:2] == (7, said)
+
+
 def test_python_is_the_environments(clone: Clone) -> None:
     assert clone.run("python", "-c", "1")[1] == f"in {clone.folder.parent}: -P -c 1\n"
 
