@@ -10,7 +10,7 @@ from __future__ import annotations
 
 EXTRA = 0.03
 # Plain steps that a text may be behind from the start: so many where little is hoped for, and at most.
-LEAST_CREDIT, MOST_CREDIT = 2.0, 4.0
+LEAST_CREDIT, MOST_CREDIT = 1.0, 4.0
 # Expected speed-ups between which the credit rises from one to the other.
 LITTLE, MUCH = 1.25, 1.6
 
