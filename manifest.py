@@ -39,7 +39,7 @@ GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
 
 
 # How a number is kept, as torch and numpy spell it.
-ElementType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16"]
+ElementType = Literal["int64", "int32", "int8", "bool", "float32", "float16", "bfloat16"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -158,7 +158,10 @@ class Drafter(_Struct, frozen=True):
 
 
 class Precision(_Struct, frozen=True):
-    """How the numbers of a graph set are kept; whole numbers keep their own types."""
+    """How the numbers of a graph set are kept; whole numbers keep their own types.
+
+    ``weights`` int8 are those of the teacher's quantised layers; all other weights are as ``activations``.
+    """
 
     name: str
     weights: ElementType
@@ -214,6 +217,11 @@ class Manifest(_Struct, frozen=True):
     files: dict[BundlePath, File]
     # Of a bundle that was built from a plan: what the runtime's policy knows beforehand.
     planning: Planning | None = None
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the teacher's linear layers have int8 weights, and their rows are rounded to int8 as it runs."""
+        return any(graphs.precision.weights == "int8" for graphs in self.graph_sets)
 
     def graph_set(self, target: str, rank: int = 0) -> GraphSet | None:
         """What was lowered for a target and rank, if anything was."""

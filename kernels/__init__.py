@@ -14,6 +14,7 @@ from draftwood.kernels.contract import Contract, register
 from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
+from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.scatter import SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
 
@@ -30,7 +31,7 @@ NPU_CONTRACTS = (
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
 # Our own, put to the NPU by converters of ours.
-GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR)
+GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR)
 
 register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS)
 
@@ -41,7 +42,7 @@ def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
     ``cpu`` adds the forms that only onnxruntime runs; without it every form is standard opset 18.
     """
     forms: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for contract in NPU_CONTRACTS + CPU_CONTRACTS:
+    for contract in NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS:
         form = (contract.onnx_cpu if cpu else None) or contract.onnx
         if form is not None:
             forms[contract.operator] = form

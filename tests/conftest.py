@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -241,3 +242,45 @@ def tiny_draft_bundles(
         request = BuildRequest(model=tiny_teacher, drafter=drafter, trees=trees, slots=slots, prefill_rows=(16,))
         build(request, folders[kind])
     return folders
+
+
+@pytest.fixture(scope="session")
+def save_quantised() -> Callable[..., Path]:
+    """Copies a teacher's folder with its linear layers in int8, as a publisher of compressed-tensors would.
+
+    The nearest of 255 steps, nothing of ours in between; ``head`` says whether the output matrix is one of them.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    number = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": number | {"strategy": "channel", "dynamic": False},
+        "input_activations": number | {"strategy": "token", "dynamic": True},
+    }
+
+    def save(teacher: Path, folder: Path, head: bool = True) -> Path:
+        shutil.copytree(teacher, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((teacher / "config.json").read_text())
+        said = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
+        said |= {"config_groups": {"group_0": group}, "ignore": [] if head else ["lm_head"]}
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+        tensors = load_file(teacher / "model.safetensors")
+        for name in [name for name, value in tensors.items() if value.dim() == 2 and "embed" not in name]:
+            if head or name != "lm_head.weight":
+                scale = tensors[name].float().abs().amax(1, keepdim=True) / 127
+                tensors[name] = (tensors[name].float() / scale).round().to(torch.int8)
+                tensors[f"{name}_scale"] = scale
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def quantised_teacher(
+    tiny_teacher: Path, save_quantised: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The tiny teacher, all of its linear layers in int8."""
+    return save_quantised(tiny_teacher, tmp_path_factory.mktemp("quantised") / "teacher")

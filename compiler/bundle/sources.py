@@ -49,7 +49,8 @@ class Sources:
             modules = self.modules(positions)
         shapes = {n: tuple(t.shape) for module in modules if module for n, t in module.state_dict().items()}
         entries = [
-            WeightEntry(n, shapes[n], partial(teacher.weight, n), p.concatenated) for n, p in teacher.parts.items()
+            WeightEntry(n, shapes[n], partial(teacher.weight, n), p.concatenated, p.dtype)
+            for n, p in teacher.parts.items()
         ]
         if drafter:
             entries += drafter.weights(shapes, positions)
@@ -61,6 +62,12 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
     """Raises RequestError or TreeError where these checkpoints cannot serve the request."""
     config, drafter = sources.teacher.config, sources.draft_model
     longest = max(request.slots)
+    for precision in request.precisions.values():
+        if precision.quantised != bool(config.quantised):
+            raise RequestError(
+                f"precision {precision.types.name}: the teacher is {'' if config.quantised else 'not '}quantised;"
+                f" {'choose one of w8a8' if config.quantised else 'run draftwood quantize on it first'}"
+            )
     if longest > config.max_positions:
         raise RequestError(
             f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"

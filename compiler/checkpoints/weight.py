@@ -20,6 +20,8 @@ class Parts:
 
     tensors: tuple[tuple[str, Shape], ...]
     combine: Callable[[Sequence[Tensor]], Tensor] | None = None
+    # The type that the weight is kept in whatever the file's; None for that of the file.
+    dtype: torch.dtype | None = None
 
     @property
     def concatenated(self) -> tuple[str, ...]:
@@ -44,7 +46,7 @@ class WeightEntry:
     """A tensor to be written: ``read`` is called once, when its turn comes.
 
     ``parts`` names the checkpoint tensors that, concatenated along dimension 0, make it; empty where it is computed.
-    ``dtype`` is None for a weight, which takes the type of the file; whole numbers keep theirs.
+    ``dtype`` is None for a weight, which takes the type of the file; whole numbers and their scales keep theirs.
     """
 
     name: str

@@ -19,7 +19,7 @@ from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
-from draftwood.compiler.targets.precision import BF16, FP16, Precision
+from draftwood.compiler.targets.precision import BF16, FP16, Precision, w8a8
 from draftwood.compiler.targets.steps import draft_steps, static_steps
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -41,11 +41,12 @@ class GeTarget(Target):
 
     def precision(self, config: TeacherConfig) -> Precision:
         """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
-        return FP16 if config.dtype == "float16" else BF16
+        plain = FP16 if config.dtype == "float16" else BF16
+        return w8a8(plain) if config.quantised else plain
 
     def check(self, precision: Precision) -> None:
         types = precision.types
-        used = {types.weights, types.activations, types.caches}
+        used = {precision.plain, types.activations, types.caches}
         if len(used) > 1 or not used <= {"float16", "bfloat16"}:
             raise RequestError(
                 f"precision {types.name}: keeps numbers in {', '.join(sorted(used))}; the fused attention of an NPU"

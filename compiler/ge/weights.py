@@ -26,7 +26,7 @@ ALIGNMENT = 512  # what GE demands of a combined file, for its DMA
 
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Dtype = Literal["float16", "bfloat16", "float32", "int64", "int32", "bool"]
+Dtype = Literal["float16", "bfloat16", "float32", "int64", "int32", "int8", "bool"]
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,7 +10,7 @@ from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.modules import load_modules
-from draftwood.compiler.targets.precision import FP32, Precision
+from draftwood.compiler.targets.precision import FP32, Precision, w8a8
 from draftwood.compiler.targets.steps import draft_steps, static_steps
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -26,11 +26,11 @@ class OnnxTarget(Target):
     modes = ("copy",)
 
     def precision(self, config: TeacherConfig) -> Precision:
-        return FP32
+        return w8a8(FP32) if config.quantised else FP32
 
     def check(self, precision: Precision) -> None:
         types = precision.types
-        if {types.weights, types.activations, types.caches} != {"float32"}:
+        if {precision.plain, types.activations, types.caches} != {"float32"}:
             raise RequestError(
                 f"precision {types.name}: keeps numbers in other types than float32; ONNX graphs compute in float32"
                 " alone; choose another target"

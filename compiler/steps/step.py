@@ -49,7 +49,7 @@ class Step:
             return "embed.weight"
         if parameter == "lm_head":
             return "embed.weight" if getattr(self.module, "tied_to_embedding", False) else "lm_head.weight"
-        return name if name != parameter else None
+        return name if name != parameter or parameter.startswith("lm_head.") else None
 
 
 def tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:

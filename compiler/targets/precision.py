@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import cast
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,8 +23,18 @@ class Precision:
 
     @property
     def weights(self) -> torch.dtype:
-        """Element type of a stored weight."""
-        return cast(torch.dtype, getattr(torch, self.types.weights))
+        """Element type of a stored weight, those of quantised layers aside."""
+        return cast(torch.dtype, getattr(torch, self.plain))
+
+    @property
+    def plain(self) -> m.ElementType:
+        """The same by its name."""
+        return self.types.activations if self.quantised else self.types.weights
+
+    @property
+    def quantised(self) -> bool:
+        """Whether it is for teachers with quantised layers."""
+        return self.types.weights == "int8"
 
     def convert(self, name: str, value: Tensor) -> Tensor:
         """The weight ``name`` as it is stored, in the type of ``weights``."""
@@ -31,10 +42,10 @@ class Precision:
 
     def keeps(self, kind: str) -> bool:
         """Whether a weight of a checkpoint in this element type is stored as it is; goes with ``convert``."""
-        return kind == self.types.weights
+        return kind == self.plain
 
     def stored(self, entry: WeightEntry) -> WeightEntry:
-        """The entry as a weights file gets it; whole numbers keep their type.
+        """The entry as a weights file gets it; whole numbers and their scales keep their types.
 
         Its ``read`` raises CheckpointError where a value leaves the range of the type.
         """
@@ -46,7 +57,7 @@ class Precision:
         given = entry.read()
         value = self.convert(entry.name, given)
         if not is_finite(value):
-            names, kind = " and ".join(entry.parts) or entry.name, self.types.weights
+            names, kind = " and ".join(entry.parts) or entry.name, self.plain
             got, limit = float(given.abs().max()), torch.finfo(value.dtype).max
             raise CheckpointError(
                 f"{names}: holds {got:.6g}; expected at most {limit:.6g}, the largest {kind}; choose another precision"
@@ -59,6 +70,13 @@ def uniform(name: str, kind: m.ElementType) -> Precision:
     return Precision(m.Precision(name=name, weights=kind, activations=kind, caches=kind))
 
 
+def w8a8(plain: Precision) -> Precision:
+    """What a teacher with quantised layers is kept in beside ``plain`` numbers."""
+    types = msgspec.structs.replace(plain.types, name=f"w8a8-{plain.types.name}", weights="int8")
+    return Precision(types)
+
+
 FP32, BF16, FP16 = uniform("fp32", "float32"), uniform("bf16", "bfloat16"), uniform("fp16", "float16")
+_ALL = (FP32, BF16, FP16, *map(w8a8, (FP32, BF16, FP16)))
 # By name, for weights that are bound to a bundle later.
-PRECISIONS: dict[str, Precision] = {precision.types.name: precision for precision in (FP32, BF16, FP16)}
+PRECISIONS: dict[str, Precision] = {precision.types.name: precision for precision in _ALL}

@@ -13,10 +13,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from draftwood.compiler.checkpoints.quantised import DESCRIPTION
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Parts, shapes_of
 from draftwood.compiler.teachers.config import DType, TeacherConfig
+from draftwood.compiler.teachers.quantised import check_quantised, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -45,17 +47,18 @@ class Checkpoint:
         """
         config = read_config(folder)
         family = family_of(config)
-        parts = family.parts(config)
+        parts = _parts(folder, config)
         stored = {name: entry for name, entry in folder_entries(folder).items() if not family.ignores(config, name)}
         check_names(folder, shapes_of(parts), stored)
-        dtype = cast(DType, str(DTYPES[check_kinds(stored)]).removeprefix("torch."))
+        plain = check_quantised(parts, stored)
+        dtype = cast(DType, str(DTYPES[check_kinds(plain)]).removeprefix("torch."))
         return cls(folder, replace(config, dtype=dtype), stored, parts)
 
     @classmethod
     def describe(cls, folder: Path) -> Checkpoint:
         """The teacher that config.json describes, its weights unread and maybe absent; has no tensors."""
         config = read_config(folder)
-        return cls(folder, config, {}, family_of(config).parts(config))
+        return cls(folder, config, {}, _parts(folder, config))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,13 +78,24 @@ class Checkpoint:
         return read_tensor(self.entries[name].file, name)
 
     def weight(self, name: str) -> Tensor:
-        """A weight under our name, made of its parts; linear weights are [out, in]."""
+        """A weight under our name, made of its parts; linear weights are [out, in], int8 [in, out] where quantised."""
         return self.parts[name].read(self.tensor)
+
+    def matrix(self, name: str) -> Tensor:
+        """A matrix [out, in] of numbers, whether its layer is quantised or not."""
+        if self.parts[name].dtype is None:
+            return self.weight(name)
+        return self.weight(name).t().float() * self.weight(f"{name}_scale")[:, None]
 
     def digest(self) -> str:
         """SHA-256, in hex, over config.json and every shard."""
         shards = sorted({entry.file for entry in self.entries.values()})
-        return sha256_of([self.folder / "config.json", *shards])
+        described = [path for path in (self.folder / DESCRIPTION,) if path.is_file()]
+        return sha256_of([self.folder / "config.json", *described, *shards])
+
+
+def _parts(folder: Path, config: TeacherConfig) -> dict[str, Parts]:
+    return quantised_parts(family_of(config).parts(config), config.quantised, (folder / DESCRIPTION).is_file())
 
 
 def expected_tensors(config: TeacherConfig) -> dict[str, tuple[int, ...]]:

@@ -75,6 +75,8 @@ class TeacherConfig:
     qk_norm: bool = False
     # Whether the output matrix is the embedding.
     tied: bool
+    # Linear layers, by our names, whose weights are int8 and whose rows are rounded to int8 (W8A8).
+    quantised: tuple[str, ...] = ()
     # Element type of the stored weights.
     dtype: DType
     # Token that begins a text, if there is one.

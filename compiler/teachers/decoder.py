@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement, place, place_rows
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.linear import OutputMatrix, QuantisedLinear, logits_of
 
 # T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
@@ -64,9 +64,11 @@ class Decoder(nn.Module):
         return self.config.hidden * max(len(self.aux_layers), 1)
 
     @property
-    def head_weight(self) -> nn.Parameter:
-        """The output matrix [V, H]: the embedding itself where the two are tied."""
-        return cast(nn.Parameter, self.embed.weight if self.config.tied else self.lm_head.weight)
+    def head_weight(self) -> OutputMatrix:
+        """The output matrix [V, H]: the embedding where the two are tied; a layer where it is quantised."""
+        if self.config.tied:
+            return self.embed.weight
+        return self.lm_head if isinstance(self.lm_head, QuantisedLinear) else self.lm_head.weight
 
     def embedded(self, tokens_T: Tensor) -> Tensor:
         """[T, H] of token ids, as the first block gets them."""
@@ -85,7 +87,7 @@ class Decoder(nn.Module):
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         """Teacher logits [R, V] of final hidden states."""
-        return F.linear(hidden_RH, self.head_weight)
+        return logits_of(hidden_RH, self.head_weight)
 
     def step(
         self,

@@ -18,7 +18,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("pretraining_tp", "partial_rotary_factor", "logits_scaling", "logit_scale"), (1,)),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), (1,)),
-    **dict.fromkeys(("sliding_window", "attention_chunk_size", "quantization_config"), ()),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size"), ()),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ()),
     **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar"), ()),
 }

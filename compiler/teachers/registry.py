@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.quantised import quantised_modules
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.family import Family
 from draftwood.compiler.teachers.glm4 import GLM4
+from draftwood.compiler.teachers.linear import quantised
 from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.compiler.teachers.mistral import MISTRAL
 from draftwood.compiler.teachers.pangu import PANGU
+from draftwood.compiler.teachers.quantised import quantised_layers
 from draftwood.compiler.teachers.qwen2 import QWEN2
 from draftwood.compiler.teachers.qwen3 import QWEN3
 from draftwood.errors import BundleError, CheckpointError
@@ -36,13 +40,14 @@ def read_config(folder: Path) -> TeacherConfig:
         CheckpointError: a file is missing or not JSON, or a field does not fit what is supported.
     """
     fields = Fields(folder / "config.json", read_json(folder / "config.json"))
-    family = _recognised(fields)
+    family, chosen = _recognised(fields), quantised_modules(fields)
     values = family.values(fields)
     if (path := folder / "generation_config.json").is_file():
         values["eos"] += Fields(path, read_json(path)).tokens("eos_token_id", None)
     values["eos"] = tuple(dict.fromkeys(values["eos"]))
     try:
-        return family.config(**values)
+        config = family.config(**values)
+        return replace(config, quantised=quantised_layers(family.parts(config), chosen)) if chosen else config
     except CheckpointError as error:
         raise CheckpointError(f"{fields.path}: {error}") from None
 
@@ -61,7 +66,9 @@ def described_config(described: Mapping[str, Any]) -> TeacherConfig:
 
 def make_decoder(config: TeacherConfig, positions: int, aux_layers: tuple[int, ...] = ()) -> Decoder:
     """The teacher's network without values, on the device of the context."""
-    return family_of(config).decoder(config, positions, aux_layers)
+    decoder = family_of(config).decoder(config, positions, aux_layers)
+    quantised(decoder, config.quantised)
+    return decoder
 
 
 def _recognised(fields: Fields) -> Family:

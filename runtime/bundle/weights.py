@@ -30,7 +30,15 @@ _WIDTHS |= {"U64": 8} | {kind: np.dtype(word).itemsize for kind, (word, _) in _E
 
 
 # As an NPU's index spells them.
-_KINDS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "int64": "I64", "int32": "I32", "bool": "BOOL"}
+_KINDS = {
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "int64": "I64",
+    "int32": "I32",
+    "int8": "I8",
+    "bool": "BOOL",
+}
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 

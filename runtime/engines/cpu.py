@@ -44,7 +44,10 @@ class CpuEngine(StagedEngine):
         self._order = np.arange(max(rows, PREFILL_ROWS), dtype=np.int64)
         self._last = np.zeros(1, np.int32)
         self._total = np.zeros((), np.int32)
-        # A prefill's branch is not used, its rows being contiguous; it still has to be written somewhere.
+        # onnxruntime's attention sums one row in another order than several. Where rows are rounded to int8 a last bit
+        # can become a whole step, so that plain decoding runs a second row, which nobody reads.
+        self._paired, self._pair_mask = bundle.manifest.quantised, np.tri(2, dtype=np.bool_)
+        # The branch of a prefill or a pair is not used: its rows are contiguous. It still has to be written somewhere.
         self._unused = np.zeros(dims.layers * 2 * PREFILL_ROWS * dims.kv_heads * dims.head_dim, np.float32)
 
     def new_kv(self, slots: int) -> KvCache:
@@ -56,8 +59,7 @@ class CpuEngine(StagedEngine):
             chunk = np.ascontiguousarray(tokens_n[at : at + PREFILL_ROWS], np.int64)
             rows = len(chunk)
             bias = np.zeros((1, 1, len(kv.moved) + rows, kv.length + rows), np.float32)
-            shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
-            branch = self._unused[: int(np.prod(shape))].reshape(shape)
+            branch = self._unused_branch(kv, rows)
             output = self._run(kv, chunk, self._order[:rows], self._order[rows - 1 : rows], bias, branch)
             state.extended(chunk, output.features_BRF[0])
             self.drafting.catch_up(state)
@@ -66,13 +68,26 @@ class CpuEngine(StagedEngine):
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
         ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
         kv, rows = state.kv, tree.rows
-        moved, seen = len(kv.moved), kv.length
+        if rows == 1 and self._paired:
+            bias, branch = self._seen(kv, self._pair_mask), self._unused_branch(kv, 2)
+            output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], bias, branch)
+        else:
+            bias, branch = self._seen(kv, tree.mask), kv.next_branch(rows)
+            output = self._run(kv, tokens_T, tree.depths, self._order[:rows], bias, branch)
+        state.branched(tokens_T, output.features_BRF[0, :rows])
+        return output
+
+    def _seen(self, kv: KvCache, mask_TT: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """The bias of a tree's rows, behind rows that are moved: 0 where a row sees."""
+        moved, rows, seen = len(kv.moved), len(mask_TT), kv.length
         bias = np.zeros((1, 1, moved + rows, seen + rows), np.float32)
         # Columns before the branch are text that every row sees; inside it a row sees its ancestors.
-        bias[0, 0, moved:, seen:][~tree.mask] = _MASKED
-        output = self._run(kv, tokens_T, tree.depths, self._order[:rows], bias, kv.next_branch(rows))
-        state.branched(tokens_T, output.features_BRF[0])
-        return output
+        bias[0, 0, moved:, seen:][~mask_TT] = _MASKED
+        return bias
+
+    def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
+        shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
+        return self._unused[: int(np.prod(shape))].reshape(shape)
 
     def run_draft(
         self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]

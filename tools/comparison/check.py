@@ -23,6 +23,7 @@ from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.tools.comparison.compare import (
     HALF_TOLERANCE,
+    QUANTISED_TOLERANCE,
     ROUNDED_TOLERANCE,
     TOLERANCE,
     Comparison,
@@ -94,12 +95,15 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
     """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
     pairs = []
     eager = EagerEngine(bundle) if bundle.manifest.graph_set("onnx") else None
+    least = QUANTISED_TOLERANCE if bundle.manifest.quantised else 0.0
     if eager is not None:
-        pairs += [Pair(name, eager, _opened(bundle, name), TOLERANCE) for name in ("cpu", "static")]
+        allowed = max(TOLERANCE, least)
+        pairs += [Pair(name, eager, _opened(bundle, name), allowed) for name in ("cpu", "static")]
     if bundle.manifest.graph_set("ge"):
         rounded = EagerEngine(bundle, npu=True)
         names = ("ge", "npu") if npu_count() else ("ge",)
-        pairs += [Pair(name, rounded, _opened(bundle, name), HALF_TOLERANCE) for name in names]
+        allowed = max(HALF_TOLERANCE, least)
+        pairs += [Pair(name, rounded, _opened(bundle, name), allowed) for name in names]
         if eager is not None:
             pairs.append(Pair("eager", eager, rounded, ROUNDED_TOLERANCE))
     return {pair.name: pair for pair in pairs}

@@ -61,7 +61,7 @@ class CachedCheckpoint(Generic[Config]):
         """A weight under our name; a missing output matrix is the teacher's, cut to the draft's ids."""
         if name == "draft_head.weight" and self.config.tied_head:
             head = "embed.weight" if self.teacher.config.tied else "lm_head.weight"
-            return self.teacher.weight(head).index_select(0, self.ids)
+            return self.teacher.matrix(head).index_select(0, self.ids)
         parts = [self.read(key).to(self.dtype) for key in self.keys(name)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole[: self._rows(name)]

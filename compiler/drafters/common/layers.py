@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.linear import OutputMatrix, logits_of
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, N query heads, K key/value heads,
 # G = N / K, D head dimension, C cache slots, H hidden, V vocabulary, U draft vocabulary
@@ -33,7 +34,7 @@ class TeacherWeights(NamedTuple):
     """The teacher's matrices that a drafter without its own reads: embedding and output, each [V, H]."""
 
     embed_VH: Tensor | None = None
-    head_VH: Tensor | None = None
+    head_VH: OutputMatrix | None = None
 
 
 class Waiting(NamedTuple):
@@ -228,7 +229,7 @@ class CachedNetwork(nn.Module):
         if self.config.has_head:
             return self.draft_head(normed_RH)
         assert teacher.head_VH is not None, "this drafter reads the teacher's output matrix"
-        return F.linear(normed_RH, teacher.head_VH)
+        return logits_of(normed_RH, teacher.head_VH)
 
     def best(self, normed_RH: Tensor, teacher: TeacherWeights, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
         """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k].

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from draftwood.compiler.teachers.linear import OutputMatrix, logits_of
+
 # H hidden, V vocabulary, I heads (levels), K candidates a level
 
 
@@ -54,7 +56,7 @@ class MedusaHeads(nn.Module):
             self.register_buffer("teacher_ids", torch.zeros(drafted, dtype=torch.int64))
 
     def forward(
-        self, hidden_1H: Tensor, noise_IV: Tensor, lm_head_VH: Tensor | None, candidates: int
+        self, hidden_1H: Tensor, noise_IV: Tensor, lm_head_VH: OutputMatrix | None, candidates: int
     ) -> tuple[Tensor, Tensor]:
         """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first.
 
@@ -62,7 +64,7 @@ class MedusaHeads(nn.Module):
         """
         heads = cast(Iterable[Head], self.heads)
         if lm_head_VH is not None:
-            logits_IV = F.linear(torch.cat([head.features(hidden_1H) for head in heads]), lm_head_VH)
+            logits_IV = logits_of(torch.cat([head.features(hidden_1H) for head in heads]), lm_head_VH)
         else:
             logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in heads])
         logits_IV = logits_IV + noise_IV

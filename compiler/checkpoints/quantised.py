@@ -1,0 +1,117 @@
+"""Which modules of a published checkpoint are W8A8, by the two descriptions there are; every other scheme is refused.
+
+Weights are symmetric int8 with one scale an output, activations symmetric int8 with one scale a row, made at run time.
+An activation scale for a whole tensor would let a row depend on the rows beside it, and with them on the draft tree.
+
+* compressed-tensors: ``quantization_config`` of config.json (vllm-project/compressed-tensors, quantization/).
+* msModelSlim: ``quant_model_description.json``, the type of every tensor by its name (Ascend/msmodelslim, docs/).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.errors import CheckpointError
+
+CONFIG = "quantization_config"
+DESCRIPTION = "quant_model_description.json"
+W8A8_DYNAMIC, UNQUANTISED = "W8A8_DYNAMIC", "FLOAT"
+# What compressed-tensors writes of this scheme; each field is also the only value of it that is taken.
+WEIGHTS: Mapping[str, Any] = {
+    "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False, "group_size": None
+}  # fmt: skip
+ACTIVATIONS: Mapping[str, Any] = {
+    "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, "group_size": None
+}  # fmt: skip
+TARGET = "Linear"
+_FORMATS = ("int-quantized", "naive-quantized")
+_WAY_OUT = "draftwood quantize makes one of the original"
+
+# Says of a module, by its published name, whether it is quantised.
+Chosen = Callable[[str], bool]
+
+
+def quantised_modules(fields: Fields) -> Chosen | None:
+    """Which of a teacher's linear modules are W8A8; None where its config.json, and the folder, speak of none.
+
+    Raises:
+        CheckpointError: another scheme, or a description that contradicts itself.
+    """
+    description = fields.path.parent / DESCRIPTION
+    if fields.get(CONFIG) is not None:
+        if description.is_file():
+            raise CheckpointError(f"{fields.path}: {CONFIG} stands beside {DESCRIPTION}; expected one of them")
+        return _compressed_tensors(fields)
+    return _msmodelslim(description) if description.is_file() else None
+
+
+def _compressed_tensors(fields: Fields) -> Chosen:
+    said = fields.nested(CONFIG)
+    method, form = said.get("quant_method"), said.get("format")
+    if method != "compressed-tensors" or form not in _FORMATS:
+        kind = method if method != "compressed-tensors" else form
+        raise CheckpointError(
+            f"{fields.path}: {CONFIG} is of {kind!r}; expected compressed-tensors' {_FORMATS[0]} with int8 weights a"
+            f" channel and int8 activations a token (W8A8); {_WAY_OUT}"
+        )
+    for name, plain in (("quantization_status", ("compressed",)), ("kv_cache_scheme", ()), ("transform_config", ({},))):
+        if said.get(name) is not None and said.get(name) not in plain:
+            said.fail(name, f"{' or '.join(map(repr, plain))} or null; {_WAY_OUT}")
+    if said.nested("sparsity_config").get("format", "dense") != "dense":
+        said.fail("sparsity_config", f"a dense checkpoint; {_WAY_OUT}")
+    targets, ignored = _names(said, "targets", list(_targets(said))), _names(said, "ignore", said.get("ignore", []))
+    return lambda module: not _matches(ignored, module) and (TARGET in targets or _matches(targets, module))
+
+
+def _targets(said: Fields) -> Iterator[str]:
+    """What the groups are of; every group has to be of our scheme."""
+    groups = said.nested("config_groups")
+    if not groups.values:
+        said.fail("config_groups", "at least one group")
+    for name in groups.values:
+        group = groups.nested(name)
+        for part, scheme in (("weights", WEIGHTS), ("input_activations", ACTIVATIONS)):
+            got = group.nested(part)
+            for field, value in scheme.items():
+                if got.get(field) != value:
+                    shown = f"{CONFIG}.config_groups.{name}.{part}.{field}"
+                    raise CheckpointError(
+                        f"{said.path}: {shown} is {got.get(field)!r}; expected {value!r}, of W8A8 with one activation"
+                        f" scale a token; {_WAY_OUT}"
+                    )
+        if group.get("output_activations") is not None:
+            group.fail("output_activations", "null")
+        targets = group.get("targets", [])
+        if not isinstance(targets, list):
+            group.fail("targets", "a list of names")
+        yield from targets
+
+
+def _names(said: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
+    """Module names, and patterns where they begin with ``re:``."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        said.fail(field, "a list of module names")
+    try:
+        return [re.compile(name.removeprefix("re:")) if name.startswith("re:") else name for name in names]
+    except re.error as error:
+        raise CheckpointError(f"{said.path}: {CONFIG}: {field} holds no regular expression ({error})") from None
+
+
+def _matches(names: list[str | re.Pattern[str]], module: str) -> bool:
+    return any(module == name if isinstance(name, str) else name.match(module) for name in names)
+
+
+def _msmodelslim(path: Path) -> Chosen:
+    kinds = read_json(path)
+    tensors = {name: kind for name, kind in kinds.items() if name.endswith((".weight", ".bias", ".weight_scale"))}
+    for name, kind in tensors.items():
+        if kind not in (W8A8_DYNAMIC, UNQUANTISED):
+            raise CheckpointError(
+                f"{path}: {name} is {kind!r}; expected {W8A8_DYNAMIC} or {UNQUANTISED} of every tensor, for an"
+                f" activation scale has to be of one row and made at run time; {_WAY_OUT}"
+            )
+    return lambda module: tensors.get(f"{module}.weight") == W8A8_DYNAMIC
