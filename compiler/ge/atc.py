@@ -38,11 +38,19 @@ def atc_command(air: str, soc: str) -> list[str]:
 
 
 def atc_script(airs: Iterable[str], soc: str) -> str:
-    """A shell script that compiles every graph; ``SOC_VERSION`` overrides the chip."""
+    """A shell script that compiles every graph; ``SOC_VERSION`` overrides the chip.
+
+    What it writes last says of which bundle the ``.om`` files are made; the engine that runs them reads it.
+    """
     lines = [
         "#!/bin/sh",
         "# Compiles every graph of this folder with CANN's ATC; needs the chip's ops package, not the chip.",
-        'set -eu; cd "$(dirname "$0")"; mkdir -p om',
+        'set -eu; cd "$(dirname "$0")"',
+        "command -v atc >/dev/null || {",
+        '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
+        "}",
+        "rm -rf om; mkdir om",
         *(" ".join(atc_command(air, "${SOC_VERSION:-" + soc + "}")) for air in airs),
+        "sha256sum ../manifest.json > om/manifest.sha256",
     ]
     return "\n".join(lines) + "\n"

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.environment import npu_count
+from draftwood.environment import cann_available, npu_count
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine, open_engine
+from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.tools.comparison.compare import (
     HALF_TOLERANCE,
@@ -101,7 +102,11 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
         pairs += [Pair(name, eager, _opened(bundle, name), allowed) for name in ("cpu", "static")]
     if bundle.manifest.graph_set("ge"):
         rounded = EagerEngine(bundle, npu=True)
-        names = ("ge", "npu") if npu_count() else ("ge",)
+        names = [
+            "ge",
+            *(["npu"] if npu_count() else []),
+            *(["acl"] if cann_available() and is_compiled(bundle.folder) else []),
+        ]
         allowed = max(HALF_TOLERANCE, least)
         pairs += [Pair(name, rounded, _opened(bundle, name), allowed) for name in names]
         if eager is not None:

@@ -192,7 +192,7 @@ def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
 
 def host(values: Any) -> NDArray[np.float32]:
     """A cache's values as fp32 in the host's memory, wherever the engine keeps them."""
-    return np.asarray(values if isinstance(values, np.ndarray) else values.float().cpu().numpy())
+    return np.asarray(values.float().cpu().numpy() if hasattr(values, "float") else values)
 
 
 def _quantities(got: Rows, want: Rows) -> Iterator[tuple[str, NDArray, NDArray]]:

@@ -1,0 +1,102 @@
+"""The engine that runs the ``.om`` files which ATC has made of a bundle's NPU graphs; CANN alone is needed for it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from numpy.typing import NDArray
+
+from draftwood.errors import BundleError, RequestError
+from draftwood.files import read_regular
+from draftwood.manifest import MANIFEST_FILE, GraphSet, GraphSignature
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.acl.library import Library, ascendcl
+from draftwood.runtime.engines.acl.memory import Block, Device, DeviceArray
+from draftwood.runtime.engines.acl.model import Model, Weights, work_bytes
+from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.speculation.kv_cache import Buffer
+
+OM_FOLDER = "npu/om"
+WEIGHT_FOLDER = "weight"  # where ATC puts what ``--external_weight`` keeps out of the models
+# What the script that calls ATC writes last: the SHA-256 of the manifest that the models were made under.
+MADE_OF = "manifest.sha256"
+
+
+class AclExecutor:
+    """All models of a bundle on one device: the weights once, and one work memory, for they take turns."""
+
+    def __init__(self, bundle: Bundle, graphs: GraphSet, library: Library) -> None:
+        folder = compiled(bundle.folder)
+        paths = {graph.name: folder / f"{Path(graph.file).stem}.om" for graph in graphs.graphs}
+        missing = [path for path in paths.values() if not path.is_file()]
+        if missing:
+            raise BundleError(f"{missing[0]}: missing; run {bundle.folder}/npu/atc.sh again")
+        self._kind = graphs.precision.caches
+        self.device = Device(library)
+        try:
+            self._weights = Weights(self.device, folder / WEIGHT_FOLDER)
+            self._work = Block(self.device, max(work_bytes(self.device, path) for path in paths.values()), "work")
+            self._models = {
+                graph.name: Model(self.device, paths[graph.name], graph, self._weights, self._work)
+                for graph in graphs.graphs
+            }
+        except BaseException:
+            self.device.close()
+            raise
+
+    def zeros(self, shape: tuple[int, ...]) -> DeviceArray:
+        """A buffer of zeros on the device, in the caches' element type."""
+        return DeviceArray.zeros(self.device, self._kind, shape)
+
+    def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
+        """See `static.Executor.run`."""
+        return self._models[graph.name].run(inputs, buffers)
+
+    def close(self) -> None:
+        """Unloads the models and gives all memory back, that of texts included."""
+        self.device.close()
+
+
+class AclEngine(StaticEngine):
+    """Static graphs as ``.om`` files, on the first NPU; it has never run on a device.
+
+    Raises:
+        RequestError: there is no CANN, it is too old, or the device is full.
+        BundleError: the bundle holds no NPU graphs, or they were not compiled by ATC.
+    """
+
+    executor: AclExecutor
+
+    def __init__(self, bundle: Bundle, threads: int | None = None, library: Library | None = None) -> None:
+        npu = bundle.manifest.graph_set("ge")
+        if npu is None:
+            raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        if npu.ranks > 1:
+            raise RequestError(
+                f"--engine acl: {bundle.folder} is for {npu.ranks} devices, which ATC cannot compile for; take"
+                " --engine npu, or build it for one"
+            )
+        compiled(bundle.folder)  # before the library: a bundle that was not compiled is refused on any machine
+        super().__init__(bundle, npu.graphs, AclExecutor(bundle, npu, library or ascendcl()))
+
+    def close(self) -> None:
+        super().close()
+        self.executor.close()
+
+
+def compiled(folder: Path) -> Path:
+    """Where the ``.om`` files of a bundle lie; BundleError unless all were made of the bundle as it is."""
+    found, again = folder / OM_FOLDER, f"run {folder}/npu/atc.sh on a machine with CANN"
+    try:
+        made_of = read_regular(found / MADE_OF, 1 << 10).decode().split()[0]
+    except (OSError, ValueError, IndexError):
+        raise BundleError(f"{found}: holds no .om files, or not all; {again}") from None
+    if made_of != hashlib.sha256(read_regular(folder / MANIFEST_FILE)).hexdigest():
+        raise BundleError(f"{found}: made of another build of the bundle, or of other weights; {again} again")
+    return found
+
+
+def is_compiled(folder: Path) -> bool:
+    """Whether ATC has made ``.om`` files in a bundle, of it as it is or not."""
+    return (folder / OM_FOLDER / MADE_OF).is_file()

@@ -1,0 +1,253 @@
+"""One ``.om`` file on a device: loaded with weights that lie there already, run on buffers that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from ctypes import byref, c_char_p, c_size_t, c_ubyte, c_uint32, c_void_p, sizeof
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import BundleError
+from draftwood.files import open_regular
+from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.runtime.engines.acl.memory import (
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    Block,
+    Device,
+    DeviceArray,
+    cut,
+)
+from draftwood.runtime.engines.acl.values import KINDS, STORED, host_type, item_bytes, store, to_host
+from draftwood.runtime.engines.sessions import fixed
+
+# aclmdlConfigAttr, and the way of loading: from a file, with work memory of the caller's.
+_LOAD_TYPE, _PATH, _WORK_ADDRESS, _WORK_BYTES = 1, 2, 7, 8
+_FROM_FILE_WITH_MEMORY = 2
+_UNIT = 32  # the size that a weight file is registered with is a multiple of this
+
+
+class Weights:
+    """Every weight file of a folder, once on the device, whatever the number of models that read it.
+
+    ATC names a file by what is in it, so that equal names are equal weights.
+    """
+
+    def __init__(self, device: Device, folder: Path) -> None:
+        files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+        if not files:
+            raise BundleError(f"{folder}: no weights; expected the files that atc.sh makes; run it again")
+        sizes = [path.stat().st_size for path in files]
+        starts, total = cut(sizes)
+        self._block = Block(device, total, "weights")
+        self.files: dict[str, tuple[int, int]] = {}
+        for path, start, size in zip(files, starts, sizes, strict=True):
+            self._copy(device, path, self._block.address + start, size)
+            self.files[path.name] = self._block.address + start, -(-size // _UNIT) * _UNIT
+
+    @staticmethod
+    def _copy(device: Device, path: Path, address: int, size: int) -> None:
+        try:
+            with open_regular(path) as file:
+                mapped = np.memmap(file, np.uint8, mode="r")
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: cannot be read ({error}); run atc.sh again") from error
+        device.copy(address, mapped.ctypes.data, size, HOST_TO_DEVICE)
+
+
+class Staging:
+    """A graph's small tensors of one direction: one block of the device, one of the host, one copy between them."""
+
+    def __init__(self, device: Device, specs: Iterable[TensorSignature]) -> None:
+        specs = tuple(specs)
+        sizes = [tensor_bytes(spec) for spec in specs]
+        starts, self.bytes = cut(sizes)
+        self._device, self._block = device, Block(device, self.bytes, "staging")
+        self._host = device.pinned(self.bytes) if self.bytes else 0
+        self.addresses = {s.name: self._block.address + start for s, start in zip(specs, starts, strict=True)}
+        places = zip(specs, starts, sizes, strict=True)
+        self.arrays = {spec.name: _view(self._host + start, size, spec) for spec, start, size in places}
+
+    def upload(self) -> None:
+        if self.bytes:
+            self._device.copy_in_stream(self._block.address, self._host, self.bytes, HOST_TO_DEVICE)
+
+    def download(self) -> None:
+        if self.bytes:
+            self._device.copy_in_stream(self._host, self._block.address, self.bytes, DEVICE_TO_HOST)
+
+
+class Bound:
+    """A dataset: the tensors of one side of a model, by index, each with the address it was last given."""
+
+    def __init__(self, device: Device, specs: Iterable[TensorSignature]) -> None:
+        self._library, self._specs = device.library, tuple(specs)
+        self.handle = self._library.made("aclmdlCreateDataset")
+        self._buffers: list[int] = []
+        self._addresses: list[int] = []
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Tells the model where its tensors lie; an address that is the same costs nothing."""
+        library = self._library
+        for i, spec in enumerate(self._specs):
+            address = addresses[spec.name]
+            if i == len(self._buffers):
+                self._buffers.append(library.made("aclCreateDataBuffer", address, tensor_bytes(spec)))
+                self._addresses.append(address)
+                library.call("aclmdlAddDatasetBuffer", self.handle, self._buffers[i])
+            elif address != self._addresses[i]:
+                library.call("aclUpdateDataBuffer", self._buffers[i], address, tensor_bytes(spec))
+                self._addresses[i] = address
+
+    def close(self) -> None:
+        self._library.value("aclmdlDestroyDataset", self.handle)
+        for buffer in self._buffers:
+            self._library.value("aclDestroyDataBuffer", buffer)
+
+
+class Model:
+    """A loaded ``.om``.
+
+    Raises:
+        RequestError: the device has no room for it, or CANN cannot read it.
+        BundleError: its inputs or outputs are not those of the signature.
+    """
+
+    def __init__(self, device: Device, path: Path, graph: GraphSignature, weights: Weights, work: Block) -> None:
+        self._device, self._path, self._graph = device, path, graph
+        self._id = _load(device, path, weights, work)
+        self._bound: list[Bound] = []
+        device.held.append(self)
+        inputs, outputs = self._described()
+        far = {*graph.caches, "branch", "branch.out"}
+        self._given = Staging(device, (spec for spec in graph.inputs if spec.name not in far))
+        self._taken = Staging(device, (spec for spec in outputs if spec.name not in far))
+        self._bound = [Bound(device, inputs), Bound(device, outputs)]
+        self._results = {
+            spec.name: (spec.dtype, np.zeros(fixed(spec), host_type(spec.dtype)))
+            for spec in outputs
+            if spec.name not in far
+        }
+
+    def run(self, inputs: Mapping[str, NDArray], buffers: Mapping[str, DeviceArray]) -> dict[str, NDArray]:
+        """See `static.Executor.run`: two copies and one launch, behind each other in the stream."""
+        device, library = self._device, self._device.library
+        device.enter()
+        for name, array in inputs.items():
+            store(self._given.arrays[name], array)
+        places = self._given.addresses | self._taken.addresses | self._places(buffers)
+        for bound in self._bound:
+            bound.bind(places)
+        self._given.upload()
+        where = f"graph {self._graph.name}"
+        library.call("aclmdlExecuteAsync", self._id, *(b.handle for b in self._bound), device.stream, where=where)
+        self._taken.download()
+        device.synchronize(where)
+        return {
+            name: to_host(self._taken.arrays[name], kind, out)
+            for name, (kind, out) in self._results.items()
+            if name not in buffers
+        }
+
+    def close(self) -> None:
+        """Unloads it; its weights and work memory may go afterwards."""
+        self._device.library.value("aclmdlUnload", self._id)
+        for bound in self._bound:
+            bound.close()
+
+    def _places(self, buffers: Mapping[str, DeviceArray]) -> dict[str, int]:
+        """Addresses of the caller's buffers, which must lie as the graph declares them."""
+        found = {}
+        for spec in (*self._graph.inputs, *self._graph.outputs):
+            array = buffers.get(spec.name)
+            if array is not None:
+                # A cache is looked at as [K, C, D]; with one row a token it lies as [C, K, D].
+                by_token = spec.name in self._graph.caches and spec.shape[0] == array.shape[1]
+                lies = array.swapaxes(0, 1) if by_token else array
+                assert lies.contiguous and lies.nbytes == tensor_bytes(spec), (spec, array.shape, array.strides)
+                found[spec.name] = array.address
+        return found
+
+    def _described(self) -> tuple[list[TensorSignature], list[TensorSignature]]:
+        """Inputs and outputs in the model's own order, held against the signature."""
+        library, graph = self._device.library, self._graph
+        desc = library.made("aclmdlCreateDesc")
+        try:
+            library.call("aclmdlGetDesc", desc, self._id, where=str(self._path))
+            count = library.value("aclmdlGetNumInputs", desc)
+            names = [library.value("aclmdlGetInputNameByIndex", desc, i).decode(errors="replace") for i in range(count)]
+            outputs = [next(spec for spec in graph.outputs if spec.name == name) for name in graph.results]
+            inputs = self._in_order(names)
+            for side, specs in (("Input", inputs), ("Output", outputs)):
+                self._check(side, specs, desc)
+        finally:
+            library.value("aclmdlDestroyDesc", desc)
+        return inputs, outputs
+
+    def _in_order(self, names: list[str]) -> list[TensorSignature]:
+        """By name where the model has kept them (GE may leave out an input that nothing reads), else by place."""
+        known = {spec.name: spec for spec in self._graph.inputs}
+        if all(name in known for name in names):
+            return [known[name] for name in names]
+        if len(names) == len(known):
+            return list(self._graph.inputs)
+        raise BundleError(f"{self._path}: inputs {', '.join(names)}; expected {', '.join(known)}; run atc.sh again")
+
+    def _check(self, side: str, specs: list[TensorSignature], desc: int) -> None:
+        value = self._device.library.value
+        count = value(f"aclmdlGetNum{side}s", desc)
+        if count != len(specs):
+            raise BundleError(f"{self._path}: {count} {side.lower()}s, expected {len(specs)}; run atc.sh again")
+        for i, spec in enumerate(specs):
+            number = value(f"aclmdlGet{side}DataType", desc, i)
+            found = KINDS.get(number, f"aclDataType {number}"), value(f"aclmdlGet{side}SizeByIndex", desc, i)
+            expected = spec.dtype, tensor_bytes(spec)
+            if found != expected:
+                raise BundleError(
+                    f"{self._path}: {side.lower()} {spec.name} is {found[0]} of {found[1]} bytes, expected"
+                    f" {expected[0]} of {expected[1]}; compile it with atc.sh, which keeps types and sizes"
+                )
+
+
+def tensor_bytes(spec: TensorSignature) -> int:
+    """Bytes of a tensor of a static graph."""
+    return prod(fixed(spec)) * item_bytes(spec.dtype)
+
+
+def _view(address: int, size: int, spec: TensorSignature) -> NDArray:
+    """The host's memory at an address, as the tensor lies there."""
+    raw = memoryview((c_ubyte * size).from_address(address))
+    return np.frombuffer(raw, STORED[spec.dtype]).reshape(fixed(spec))
+
+
+def work_bytes(device: Device, path: Path) -> int:
+    """The work memory that a model wants; models that take turns share the largest."""
+    work, weight = c_size_t(), c_size_t()
+    device.library.call("aclmdlQuerySize", str(path).encode(), byref(work), byref(weight), where=str(path))
+    return work.value
+
+
+def _load(device: Device, path: Path, weights: Weights, work: Block) -> int:
+    library, found = device.library, c_uint32()
+    config = library.made("aclmdlCreateConfigHandle")
+
+    def option(attribute: int, value: Any) -> None:
+        # A value that is a pointer is passed as the address of the pointer.
+        library.call("aclmdlSetConfigOpt", config, attribute, byref(value), sizeof(value), where=str(path))
+
+    try:
+        for name, (address, size) in weights.files.items():
+            library.call("aclmdlSetExternalWeightAddress", config, name.encode(), address, size, where=name)
+        option(_LOAD_TYPE, c_size_t(_FROM_FILE_WITH_MEMORY))
+        option(_PATH, c_char_p(str(path).encode()))
+        if work.bytes:
+            option(_WORK_ADDRESS, c_void_p(work.address))
+            option(_WORK_BYTES, c_size_t(work.bytes))
+        library.call("aclmdlLoadWithConfig", config, byref(found), where=str(path))
+    finally:
+        library.value("aclmdlDestroyConfigHandle", config)
+    return found.value

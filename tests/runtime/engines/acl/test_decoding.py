@@ -1,0 +1,160 @@
+"""Whole decodings on the ``.om`` files: the tokens of the interpreter's engine, every call as documented."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.errors import RequestError
+from draftwood.manifest import MANIFEST_FILE
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.measure.traffic import widest_gear
+
+from .conftest import build_compiled
+from .om import FLAGS
+
+PROMPT = [5, 9, 23, 41, 7]
+
+
+def decoded(engine, temperature, plain=False, tokens=12):
+    options = Options(max_new_tokens=tokens, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
+    policy = policy_for(engine.bundle, plain=True) if plain else policy_for(engine.bundle, widest_gear(engine.bundle))
+    return Decoding(engine, PROMPT, options, policy).run()
+
+
+def interpreted(folder):
+    from draftwood.tools.reference.ge import GeEngine
+
+    return GeEngine(Bundle.open(folder))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_tokens_are_those_of_the_interpreter(compiled_bundle: Path, opened: Callable, temperature: float) -> None:
+    engine, acl = opened(compiled_bundle)
+    reference = interpreted(compiled_bundle)
+    texts = {decoded(one, temperature, plain).token_ids for one in (engine, reference) for plain in (True, False)}
+    assert len(texts) == 1 and acl.misuses == []
+    assert decoded(engine, temperature).steps == decoded(reference, temperature).steps < 12
+
+
+def test_the_caches_hold_what_the_interpreter_writes(compiled_bundle: Path, opened: Callable) -> None:
+    states = []
+    for engine in (opened(compiled_bundle)[0], interpreted(compiled_bundle)):
+        states.append(engine.begin(128))
+        engine.start(states[-1], np.array(PROMPT))
+        for _ in range(3):
+            engine.step([states[-1]], engine.bundle.manifest.gears[-1])
+    got, want = states
+    assert got.length == want.length > len(PROMPT)
+    for mine, theirs in zip(got.kv.buffers, want.kv.buffers, strict=True):
+        assert np.array_equal(np.asarray(mine), theirs.float().numpy())
+
+
+def test_check_compares_it_like_a_device(compiled_bundle: Path, opened: Callable) -> None:
+    from draftwood.tools.comparison.compare import HALF_TOLERANCE, Pair, compare_gear
+    from draftwood.tools.reference.eager import EagerEngine
+
+    engine, _ = opened(compiled_bundle)
+    pair = Pair("acl", EagerEngine(engine.bundle, npu=True), engine, HALF_TOLERANCE)
+    found = list(compare_gear(pair, engine.bundle.manifest.gears[-1], np.arange(20)))
+    assert {"logits", "choice"} < {one.quantity for one in found} and all(one.ok for one in found)
+
+
+def test_a_step_allocates_nothing(compiled_bundle: Path, opened: Callable) -> None:
+    """Of plain decoding: one copy each way, one launch, one wait, and what is bound anew is the branch alone."""
+    engine, acl = opened(compiled_bundle)
+    state, gear = engine.begin(128), engine.bundle.manifest.gears[0]
+    engine.start(state, np.array(PROMPT))
+    engine.step([state], gear)
+    before = len(acl.calls)
+    for _ in range(4):
+        engine.step([state], gear)
+    counted = {name: acl.calls[before:].count(name) for name in set(acl.calls[before:])}
+    assert counted == {
+        "aclrtSetCurrentContext": 4,
+        "aclUpdateDataBuffer": 8,
+        "aclrtMemcpyAsync": 8,
+        "aclmdlExecuteAsync": 4,
+        "aclrtSynchronizeStream": 4,
+    }
+
+
+def test_weights_lie_on_the_device_once(compiled_bundle: Path, opened: Callable) -> None:
+    _, acl = opened(compiled_bundle)
+    files = list((compiled_bundle / "npu" / "om" / "weight").iterdir())
+    models = len(list((compiled_bundle / "npu" / "om").glob("*.om")))
+    weights = sum(path.stat().st_size for path in files)
+    assert acl.calls.count("aclmdlSetExternalWeightAddress") == len(files) * models
+    # One block holds them all; what is left is work memory, shared too, and staging.
+    (block,) = [block for block in acl.device.blocks if block.size >= weights]
+    assert block.size <= weights + 96 * len(files) and acl.device.peak < 2 * weights
+
+
+def test_any_thread_may_call(compiled_bundle: Path, opened: Callable) -> None:
+    engine, acl = opened(compiled_bundle)
+    found: list = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: found.append(decoded(engine, 0.0, tokens=4).token_ids))
+        thread.start()
+        thread.join()
+    assert found[0] == found[1] == decoded(engine, 0.0, tokens=4).token_ids and acl.misuses == []
+
+
+def test_what_a_text_held_is_given_back_for_the_next(compiled_bundle: Path, opened: Callable) -> None:
+    engine, acl = opened(compiled_bundle)
+    engine.begin(128)
+    peak = acl.device.peak
+    for _ in range(3):
+        engine.begin(128)
+    assert acl.device.peak == peak
+    held = engine.begin(128), engine.begin(128)
+    assert acl.device.peak > peak and all(state.length == 0 for state in held)
+
+
+def test_a_closed_engine_refuses_and_leaves_nothing(compiled_bundle: Path, opened: Callable) -> None:
+    engine, acl = opened(compiled_bundle)
+    state = engine.begin(128)
+    engine.close()
+    engine.close()
+    with pytest.raises(RequestError, match="is closed; open it again"):
+        engine.start(state, np.array(PROMPT))
+    assert not any(block.live for block in acl.device.blocks)
+
+
+def test_another_user_of_the_library_keeps_it(compiled_bundle: Path, opened: Callable) -> None:
+    """torch_npu in the same process has called aclInit before; it is not ours to end."""
+    engine, acl = opened(compiled_bundle, already=True)
+    assert decoded(engine, 0.0, tokens=4).token_ids
+    engine.close()
+    assert "aclFinalize" not in acl.calls
+
+
+def test_atc_is_called_with_these_flags(compiled_bundle: Path) -> None:
+    lines = (compiled_bundle.parent / "atc.txt").read_text().splitlines()
+    assert len(lines) == len(list((compiled_bundle / "npu").glob("*.air")))
+    assert all(flag in line.split() for line in lines for flag in (*FLAGS, "--soc_version=Ascend910B3"))
+    assert (compiled_bundle / "npu" / "om" / "manifest.sha256").is_file() and (
+        compiled_bundle / MANIFEST_FILE
+    ).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafters_with_caches(
+    tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path, opened: Callable, kind: str, temperature: float
+) -> None:
+    from draftwood.trees import Topology
+
+    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(3, 2)))
+    folder = build_compiled(tiny_teacher, tiny_drafters[kind], tmp_path, trees)
+    engine, acl = opened(folder)
+    reference = interpreted(folder)
+    got, want = decoded(engine, temperature, tokens=24), decoded(reference, temperature, tokens=24)
+    assert got.token_ids == want.token_ids == decoded(engine, temperature, plain=True, tokens=24).token_ids
+    assert got.steps == want.steps < 24 and acl.misuses == []
