@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from draftwood.environment import torch_npu_installed
+from draftwood.runtime import engines
 from draftwood.tools import cli
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 INFOS = {"sh", "sh npu", "sh slow", "sh long", "sh device", "sh setup", "python", "json", "text"}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = [[name] for name in cli.COMMANDS] + [[]]
+# Engines of the tree, which an installation of before need not know.
+ENGINES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][engines.GROUP]
 OURS = re.compile(r"(draftwood|\./draft|python -m draftwood\.)")
 # What makes a command short; a flag that is given twice has its last value.
 SHORTER = {
@@ -103,6 +106,7 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
 
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        patch.setattr(engines, "_registered", dict.fromkeys(ENGINES))
         try:
             main_of(words)
         except Parsed:
