@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_SCORE, eager_attention
 from draftwood.kernels.contract import Contract, register
+from draftwood.kernels.experts import EXPERTS, FINALIZE_ROUTING, GATING, GROUPED_LINEAR, INIT_ROUTING
 from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
@@ -28,12 +29,17 @@ NPU_CONTRACTS = (
     SCATTER_ND_UPDATE_,
     SCATTER_UPDATE,
     SCATTER_UPDATE_,
+    GATING,
+    INIT_ROUTING,
+    FINALIZE_ROUTING,
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
 # Our own, put to the NPU by converters of ours.
-GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR)
+GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, GROUPED_LINEAR)
+# Our own, of standard operators in ONNX and of several operators of the NPU.
+COMPOSED_CONTRACTS = (EXPERTS,)
 
-register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS)
+register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS)
 
 
 def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -42,11 +48,20 @@ def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
     ``cpu`` adds the forms that only onnxruntime runs; without it every form is standard opset 18.
     """
     forms: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for contract in NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS:
+    for contract in NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS:
         form = (contract.onnx_cpu if cpu else None) or contract.onnx
         if form is not None:
             forms[contract.operator] = form
     return forms
 
 
-__all__ = ["CPU_CONTRACTS", "GE_CONTRACTS", "NPU_CONTRACTS", "Contract", "eager_attention", "onnx_forms", "register"]
+__all__ = [
+    "COMPOSED_CONTRACTS",
+    "CPU_CONTRACTS",
+    "GE_CONTRACTS",
+    "NPU_CONTRACTS",
+    "Contract",
+    "eager_attention",
+    "onnx_forms",
+    "register",
+]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
+from draftwood.runtime.bundle import Bundle
 
 BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
 
@@ -38,6 +39,18 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
     if not prompts:
         raise RequestError(f"{path}: holds no prompts; expected one JSON object a line")
     return list(islice(prompts, limit))
+
+
+def first_turns(bundle: Bundle, prompts: list[Prompt]) -> dict[str, list[int]]:
+    """Token ids by prompt id; every prompt is a conversation's first turn. RequestError without a tokenizer."""
+    tokenizer = bundle.tokenizer
+    if tokenizer is None:
+        raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
+    found = {}
+    for prompt in prompts:
+        message = [{"role": "user", "content": prompt.text}]
+        found[prompt.id] = tokenizer.chat(message) if tokenizer.has_chat else tokenizer.encode(prompt.text)
+    return found
 
 
 def _parse(path: Path, number: int, line: str) -> list[Prompt]:

@@ -15,13 +15,16 @@ Shape = tuple[int, ...]
 class Parts:
     """The published tensors that make one weight: their names and shapes, in order.
 
-    They are concatenated along dimension 0, unless ``combine`` makes the weight of them in another way.
+    They are concatenated along dimension 0, unless ``combine`` makes the weight of them in another way, and have then
+    the ``shape`` that is given.
     """
 
     tensors: tuple[tuple[str, Shape], ...]
     combine: Callable[[Sequence[Tensor]], Tensor] | None = None
     # The type that the weight is kept in whatever the file's; None for that of the file.
     dtype: torch.dtype | None = None
+    # What the concatenated tensors are viewed as; None for what they are.
+    shape: Shape | None = None
 
     @property
     def concatenated(self) -> tuple[str, ...]:
@@ -33,7 +36,8 @@ class Parts:
         found = [tensor(name) for name, _ in self.tensors]
         if self.combine:
             return self.combine(found)
-        return found[0] if len(found) == 1 else torch.cat(found)
+        value = found[0] if len(found) == 1 else torch.cat(found)
+        return value if self.shape is None else value.view(self.shape)
 
 
 def shapes_of(parts: Mapping[str, Parts]) -> dict[str, Shape]:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from draftwood.compiler.device.constants import MOVED_ROWS
 from draftwood.compiler.device.devices import Device, parts
+from draftwood.compiler.device.experts import ExpertLoads, expert_loads, mixture_ops
 from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, matmul
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.experts import MixtureConfig
 
 # T rows of a step, C cache slots, H hidden, I intermediate, V vocabulary
 
@@ -22,6 +24,17 @@ def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat:
     results are transposed, and queries and keys are turned one after the other.
     """
     H, I = config.hidden, config.intermediate  # noqa: E741
+    return [
+        *attention_ops(config, rows, slots, wide, flat),
+        matmul("gate up", rows, H, 2 * I),
+        elementwise("swiglu", rows * I, 3),
+        matmul("down", rows, I, H),
+    ]
+
+
+def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat: bool = False) -> list[Op]:
+    """Of ``layer_ops`` those up to the norm before the MLP."""
+    H = config.hidden
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     written = rows + (0 if flat else int(MOVED_ROWS.value))
     turned = rows * (queries + keys)
@@ -39,13 +52,28 @@ def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat:
         attention(config, rows, slots),
         matmul("o", rows, queries, H),
         elementwise("add norm", rows * H, 4),
-        matmul("gate up", rows, H, 2 * I),
-        elementwise("swiglu", rows * I, 3),
-        matmul("down", rows, I, H),
     ]
 
 
-def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None) -> list[Op]:
+def all_layers(config: TeacherConfig, rows: int, slots: int, loads: ExpertLoads | None = None) -> list[Op]:
+    """Every block of a teacher; where it has experts, ``loads`` says how many a step touches."""
+    if not isinstance(config, MixtureConfig):
+        return _times(config.layers, layer_ops(config, rows, slots))
+    plain = len(config.dense_layers)
+    mixture = [
+        *attention_ops(config, rows, slots),
+        *mixture_ops(config, rows, loads or expert_loads(config)),
+    ]
+    return [*_times(plain, layer_ops(config, rows, slots)), *_times(config.layers - plain, mixture)]
+
+
+def _times(layers: int, ops: list[Op]) -> list[Op]:
+    return [replace(op, count=op.count * layers) for op in ops if layers]
+
+
+def step_ops(
+    config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None, loads: ExpertLoads | None = None
+) -> list[Op]:
     """A whole teacher step: commit and verify of `rows` rows, logits of `head_rows` of them (all where None)."""
     H, V = config.hidden, config.vocabulary
     scored = rows if head_rows is None else head_rows
@@ -54,7 +82,7 @@ def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None
         copy("embedding and rotary rows", rows * (H + 2 * config.head_dim) / 3, count=3),
         copy("cache rows and mask", rows * slots / 3, count=_PLACE_OPS, width=1),
         copy("branch", branch * (rows + MOVED_ROWS.value) / 3, count=3),
-        *(replace(op, count=op.count * config.layers) for op in layer_ops(config, rows, slots)),
+        *all_layers(config, rows, slots, loads),
         elementwise("last norm", scored * H, 4),
         matmul("head", scored, H, V),
         elementwise("argmax", scored * V, 1),
@@ -68,6 +96,9 @@ def step_s(device: Device, config: TeacherConfig, rows: int, slots: int) -> floa
 
 def graph_bytes(config: TeacherConfig, rows: int, slots: int) -> int:
     """Activations and results that one more graph needs; weights and caches are shared. A lower bound."""
-    widest = config.hidden * 2 + config.intermediate * 3 + config.vocabulary
+    inner = config.intermediate * 3
+    if isinstance(config, MixtureConfig):
+        inner = max(inner, config.experts_per_token * (config.hidden * 2 + config.expert_intermediate * 3))
+    widest = config.hidden * 2 + inner + config.vocabulary
     branch = config.layers * 2 * config.kv_heads * config.head_dim
     return rows * (BYTES * (widest + branch) + slots)

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, OUTPUT_SECONDS
 from draftwood.compiler.device.devices import Device, parts
+from draftwood.compiler.device.experts import ExpertLoads, expert_loads
 from draftwood.compiler.device.operators import TILING, Op
 from draftwood.compiler.device.steps import graph_bytes, step_ops
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
 
 
@@ -38,19 +40,23 @@ def modelled_table(
     drafter: DraftCost | None = None,
     teacher: Mapping[str, Any] | None = None,
     prefill: Sequence[int] = (),
+    loads: ExpertLoads | None = None,
 ) -> LatencyTable:
     """The table of a device: a step of every number of rows at every KV length, prefill chunks, drafts, host.
 
-    A shape that does not fit a KV length, its rows and the spare slot, is left out.
+    A shape that does not fit a KV length, its rows and the spare slot, is left out. ``loads``: how many experts of a
+    layer a step touches, of a teacher that has experts; what its rows choose evenly where it is None.
     """
+    if isinstance(config, MixtureConfig):
+        loads = loads or expert_loads(config)
     entries: list[LatencyEntry] = []
     for length in slots:
         for count in sorted({count for count in rows if count < length}):
-            spent = parts(device, step_ops(config, count, length))
+            spent = parts(device, step_ops(config, count, length, loads=loads))
             kind: EntryKind = "decode" if count == 1 else "verify"
             entries.append(_entry(kind, spent, (count, length), graph_bytes(config, count, length)))
         for count in (count for count in prefill if count < length):
-            entries.append(_entry("prefill", parts(device, step_ops(config, count, length, 1)), (count, length)))
+            entries.append(_entry("prefill", parts(device, step_ops(config, count, length, 1, loads)), (count, length)))
     for depth, width, ops in drafter.drafts(config, max(slots)) if drafter else ():
         entries.append(_entry("draft", parts(device, ops), (depth, width)))
     entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}))
@@ -59,9 +65,9 @@ def modelled_table(
         kv_read="static",
         entries=tuple(entries),
         machine={"device": device.name, "soc": device.soc, "dtype": "bfloat16", "memory_bytes": device.memory},
-        teacher=dict(teacher or {}),
+        teacher=dict(teacher or {}) | ({"experts": loads.facts} if loads else {}),
         drafter=drafter.facts if drafter else {},
-        notes=NOTES,
+        notes=(*NOTES, *([_load_note(loads, rows)] if loads else [])),
         constants=(*device.constants(), *COMMON),
     )
 
@@ -73,6 +79,14 @@ NOTES = (
     "The accepted rows are committed inside the step, so there is no commit entry.",
     "bytes counts a graph's own activations and results; what the runtime adds to a graph is not known.",
 )
+
+
+def _load_note(loads: ExpertLoads, rows: Sequence[int]) -> str:
+    """How many experts a step of some rows touches, and how that is known."""
+    shown = [count for count in (1, 2, 4, 8, 16, 32, 64) if count in rows] or sorted(rows)[:1]
+    touched = ", ".join(f"{loads.touched(count):.0f} at {count}" for count in shown)
+    known = "taken to be chosen evenly by every row" if loads.measured is None else "as measured"
+    return f"Experts of a layer that a step touches, of {loads.experts}, by its rows: {touched}; {known}."
 
 
 def _entry(

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+# GE's numbers of element types.
+_FLOAT, _FLOAT16, _UINT64, _BF16 = 0, 1, 10, 27
+
 
 def register_converters(torchair: ModuleType, ge: Any) -> None:
     """Registers the converters of all operators of ours; ``ge`` are torchair's GE operators."""
@@ -24,7 +27,16 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
     def batched_linear(x: Any, weight: Any, meta_outputs: Any = None) -> Any:
         return ge.BatchMatMul(x, weight, adj_x2=True)
 
-    for converter in (rotary_pair, linear, batched_linear):
+    def grouped_linear(x: Any, weight: Any, counts: Any, meta_outputs: Any = None) -> Any:
+        # As torchair's own converter puts it: what a product in float does without is there, and empty.
+        bias = _FLOAT if x.dtype == _BF16 else x.dtype
+        empty = ([ge.Fill([0], ge.Cast(0.0, dst_type=t))] for t in (bias, _UINT64, _FLOAT, _FLOAT16, _FLOAT16))
+        # One result of all groups, along the rows, whose numbers are given and not their sums.
+        groups = {"split_item": 3, "group_type": 0, "group_list_type": 1}
+        (out,) = ge.GroupedMatmul([x], [weight], *empty, counts, None, dtype=-1, transpose_weight=True, **groups)
+        return out
+
+    for converter in (rotary_pair, linear, batched_linear, grouped_linear):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 

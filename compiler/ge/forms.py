@@ -23,6 +23,7 @@ def npu_forms() -> dict[Any, Callable[..., Any]]:
         torch.ops.npu.npu_rotary_mul.default: _rotary,
         torch.ops.aten.select.int: _select,
         torch.ops.aten.linear.default: _linear,
+        torch.ops.draftwood.experts.default: _experts,
     }
 
 
@@ -57,3 +58,15 @@ def _rotary(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate
 def _select(x: Tensor, dim: int, index: int) -> Any:
     """The only one of a dimension is a view of the tensor, for which torchair would make a gather."""
     return x.squeeze(dim) if x.shape[dim] == 1 else NotImplemented
+
+
+def _experts(x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Rows sorted by expert, two grouped products over all of them, and back: shapes depend on no choice."""
+    npu, grouped, count = torch.ops.npu, torch.ops.draftwood.grouped_linear, gate_up.shape[0]
+    rows_RH, place_R, counts_E, _ = npu.npu_moe_init_routing_v2(
+        x, ids, active_num=ids.numel(), expert_capacity=0, expert_num=count, expert_tokens_num_type=1,
+        expert_tokens_num_flag=True, active_expert_range=[0, count],
+    )  # fmt: skip
+    out_RH = grouped(npu.npu_swiglu(grouped(rows_RH, gate_up, counts_E)), down, counts_E)
+    back: Tensor = npu.npu_moe_finalize_routing(out_RH, None, None, None, shares, place_R, None, 2)
+    return back

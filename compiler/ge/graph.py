@@ -23,6 +23,7 @@ DTYPES = {
     "DT_UINT8": torch.uint8,
     "DT_INT32": torch.int32,
     "DT_INT64": torch.int64,
+    "DT_UINT64": torch.uint64,
     "DT_BOOL": torch.bool,
 }
 # GE's own numbers (``ge::DataType``), which attributes hold, be they of kind ``dt`` or ``i``: GE casts a ``dt``
@@ -34,6 +35,7 @@ GE_TYPES = {
     3: torch.int32,
     4: torch.uint8,
     9: torch.int64,
+    10: torch.uint64,
     12: torch.bool,
     27: torch.bfloat16,
 }

@@ -30,6 +30,7 @@ _PROTO_TYPES = {
     torch.bfloat16: "DT_BF16",
     torch.int32: "DT_INT32",
     torch.int64: "DT_INT64",
+    torch.uint64: "DT_UINT64",
     torch.bool: "DT_BOOL",
 }
 

@@ -6,6 +6,7 @@ yet, which is a finding like any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,10 @@ _APPLY_ROTARY = "ops-transformer 9.1.0, posembedding/apply_rotary_pos_emb, READM
 _SCATTER = "ops-nn, index/scatter_nd_update: var of 1 to 8 dimensions, indices of 2 and more"
 _WIDE = "GE's fusion passes for Concat, Pack and Split divide nodes of more than 63 tensors"
 _TOP_K = "ops-math, TopKV2's aclnn table: float16, float32 and bfloat16 on the AI Core, whole numbers on the AI CPU"
+_GATING = "ops-transformer, moe/moe_gating_top_k_softmax/README: k of at most 1024"
+_ROUTING = "ops-transformer, moe/moe_init_routing_v3/README, constraints for Atlas A2 and A3"
+_GROUPED = "ops-transformer, gmm/grouped_matmul/README, constraints for Atlas A2 and A3, group type 0"
+_FINALIZE = "ops-transformer, moe/moe_finalize_routing_v2, op_graph proto: scales in the rows' type before the 950"
 # Bytes of the unified buffer of a 910B's vector core.
 _UNIFIED_BUFFER = 192 * 1024
 
@@ -165,6 +170,37 @@ def _log_sum_exp(use: Use) -> Iterator[Broken]:
         yield "warning", "no AI Core kernel takes bfloat16; it is widened to float32"
 
 
+def _gating(use: Use) -> Iterator[Broken]:
+    experts, k = use.shape("x")[-1], use.node.attributes["k"]
+    if not 1 <= k <= min(experts, 1024):
+        yield "error", f"k is {k} of {experts} experts; expected 1 to {min(experts, 1024)}"
+
+
+def _routing(use: Use) -> Iterator[Broken]:
+    places, given = math.prod(use.shape("expert_idx")), use.node.attributes
+    wanted = {"active_num": (places,), "drop_pad_mode": (0,), "expert_tokens_num_type": (1, 2), "quant_mode": (-1, 1)}
+    for name, values in {**wanted, "expert_tokens_num_flag": (True,)}.items():
+        if given[name] not in values:
+            yield "error", f"{name} is {given[name]}; expected {' or '.join(map(str, values))}"
+    if not 0 <= given["expert_num"] <= 10240:
+        yield "error", f"{given['expert_num']} experts; expected at most 10240"
+
+
+def _grouped(use: Use) -> Iterator[Broken]:
+    x, weight, groups = use.shape("x0"), use.shape("weight0"), use.given["group_list"]
+    if (len(x), len(weight)) != (2, 3):
+        yield "error", f"x is {list(x)}, weight {list(weight)}; expected 2 and 3 dimensions"
+    elif max(x[-1], weight[-1]) >= 65536:
+        yield "error", f"the last dimensions are {x[-1]} and {weight[-1]}; expected less than 65536"
+    if groups != (torch.int64, (weight[0],)) or weight[0] > 1024:
+        yield "error", f"group_list is {list(groups[1])}; expected int64[{weight[0]}], at most 1024 groups"
+
+
+def _finalize(use: Use) -> Iterator[Broken]:
+    if "scales" in use.given and use.given["scales"][0] != use.given["expanded_x"][0]:
+        yield "error", f"scales are {use.given['scales'][0]}; expected the type of the rows"
+
+
 _ANY = Rule(ALL)
 RULES: Mapping[str, Rule] = {
     "RotaryMul": Rule(FLOATS, _ROTARY_MUL, _rotary_mul),
@@ -178,6 +214,10 @@ RULES: Mapping[str, Rule] = {
     "AddRmsNorm": Rule(FLOATS, DEFINITION, _norm),
     "SwiGlu": Rule(FLOATS, DEFINITION, _swiglu),
     "FusedInferAttentionScore": Rule(FLOATS, "the rules of constraints"),
+    "MoeGatingTopKSoftmax": Rule(FLOATS, _GATING, _gating),
+    "MoeInitRoutingV3": Rule(FLOATS, _ROUTING, _routing),
+    "GroupedMatmul": Rule(FLOATS, _GROUPED, _grouped),
+    "MoeFinalizeRoutingV2": Rule(FLOATS, _FINALIZE, _finalize),
     "GatherV2": Rule(ALL, DEFINITION, _gather),
     "TopKV2": Rule(NUMBERS, _TOP_K, _top_k),
     "ReduceLogSumExp": Rule(FLOATS, "CANN 8.1.RC1, operator information of the 910B", _log_sum_exp),

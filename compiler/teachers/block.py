@@ -110,8 +110,17 @@ class Layer(nn.Module):
             self.k_norm = Norm(config.head_dim, config.rms_norm_eps)
         self.o = nn.Linear(queries, config.hidden, bias=config.o_bias)
         self.mlp_norm = Norm(config.hidden, config.rms_norm_eps)
-        self.gate_up = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
-        self.down = nn.Linear(config.intermediate, config.hidden, bias=False)
+        self.make_mlp()
+
+    def make_mlp(self) -> None:
+        """The weights of ``mlp``; a block with another one makes its own here."""
+        self.gate_up = nn.Linear(self.config.hidden, 2 * self.config.intermediate, bias=False)
+        self.down = nn.Linear(self.config.intermediate, self.config.hidden, bias=False)
+
+    def mlp(self, normed_TH: Tensor) -> Tensor:
+        """What a block adds behind its attention [T, H], of normed rows."""
+        down_TH: Tensor = self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH)))
+        return down_TH
 
     def enter(self, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
         """(normed, residual): what the block before still has to add is added here; the first has nothing."""
@@ -132,7 +141,7 @@ class Layer(nn.Module):
     def feed_forward(self, attended_TH: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
         """(down projection, new residual): their sum is the block's output, added by the next norm."""
         normed_TH, residual_TH = self.mlp_norm.added(self.o(attended_TH), residual_TH)
-        return self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH))), residual_TH
+        return self.mlp(normed_TH), residual_TH
 
     def attend(
         self,

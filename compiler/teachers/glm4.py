@@ -53,7 +53,7 @@ class Glm4Layer(Layer):
 
     def feed_forward(self, attended_TH: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
         normed_TH, residual_TH = self.mlp_norm.added(self.attn_out_norm(self.o(attended_TH)), residual_TH)
-        return self.mlp_out_norm(self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH)))), residual_TH
+        return self.mlp_out_norm(self.mlp(normed_TH)), residual_TH
 
 
 class Glm4Decoder(Decoder):

@@ -24,6 +24,8 @@ class Llama(Family):
     # Fields that change the function, with the values that do not; a relative that has the function takes them out.
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
+    # Base of the rotary frequencies where config.json names none.
+    default_theta: ClassVar[float] = 10_000.0
     # What the family's own configuration class fills in when config.json leaves the field out; null stays null.
     defaults: ClassVar[Mapping[str, object]] = {"bos_token_id": 1, "eos_token_id": 2}
 
@@ -31,7 +33,7 @@ class Llama(Family):
         fields = Fields(fields.path, {**self.defaults, **fields.values})
         refuse_unsupported(fields, self.neutral, self.layer_types)
         qkv_bias, o_bias = self.biases(fields)
-        theta, scaling = read_rope(fields, 10_000.0)
+        theta, scaling = read_rope(fields, self.default_theta)
         sizes = dimensions(fields)
         longest = reach(sizes["max_positions"], scaling)
         return {

@@ -19,7 +19,7 @@ class Qwen2(Llama):
     architecture = "Qwen2ForCausalLM"
     model_types = ("qwen2",)
     neutral = without("sliding_window", "use_sliding_window")
-    layer_types = ("full_attention", _SLIDING)
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", _SLIDING)
     defaults: ClassVar[Mapping[str, object]] = {
         "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28
     }  # fmt: skip

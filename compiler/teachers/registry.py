@@ -18,14 +18,24 @@ from draftwood.compiler.teachers.glm4 import GLM4
 from draftwood.compiler.teachers.linear import quantised
 from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.compiler.teachers.mistral import MISTRAL
+from draftwood.compiler.teachers.mixtral import MIXTRAL
 from draftwood.compiler.teachers.pangu import PANGU
 from draftwood.compiler.teachers.quantised import quantised_layers
 from draftwood.compiler.teachers.qwen2 import QWEN2
 from draftwood.compiler.teachers.qwen3 import QWEN3
+from draftwood.compiler.teachers.qwen3_moe import QWEN3_MOE
 from draftwood.errors import BundleError, CheckpointError
 
 # By the name that a TeacherConfig and a manifest give.
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, QWEN2, QWEN3, MISTRAL, GLM4, PANGU)}
+_ALL = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, GLM4, PANGU)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+
+# Families that people ask for, and what of them has no form here.
+_GEMMA = "its norms, embedding and windows by layer have no form here"
+_BEYOND = {
+    "GptOssForCausalLM": "its attention has sinks and windows by layer, its experts biases and a clamp",
+    **dict.fromkeys(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma2ForCausalLM"), _GEMMA),
+}
 
 
 def family_of(config: TeacherConfig) -> Family:
@@ -75,7 +85,8 @@ def _recognised(fields: Fields) -> Family:
     known = {family.architecture: family for family in FAMILIES.values()}
     named = fields.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in known:
-        fields.fail("architectures", f"one of {', '.join(known)}; no other is supported")
+        beyond = _BEYOND.get(str(named[0]) if isinstance(named, list) and named else "", "no other is supported")
+        fields.fail("architectures", f"one of {', '.join(known)}: {beyond}")
     family = known[named[0]]
     if family.model_types and fields.get("model_type", family.model_types[0]) not in family.model_types:
         fields.fail("model_type", f"{' or '.join(map(repr, family.model_types))} beside {family.architecture}")

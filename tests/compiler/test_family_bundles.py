@@ -1,6 +1,7 @@
 """Every family of teachers as a bundle: twelve greedy texts are transformers' own, with a tree and without."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from safetensors.torch import save_file
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
+from draftwood.tools.measure.experts import CountingEngine, count_loads
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.trees import Topology
 
@@ -21,11 +24,14 @@ TEXTS, LENGTH, NEW = 12, 9, 24
 # Above the rounding of two fp32 implementations of logits of magnitude 10; measured 1e-5.
 MARGIN = 1e-4
 
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 SLOW = pytest.mark.slow
 FAMILIES = [
     pytest.param(("Llama", {"head_dim": 24}), marks=SLOW, id="llama"),
     pytest.param(("Qwen2", {}), marks=SLOW, id="qwen2"),
     pytest.param(("Qwen3", {"head_dim": 24}), id="qwen3"),
+    pytest.param(("Qwen3Moe", {**MIXTURE, "norm_topk_prob": True, "mlp_only_layers": [0]}), id="qwen3-moe"),
+    pytest.param(("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}), marks=SLOW, id="mixtral"),
     pytest.param(("Mistral", {"sliding_window": 128}), marks=SLOW, id="mistral"),
     pytest.param(("Glm4", {"head_dim": 24, "pad_token_id": 0}), marks=SLOW, id="glm4"),
     pytest.param(("PanguEmbedded", {}), marks=SLOW, id="pangu"),
@@ -50,7 +56,10 @@ def family(
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
         model.lm_head.weight.copy_(embedding + 0.1 * torch.randn(embedding.shape))
-    save_file({n: tensor.contiguous() for n, tensor in model.state_dict().items()}, source / "model.safetensors")
+    if name == "PanguEmbedded":
+        save_file({n: tensor.contiguous() for n, tensor in model.state_dict().items()}, source / "model.safetensors")
+    else:
+        model.save_pretrained(source)
     (source / "heads").mkdir()
     save_medusa(source / "heads", heads=2, tied=True)
     asked = BuildRequest(model=source, drafter=source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,))
@@ -64,6 +73,20 @@ def greedy(model: Any, prompts: torch.Tensor) -> tuple[list[tuple[int, ...]], fl
     out = model.generate(prompts, max_new_tokens=NEW, output_logits=True, return_dict_in_generate=True, **settings)
     best = torch.stack(out.logits).topk(2).values
     return [tuple(text) for text in out.sequences[:, LENGTH:].tolist()], float((best[..., 0] - best[..., 1]).min())
+
+
+@pytest.mark.parametrize("family", [FAMILIES[3]], indirect=True)
+def test_trees_touch_more_experts_than_plain_decoding(family: tuple[Bundle, Any]) -> None:
+    options = Options(max_new_tokens=NEW, ignore_eos=True)
+    plain, tree = count_loads(CountingEngine(family[0]), {"one": list(range(3, 12))}, options)
+    assert (plain["rows"], plain["touched"], tree["rows"]) == (1, 3.0, 6)
+    # Of 6 experts; the one layer of two that has them.
+    assert plain["steps"] == NEW - 1 and 3.5 < tree["touched"] <= 6 and tree["low"] <= tree["high"] <= 6
+
+
+def test_a_teacher_without_experts_has_no_loads(tiny_bundle: Path) -> None:
+    with pytest.raises(RequestError, match="a teacher of family llama has no experts"):
+        CountingEngine(Bundle.open(tiny_bundle))
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)

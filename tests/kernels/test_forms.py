@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from draftwood.kernels import CPU_CONTRACTS, NPU_CONTRACTS, Contract, eager_attention, onnx_forms
+from draftwood.kernels import (
+    COMPOSED_CONTRACTS,
+    CPU_CONTRACTS,
+    NPU_CONTRACTS,
+    Contract,
+    eager_attention,
+    onnx_forms,
+)
+from draftwood.kernels.experts import GROUPED_LINEAR
 
 # T rows, H features, N query heads, K key/value heads, D head dimension, C cache slots, S seen slots
 
-CONTRACTS = {contract.name: contract for contract in NPU_CONTRACTS + CPU_CONTRACTS}
+CONTRACTS = {contract.name: contract for contract in NPU_CONTRACTS + CPU_CONTRACTS + COMPOSED_CONTRACTS}
 OPERATORS = {name: contract.operator for name, contract in CONTRACTS.items()}
 
 # The formulas below are float64, the operators fp32 (unit roundoff 6e-8) over sums of at most 24 terms of
@@ -71,6 +79,23 @@ def update_arguments() -> tuple[tuple, dict]:
     return (noise(1, 2, 9, 8), torch.tensor([4]), noise(1, 2, 3, 8, seed=1), 2), {}
 
 
+CHOSEN = torch.tensor([[4, 1], [1, 0], [4, 2]], dtype=torch.int32)  # nobody chooses expert 3
+
+
+def experts_arguments() -> tuple[tuple, dict]:
+    return (noise(3, 8), CHOSEN, noise(3, 2, seed=1).abs(), noise(5, 12, 8, seed=2), noise(5, 8, 6, seed=3)), {}
+
+
+def routing_arguments() -> tuple[tuple, dict]:
+    options = {"active_num": 6, "expert_num": 5, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True}
+    return (noise(3, 8), CHOSEN), {**options, "active_expert_range": [0, 5]}
+
+
+def finalize_arguments() -> tuple[tuple, dict]:
+    places = torch.tensor([5, 2, 3, 0, 4, 1], dtype=torch.int32)
+    return (noise(6, 8), None, None, None, noise(3, 2, seed=1), places, None, 2), {}
+
+
 ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "npu_rms_norm": lambda: ((noise(3, 24), noise(24, seed=1), 1e-5), {}),
     "npu_add_rms_norm": lambda: ((noise(3, 24), noise(3, 24, seed=2), noise(24, seed=1), 1e-5), {}),
@@ -83,9 +108,15 @@ ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "scatter_update_": update_arguments,
     "rotary_rows": rows_arguments,
     "append_attention": append_arguments,
+    "npu_moe_gating_top_k_softmax": lambda: ((noise(3, 5), None, 2), {}),
+    "npu_moe_init_routing_v2": routing_arguments,
+    "npu_moe_finalize_routing": finalize_arguments,
+    "experts": experts_arguments,
 }
 MUTATING = {"npu_scatter_nd_update_", "scatter_update_"}
-IN_ONNX = sorted(ARGUMENTS.keys() - MUTATING)
+# What the NPU makes of ``experts``.
+NPU_ALONE = {"npu_moe_init_routing_v2", "npu_moe_finalize_routing"}
+IN_ONNX = sorted(ARGUMENTS.keys() - MUTATING - NPU_ALONE)
 
 
 def call(name: str, arguments: tuple[tuple, dict]) -> list[Tensor]:
@@ -234,6 +265,51 @@ def test_attention_without_a_mask_sees_everything() -> None:
     assert_close(call("npu_fused_infer_attention_score", ((query, key, value), options))[0], masked, FORMULA)
 
 
+def test_gating() -> None:
+    scores = noise(3, 5)
+    shares, ids, order = call("npu_moe_gating_top_k_softmax", ((scores, None, 2), {}))
+    for row, x in enumerate(scores.double().numpy()):
+        best = np.argsort(-x)[:2]
+        assert ids[row].tolist() == best.tolist() and order[row].tolist() == [row, row + 3]
+        assert_close(shares[row], np.exp(x[best]) / np.exp(x).sum(), FORMULA)
+
+
+def test_rows_are_routed_to_their_experts() -> None:
+    (x, ids), options = routing_arguments()
+    rows, places, counts, _ = call("npu_moe_init_routing_v2", ((x, ids), options))
+    assert counts.tolist() == [1, 2, 1, 0, 2]
+    for t, chosen in enumerate(ids.tolist()):
+        for j, expert in enumerate(chosen):
+            place = int(places[2 * t + j])
+            assert torch.equal(rows[place], x[t]) and sum(counts[:expert]) <= place < sum(counts[: expert + 1])
+
+
+def test_rows_come_back_with_their_shares() -> None:
+    arguments = finalize_arguments()
+    rows, shares = doubles(arguments[0][0], arguments[0][4])
+    places = arguments[0][5].tolist()
+    wanted = [sum(shares[t, j] * rows[places[2 * t + j]] for j in range(2)) for t in range(3)]
+    assert_close(call("npu_moe_finalize_routing", arguments)[0], wanted, FORMULA)
+
+
+def test_experts() -> None:
+    arguments = experts_arguments()
+    x, shares, gate_up, down = doubles(*(arguments[0][i] for i in (0, 2, 3, 4)))
+    for t, chosen in enumerate(CHOSEN.tolist()):
+        wanted = np.zeros(8)
+        for share, expert in zip(shares[t], chosen, strict=True):
+            gate, up = np.split(gate_up[expert] @ x[t], 2)
+            wanted += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+        assert_close(call("experts", arguments)[0][t], wanted, FORMULA)
+
+
+def test_grouped_products_are_those_of_every_group() -> None:
+    x, weight, counts = noise(6, 8), noise(4, 3, 8, seed=1), torch.tensor([2, 0, 3, 1])
+    out = GROUPED_LINEAR.operator(x, weight, counts)
+    experts = [0, 0, 2, 2, 2, 3]
+    assert_close(out, [w @ row for row, w in zip(doubles(x)[0], doubles(weight)[0][experts], strict=True)], FORMULA)
+
+
 def test_fully_masked_row_gives_zeros() -> None:
     arguments = attention_arguments()
     seen = call("npu_fused_infer_attention_score", arguments)[0]
@@ -303,8 +379,10 @@ def test_append_attention(rows: int, seen: int) -> None:
         ("npu_rotary_mul", (noise(2, 1, 8), noise(2, 1, 8), noise(2, 1, 8), "interleave")),
         ("npu_rotary_mul", (noise(2, 1, 8), noise(2, 1, 8), noise(2, 1, 8), "half", noise(8, 8))),
         ("scatter_update", (noise(1, 2, 9, 8), torch.tensor([[0, 4]]), noise(1, 2, 3, 8), 2)),
+        ("npu_moe_gating_top_k_softmax", (noise(3, 5), torch.ones(3).bool(), 2)),
+        ("npu_moe_finalize_routing", (*finalize_arguments()[0][:7], 0)),
     ],
-    ids=["interleaved rotary", "rotate matrix", "two-column start"],
+    ids=["interleaved rotary", "rotate matrix", "two-column start", "finished rows", "places by columns"],
 )
 def test_other_modes_are_refused(name: str, arguments: tuple) -> None:
     with pytest.raises(NotImplementedError):
@@ -357,7 +435,7 @@ def export(path: Path, name: str, arguments: tuple[tuple, dict], dynamic: dict[s
     program = torch.export.export(
         module, tuple(module.tensors.values()), dynamic_shapes=(shapes,) if dynamic else None, strict=False
     )
-    table = onnx_forms(cpu=CONTRACTS[name].namespace == "draftwood")
+    table = onnx_forms(cpu=CONTRACTS[name] in CPU_CONTRACTS)
     outputs = [f"out{i}" for i in range(len(CONTRACTS[name].operator._schema.returns))]
     exported = torch.onnx.export(
         program, dynamo=True, opset_version=18, custom_translation_table=table, verbose=False,
@@ -383,7 +461,7 @@ def onnx_run(path: Path, name: str, arguments: tuple[tuple, dict]) -> list[np.nd
 
 
 PORTABLE = {
-    **{name: ARGUMENTS[name] for name in IN_ONNX if CONTRACTS[name].namespace == "npu"},
+    **{name: ARGUMENTS[name] for name in IN_ONNX if CONTRACTS[name] not in CPU_CONTRACTS},
     "npu_fused_infer_attention_score/wide": lambda: attention_arguments(wide=6),
     "npu_fused_infer_attention_score/one row": lambda: attention_arguments(rows=1),
 }

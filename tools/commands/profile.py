@@ -19,7 +19,9 @@ from draftwood.tools.measure.step_times import LEAST_ROUNDS, measure
 from draftwood.tools.show.latency import draw_staircase, table_text
 
 if TYPE_CHECKING:
+    from draftwood.compiler.device.experts import ExpertLoads
     from draftwood.compiler.device.table import DraftCost
+    from draftwood.compiler.teachers.config import TeacherConfig
     from draftwood.runtime.bundle import Bundle
     from draftwood.trees.latency import LatencyTable
 
@@ -32,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="device to model instead, such as ascend-910b3")
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
+    parser.add_argument(
+        "--experts", type=Path, metavar="LOADS", help="experts that steps of the model touch, as measured (a JSON file)"
+    )
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
@@ -83,7 +88,18 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
         drafter=parse_drafter(args.drafter, folder) if args.drafter else None,
         teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
         prefill=PREFILL_ROWS,
+        loads=_loads(args.experts, config) if args.experts else None,
     )
+
+
+def _loads(path: Path, config: TeacherConfig) -> ExpertLoads:
+    from draftwood.compiler.device.experts import expert_loads
+    from draftwood.compiler.teachers.experts import MixtureConfig
+    from draftwood.tools.measure.experts import read_loads
+
+    if not isinstance(config, MixtureConfig):
+        raise RequestError(f"--experts {path}: a teacher of family {config.family} has no experts; leave it out")
+    return expert_loads(config, read_loads(path))
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
@@ -134,8 +150,8 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter:
-        raise RequestError("--model and --drafter: a bundle has its own; they go with --device")
+    if args.model or args.drafter or args.experts:
+        raise RequestError("--model, --drafter and --experts: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
     share_threads(args.threads)

@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines import StagedEngine
@@ -30,7 +29,7 @@ from draftwood.tools.commands.arguments import add_decoding_arguments, given_pro
 from draftwood.tools.demo import resolve
 from draftwood.tools.measure.bench import TIES_PER_TOKEN
 from draftwood.tools.measure.traffic import widest_gear
-from draftwood.tools.prompts import read_prompts
+from draftwood.tools.prompts import first_turns, read_prompts
 from draftwood.tools.reference.lockstep import compare_texts
 from draftwood.tools.reference.transformers import HfEngine
 from draftwood.tools.script import refusing
@@ -119,17 +118,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _prompts(bundle: Bundle, args: argparse.Namespace) -> dict[str, list[int]]:
-    """Token ids by prompt id; every prompt is a conversation's first turn."""
+    """Token ids by prompt id."""
     if args.prompt_ids is not None:
         return {"ids": prompt_ids(bundle, given_prompt(args))}
-    tokenizer = bundle.tokenizer
-    if tokenizer is None:
-        raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
-    found = {}
-    for prompt in read_prompts(args.prompts, args.limit):
-        message = [{"role": "user", "content": prompt.text}]
-        found[prompt.id] = tokenizer.chat(message) if tokenizer.has_chat else tokenizer.encode(prompt.text)
-    return found
+    return first_turns(bundle, read_prompts(args.prompts, args.limit))
 
 
 if __name__ == "__main__":

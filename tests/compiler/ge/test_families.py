@@ -26,6 +26,8 @@ FAMILIES = {
     "Llama": {},
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
+    "Qwen3Moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "Mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "Mistral": {"sliding_window": None},
     "Glm4": {"head_dim": 32, "pad_token_id": 0},
     "PanguEmbedded": {},

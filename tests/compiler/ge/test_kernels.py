@@ -1,7 +1,7 @@
 """How many kernels a step of openPangu-7B's shape is on a device, two of its layers standing for all."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from draftwood.compiler.ge.weights import plan_weights
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.compiler.teachers.registry import make_decoder
 from draftwood.tools.measure.published import OPENPANGU_7B
 from draftwood.tools.show.npu_graphs import kernels
@@ -26,9 +28,13 @@ CONFIG = replace(OPENPANGU_7B, layers=2)
 
 @pytest.fixture(scope="module")
 def verified() -> tuple[Step, Graph]:
+    return lowered(CONFIG)
+
+
+def lowered(config: TeacherConfig) -> tuple[Step, Graph]:
     """The verify step of 13 rows at 1024, and its graph."""
     with shapes_only(torch.bfloat16) as mode:
-        decoder = make_decoder(CONFIG, 1024).requires_grad_(False)
+        decoder = make_decoder(config, 1024).requires_grad_(False)
     held = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
     sizes = StepSizes(branch_rows=13, path_rows=4, dtype="bfloat16")
     step = verify_step(decoder, sizes, 13, 1024, "npu")
@@ -51,6 +57,17 @@ def test_the_latency_model_lists_what_the_graph_lists(verified: tuple[Step, Grap
     counted = kernels(verified[1])
     assert sum(op.count for op in layer_ops(CONFIG, 13, 1024)) == sum(counted["layer"].values())
     assert sum(op.count for op in step_ops(CONFIG, 13, 1024)) == counted["all"]
+
+
+def test_the_latency_model_lists_the_kernels_of_a_mixture() -> None:
+    plain = {field.name: getattr(CONFIG, field.name) for field in fields(CONFIG)}
+    sizes = {"experts": 8, "experts_per_token": 2, "expert_intermediate": 512, "shares_normalised": True}
+    config = MixtureConfig(**plain | sizes | {"family": "qwen3-moe", "dense_layers": (), "qkv_bias": False})
+    graph = lowered(config)[1]
+    counted = kernels(graph)
+    assert sum(op.count for op in step_ops(config, 13, 1024)) == counted["all"]
+    assert [counted["layer"][name] for name in ("GroupedMatmul", "MoeInitRoutingV3", "SwiGlu")] == [2, 1, 1]
+    assert [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"] == []
 
 
 def test_every_cache_is_written_once_by_whole_rows(verified: tuple[Step, Graph]) -> None:

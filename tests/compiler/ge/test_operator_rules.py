@@ -22,13 +22,19 @@ def node(kind: str, *names: str, **attributes: object) -> Node:
     return Node("n", kind, tuple(Edge(name, 0) for name in names), attributes, declared, (Declared("y", None, None),))
 
 
-def found(kind: str, result: tuple[int, ...] = (), *, dtype: torch.dtype = HALF, **given: tuple[int, ...]) -> list[str]:
+def found(
+    kind: str,
+    result: tuple[int, ...] = (),
+    *,
+    dtype: torch.dtype = HALF,
+    attributes: dict[str, object] | None = None,
+    **given: tuple[int, ...],
+) -> list[str]:
     """Messages of a node of its own, whose operands have these shapes."""
-    attributes = {"layout": 1} if kind == "ApplyRotaryPosEmb" else {}
-    one = node(kind, *given, **attributes)
+    one = node(kind, *given, **(attributes or {}), **({"layout": 1} if kind == "ApplyRotaryPosEmb" else {}))
     sources = {name: Node(name, "Add", (), {}, (), (Declared("y", None, None),)) for name in given}
     graph = Graph("g", {**sources, "n": one})
-    typed = {name: (LONG if name == "indices" else dtype, shape) for name, shape in given.items()}
+    typed = {name: (LONG if name in ("indices", "group_list") else dtype, shape) for name, shape in given.items()}
     return [message for level, message, source in broken(Use(graph, one, typed, ((dtype, result),))) if source]
 
 
@@ -81,6 +87,45 @@ def test_what_keeps_the_rules_is_not_found() -> None:
     assert found("RotaryMul", x=(1, 7, 4, 128), r1=TABLE, r2=TABLE) == []
     assert found("ApplyRotaryPosEmb", query=(1, 7, 64, 128), key=(1, 7, 8, 128), cos=TABLE, sin=TABLE) == []
     assert found("ScatterNdUpdate", var=(64, 32), indices=(7, 1), updates=(7, 32)) == []
+
+
+# Of 24 places, as our graphs have it.
+ROUTING = {"active_num": 24, "expert_num": 128, "drop_pad_mode": 0, "expert_tokens_num_type": 1, "quant_mode": -1}
+ROUTING |= {"expert_tokens_num_flag": True}
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"active_num": 3}, "active_num is 3; expected 24"),
+        ({"expert_tokens_num_type": 0}, "expert_tokens_num_type is 0; expected 1 or 2"),
+        ({"expert_tokens_num_flag": False}, "expert_tokens_num_flag is False"),
+        ({"drop_pad_mode": 1}, "drop_pad_mode is 1; expected 0"),
+        ({"expert_num": 20000}, "20000 experts; expected at most 10240"),
+        ({}, ""),
+    ],
+)
+def test_routing_is_that_of_the_document(odd: dict[str, object], message: str) -> None:
+    messages = found("MoeInitRoutingV3", attributes=ROUTING | odd, x=(3, 32), expert_idx=(3, 8))
+    assert messages == [] if not odd else [text for text in messages if message in text]
+
+
+def test_experts_keep_the_rules() -> None:
+    assert found("GroupedMatmul", x0=(24, 32), weight0=(8, 64, 32), group_list=(8,)) == []
+    assert "2 and 3 dimensions" in found("GroupedMatmul", x0=(24, 32), weight0=(64, 32), group_list=(64,))[0]
+    assert "less than 65536" in found("GroupedMatmul", x0=(24, 65536), weight0=(8, 64, 65536), group_list=(8,))[0]
+    assert "at most 1024" in found("GroupedMatmul", x0=(24, 32), weight0=(2000, 64, 32), group_list=(2000,))[0]
+    assert "expected int64[8]" in found("GroupedMatmul", x0=(24, 32), weight0=(8, 64, 32), group_list=(7,))[0]
+    assert found("MoeGatingTopKSoftmax", attributes={"k": 8}, x=(3, 128)) == []
+    assert "k is 9 of 8 experts" in found("MoeGatingTopKSoftmax", attributes={"k": 9}, x=(3, 8))[0]
+    assert found("MoeFinalizeRoutingV2", expanded_x=(24, 32), scales=(3, 8)) == []
+
+
+def test_shares_have_the_type_of_the_rows() -> None:
+    given = {"expanded_x": (HALF, (24, 32)), "scales": (torch.float32, (3, 8))}
+    one = node("MoeFinalizeRoutingV2", *given)
+    (message,) = (text for _, text, _ in broken(Use(Graph("g", {"n": one}), one, given, ())))
+    assert message == "scales are torch.float32; expected the type of the rows"
 
 
 def test_element_types_are_checked() -> None:

@@ -149,6 +149,16 @@ PLACE_CASES: Cases = {
     "write": lambda x, i, j: torch.ops.npu.npu_scatter_nd_update(x, j[:2, None], x[:2] + 1),
     "write per batch row": lambda x, i, j: torch.ops.npu.scatter_update(x[None].clone(), j[:1], x[None, :2] * 2, -2),
 }
+# Which experts each of three rows goes to.
+EXPERTS = torch.tensor([[2, 0], [1, 2], [0, 1]], dtype=torch.int32)
+GROUPS = {"split_item": 3, "dtype": -1, "transpose_weight": True, "group_list_type": 1}
+
+
+def mixture(x: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    shares, ids, _ = torch.ops.npu.npu_moe_gating_top_k_softmax(scores, None, 2)
+    return torch.ops.draftwood.experts(x, ids, shares, gate_up, down)
+
+
 # Functions of rows x [4, 3, 8], a matrix w [5, 8], a vector z [5], q [1, 4, 5, 8], k and v [1, 2, 12, 8], a mask.
 LAYER_CASES: Cases = {
     "linear": lambda x, w, z, q, k, v, masked, y: F.linear(x, w),
@@ -162,6 +172,8 @@ LAYER_CASES: Cases = {
     "attention, mode 0": lambda x, w, z, q, k, v, masked, y: fused(0)(q, k, v, masked),
     "attention, mode 1": lambda x, w, z, q, k, v, masked, y: fused(1)(q, k, v, masked),
     "attention, no mask": lambda x, w, z, q, k, v, masked, y: fused(0)(q, k, v, None),
+    "gating": lambda x, w, z, q, k, v, masked, y: torch.ops.npu.npu_moe_gating_top_k_softmax(w, None, 3),
+    "experts": lambda x, w, z, q, k, v, masked, y: mixture(x[0], w[:3, :4], q[0, :, :4], q[0, :, :2].mT),
     "log of a sum": lambda x, w, z, q, k, v, masked, y: (k.logsumexp(2, keepdim=True), w.logsumexp(0)),
     "log of no sum": lambda x, w, z, q, k, v, masked, y: x[0].masked_fill(x[0] > -9, -INF).logsumexp(1),
 }
@@ -517,10 +529,30 @@ def test_other_attributes_out_of_range() -> None:
         ("ScatterNdUpdate", {"use_locking": True}, {"var": x, "indices": [[0]], "updates": x[:1]}),
         ("RotaryMul", {"rotary_mode": "interleave"}, {"x": x, "r1": x, "r2": x}),
         ("Exp", {"base": -2.0}, {"x": x}),
+        ("GroupedMatmul", {"group_type": 2, **GROUPS}, {"x": (x,), "weight": (x,), "group_list": [2]}),
+        ("MoeInitRoutingV3", {"active_num": 3, "active_expert_range": [0, 2]}, {"x": x, "expert_idx": EXPERTS}),
+        ("MoeFinalizeRoutingV2", {"drop_pad_mode": 0}, {"expanded_x": x, "expanded_row_idx": x, "scales": x}),
     ):
         name, value = next(iter(attributes.items()))
         with pytest.raises(LoweringError, match=rf"\({type_}\): attribute {name} = {value!r}"):
             call(type_, attributes, **operands)
+
+
+@pytest.mark.parametrize(
+    ("type_", "attributes", "operands", "match"),
+    [
+        ("MoeGatingTopKSoftmax", {"k": 1}, {"finished": torch.ones(2).bool()}, "finished is not covered"),
+        ("MoeInitRoutingV3", {"active_expert_range": [0, 2]}, {"expert_idx": EXPERTS, "scale": EXPERTS}, "scale and"),
+        ("GroupedMatmul", {}, {"weight": (EXPERTS,)}, "one weight and a group_list"),
+        ("GroupedMatmul", {}, {"weight": (EXPERTS,), "bias": (torch.ones(2),)}, "operand bias has values"),
+        ("MoeFinalizeRoutingV2", {"drop_pad_mode": 2}, {"expanded_row_idx": EXPERTS}, "covers scales alone"),
+    ],
+)
+def test_experts_refuse_what_they_do_not_cover(type_: str, attributes: dict, operands: dict, match: str) -> None:
+    x = torch.ones(2, 2)
+    first = {"GroupedMatmul": {"x": (x,)}, "MoeFinalizeRoutingV2": {"expanded_x": x}}.get(type_, {"x": x})
+    with pytest.raises(LoweringError, match=match):
+        call(type_, attributes, **first, **operands)
 
 
 def test_unknown_names() -> None:

@@ -1,0 +1,106 @@
+"""Blocks whose MLP is a mixture of experts: a router sends every row to a few of many (1701.06538)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.teachers.block import Layer
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.errors import CheckpointError
+
+# T rows, H hidden, E experts, K of them chosen by a row, I width of an expert
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureConfig(TeacherConfig):
+    """With the experts; ``intermediate`` is the width of the layers that have none."""
+
+    # E: experts of a layer, at most 1024, as the NPU's grouped product takes them,
+    experts: int
+    # and how many of them a row goes to.
+    experts_per_token: int
+    # Width of an expert's SwiGLU product.
+    expert_intermediate: int
+    # Whether the shares of the chosen experts are divided by their sum.
+    shares_normalised: bool
+    # Layers that have a plain MLP.
+    dense_layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        # slots=True makes a new class, of which super() without arguments knows nothing.
+        super(MixtureConfig, self).__post_init__()
+        ranges = {
+            "experts": 1024,
+            "experts_per_token": self.experts,
+            "expert_intermediate": 2**31 - 1,
+        }
+        for name, most in ranges.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise CheckpointError(f"{name} is {getattr(self, name)}; expected 1 to {most}")
+        if any(not 0 <= layer < self.layers for layer in self.dense_layers):
+            raise CheckpointError(f"dense_layers is {self.dense_layers}; expected layers below {self.layers}")
+
+
+class Experts(nn.Module):
+    """The matrices of all experts of a layer, one behind another."""
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__()
+        E, I, H = config.experts, config.expert_intermediate, config.hidden  # noqa: E741
+        self.gate_up = nn.Parameter(torch.empty(E, 2 * I, H))
+        self.down = nn.Parameter(torch.empty(E, H, I))
+
+
+class MixtureLayer(Layer):
+    """Every row's MLP is the weighed sum of the experts that its router scores highest."""
+
+    config: MixtureConfig
+
+    def make_mlp(self) -> None:
+        self.router = nn.Linear(self.config.hidden, self.config.experts, bias=False)
+        self.experts = Experts(self.config)
+
+    def mlp(self, normed_TH: Tensor) -> Tensor:
+        shares_TK, ids_TK = self.route(normed_TH)
+        mixed_TH: Tensor = torch.ops.draftwood.experts(
+            normed_TH, ids_TK, shares_TK, self.experts.gate_up, self.experts.down
+        )
+        return mixed_TH
+
+    def route(self, normed_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares [T, K] and int32 ids [T, K] of the experts that rows go to."""
+        scores_TE = self.router(normed_TH)
+        shares_TK, ids_TK, _ = torch.ops.npu.npu_moe_gating_top_k_softmax(
+            scores_TE, None, self.config.experts_per_token
+        )
+        if self.config.shares_normalised:
+            shares_TK = shares_TK / shares_TK.sum(-1, keepdim=True)
+        return shares_TK, ids_TK
+
+
+class MixtureDecoder(Decoder):
+    """Of such layers, and of plain ones where the configuration says so."""
+
+    config: MixtureConfig
+
+    def make_layer(self, index: int) -> Layer:
+        return (Layer if index in self.config.dense_layers else MixtureLayer)(self.config)
+
+
+def mixture_parts(config: MixtureConfig, ours: str, theirs: str, names: tuple[str, str, str]) -> dict[str, Parts]:
+    """The weights of a mixture; ``names`` are what the files call an expert's gate, up and down."""
+    E, I, H = config.experts, config.expert_intermediate, config.hidden  # noqa: E741
+    gate, up, down = names
+    experts = [f"{theirs}.experts.{i}" for i in range(E)]
+    halves = tuple((f"{expert}.{name}.weight", (I, H)) for expert in experts for name in (gate, up))
+    downs = tuple((f"{expert}.{down}.weight", (H, I)) for expert in experts)
+    return {
+        f"{ours}.router.weight": Parts(((f"{theirs}.gate.weight", (E, H)),)),
+        f"{ours}.experts.gate_up": Parts(halves, shape=(E, 2 * I, H)),
+        f"{ours}.experts.down": Parts(downs, shape=(E, H, I)),
+    }
