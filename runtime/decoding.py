@@ -78,13 +78,13 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A finished text. ``token_ids`` are the new tokens, the end token counted; times are in seconds."""
+    """A finished text. ``token_ids`` are the new tokens, the end token counted; ``decode_seconds`` those behind the first."""
 
     token_ids: tuple[int, ...]
     text: str | None
     steps: int
     accept_length_mean: float
-    prefill_seconds: float
+    first_token_seconds: float
     decode_seconds: float
     # Share of decode_seconds spent outside graph execution.
     host_share: float
@@ -269,7 +269,7 @@ class Decoding:
             text="".join(self._pieces) if self._stream else None,
             steps=self._steps,
             accept_length_mean=(len(self.tokens) - 1) / self._steps if self._steps else 0.0,
-            prefill_seconds=self._prefill_us / 1e6,
+            first_token_seconds=self._prefill_us / 1e6,
             decode_seconds=decode_us / 1e6,
             host_share=1 - self._graph_us / decode_us if self._steps else 0.0,
             finish_reason=self._finish,

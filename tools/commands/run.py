@@ -71,7 +71,8 @@ def _ending(result: Result) -> str:
     rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
     print(
         f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"
-        f" {rate:.0f} tokens/s, ended by {result.finish_reason}",
+        f" the first after {result.first_token_seconds * 1e3:.0f} ms, then {rate:.0f} tokens/s,"
+        f" ended by {result.finish_reason}",
         file=sys.stderr,
     )
     return ",".join(map(str, result.token_ids)) if result.text is None else ""
