@@ -33,6 +33,7 @@ COMMANDS = {
     "tune": "measure every gear of a bundle on this machine, for the policy to choose by",
     "plan": "choose draft trees and gears from statistics and a latency table",
     "train": "train a drafter for a frozen teacher on the teacher's own texts",
+    "export": "write a drafter in the layout that another engine serves",
     "inspect": "show a draft tree or a bundle",
     "doctor": "say what this machine can do and what is missing",
 }

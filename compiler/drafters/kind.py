@@ -105,6 +105,14 @@ class Kind(ABC):
         """
         raise RequestError(f"{self.name}: {self.title} cannot be read back for counting")
 
+    def exported(self, opened: OpenedDrafter, layout: str, tokens: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """config.json and tensors of a drafter in another engine's ``layout``, to draft so many ``tokens`` a step.
+
+        Raises:
+            RequestError: nobody serves such drafters, or the layout has no form of what this one has.
+        """
+        raise RequestError(f"{layout}: no engine serves {self.title} in this layout; expected an EAGLE-3 drafter")
+
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
         """The cost of a drafter of such sizes, which ``cost_sizes`` describes; None where they make no sense."""
         return None

@@ -27,7 +27,7 @@ from draftwood.tools.script import refusing
 from draftwood.trees import Topology
 from draftwood.trees.prior import hazards_at, odds_of
 
-# Log-odds: eases that are tried for a text, and spreads and centres for all of them. The least spread is the grid's step.
+# Log-odds: eases that are tried for a text, and spreads and centres for all. The least spread is the grid's step.
 GRID_E = np.linspace(-4.0, 4.0, 81)
 SPREADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.3, 1.6)
 CENTRES = np.linspace(-1.5, 1.5, 31)

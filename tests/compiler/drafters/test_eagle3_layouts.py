@@ -155,6 +155,9 @@ SCALED = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0},
+    # Within the declared context; beyond it frequencies change with a text's length, which no table can say.
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
 }
 
 

@@ -1,0 +1,75 @@
+"""``draftwood export``: a drafter in the layout that another engine serves."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import RequestError
+
+# Each a module with ``add_arguments`` and ``main``, and what it writes.
+FORMATS = {
+    "speculators": ("draftwood.tools.commands.export", "a drafter for vLLM, as speculators writes it"),
+    "specforge": ("draftwood.tools.commands.export", "a drafter for SGLang, as SpecForge writes it"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    formats = parser.add_subparsers(dest="format", metavar="FORMAT", required=True)
+    for name, (module, line) in FORMATS.items():
+        one = formats.add_parser(name, help=line, description=f"{line[0].upper()}{line[1:]}.", allow_abbrev=False)
+        add = add_drafter_arguments if module == __name__ else importlib.import_module(module).add_arguments
+        add(one)
+
+
+def main(args: argparse.Namespace) -> int:
+    module = FORMATS[args.format][0]
+    code: int = export_drafter(args) if module == __name__ else importlib.import_module(module).main(args)
+    return code
+
+
+def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the formats that hold a drafter."""
+    parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder, or a shipped one's name")
+    parser.add_argument("--model", required=True, metavar="DIR", help="its teacher's folder, or demo")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write, not there yet")
+    parser.add_argument("--tokens", type=int, default=5, metavar="N", help="tokens to draft a step (5)")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def export_drafter(args: argparse.Namespace) -> int:
+    """Writes config.json and model.safetensors, whole or not at all, and opens them again."""
+    from draftwood.compiler.drafters.registry import kind_of, open_drafter
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.demo import resolve
+
+    if args.out.exists():
+        raise RequestError(f"--out {args.out}: exists already; name a folder that is not there")
+    if args.tokens < 1:
+        raise RequestError(f"--tokens {args.tokens}: expected 1 or more")
+    teacher, source = Checkpoint.open(resolve(args.model)), resolve(args.drafter)
+    fields, tensors = kind_of(source).exported(open_drafter(source, teacher), args.format, args.tokens)
+    _write(args.out, fields, tensors)
+    open_drafter(args.out, teacher)
+    found = {"folder": str(args.out), "format": args.format, "architectures": fields["architectures"]}
+    found |= {"tensors": len(tensors), "bytes": sum(tensor.nbytes for tensor in tensors.values())}
+    text = f"{args.out}: {found['architectures'][0]}, {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB"
+    print(json.dumps(found) if args.json else text)
+    return 0
+
+
+def _write(out: Path, fields: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """The folder is made beside its name and renamed."""
+    from safetensors.torch import save_file
+
+    part = out.with_name(f".{out.name}.part")
+    try:
+        part.mkdir()
+        (part / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        part.rename(out)
+    except OSError as error:
+        raise RequestError(f"--out {out}: cannot be written: {error.strerror}") from error
