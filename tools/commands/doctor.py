@@ -11,10 +11,14 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+from pathlib import Path
 from typing import Any
 
 from draftwood import environment
+from draftwood.errors import RequestError
+from draftwood.files import write_whole
 from draftwood.tools.measure import machine
+from draftwood.tools.measure.npu_report import describe, npu_report
 from draftwood.version import __version__
 from draftwood.versions import LEAST
 
@@ -39,13 +43,31 @@ CPU_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--npu", action="store_true", help="try what an NPU can do, and write a report to send")
+    parser.add_argument(
+        "--out", type=Path, default=Path("npu-report.json"), metavar="FILE", help="of --npu (default npu-report.json)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     found = report()
+    if args.npu:
+        return _npu(found, args)
     print(json.dumps(found, indent=2) if args.json else render(found))
     return 0
+
+
+def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
+    """Tries the device and writes the file; 0 if all that was tried works."""
+    tried = npu_report(found)
+    text = json.dumps(tried, indent=2)
+    try:
+        write_whole(args.out, text.encode() + b"\n")
+    except OSError as error:
+        raise RequestError(f"--out {args.out}: cannot be written ({error.strerror}); name another file") from None
+    print(text if args.json else f"{describe(tried)}\n\nwritten to {args.out}; it holds no names and no folders")
+    return 0 if all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts) else 1
 
 
 def report() -> dict[str, Any]:
@@ -90,14 +112,19 @@ def install(name: str) -> str:
 
 
 def with_an_npu() -> list[str]:
-    """The first five commands for someone with an NPU, after CANN's ``set_env.sh``."""
+    """What someone with an NPU runs, in order, after CANN's ``set_env.sh``; docs/npu.md says what each proves."""
     build = "--model demo --drafter demo-medusa --tree full:3x2x1 --kv 1024 --target onnx,ge"
     return [
         "npu-smi info",
-        "draftwood doctor",
+        "draftwood doctor --npu",
         f"draftwood build {build} --out demo-bundle",
         "draftwood check demo-bundle",
-        "draftwood bench demo-bundle",
+        'draftwood run demo-bundle --engine npu --prompt "The cat sat"',
+        "sh demo-bundle/npu/atc.sh",
+        'draftwood run demo-bundle --engine acl --prompt "The cat sat"',
+        "draftwood check demo-bundle",
+        "draftwood bench demo-bundle --engine npu",
+        "draftwood bench demo-bundle --engine acl",
     ]
 
 

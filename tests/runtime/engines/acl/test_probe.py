@@ -1,0 +1,32 @@
+"""The probe of AscendCL believes what it reads back, and leaves nothing."""
+
+from draftwood.errors import RequestError
+from draftwood.runtime.engines.acl.library import Library
+from draftwood.tools.measure.acl_probe import probe
+
+from .ascendcl import AscendCL
+
+
+def test_a_device_that_does_all() -> None:
+    acl = AscendCL()
+    library = Library(acl.handle)
+    found = probe(lambda: library)
+    assert [verdict.works for verdict in found] == [True] * 4 and found[1].seen == "Ascend910B3"
+    library.finish()
+    assert acl.done() == []
+
+
+def test_one_that_does_not_clear_or_copy() -> None:
+    library = Library(AscendCL().handle)
+    for silent in ("aclrtMemset", "aclrtMemcpy"):
+        library._functions[silent] = lambda *arguments: 0
+    assert [verdict.works for verdict in probe(lambda: library)][2:] == [False, False]
+
+
+def test_one_that_is_not_there_or_full() -> None:
+    def missing() -> Library:
+        raise RequestError("no library")
+
+    assert [(verdict.works, verdict.seen) for verdict in probe(missing)] == [(False, "no library")]
+    library = Library(AscendCL(room=1 << 20).handle)
+    assert "the device's memory is full" in probe(lambda: library)[-1].seen

@@ -1,0 +1,50 @@
+"""The report for whoever has no device: written on any machine, with nothing private in it."""
+
+import getpass
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from draftwood.tools.cli import main
+from draftwood.tools.measure import npu_report
+from draftwood.tools.measure.npu_report import without_names
+
+
+def test_a_laptop_is_told_what_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    out = tmp_path / "report.json"
+    assert main(["doctor", "--npu", "--out", str(out)]) == 1
+    text = capsys.readouterr().out
+    assert "CANN          absent" in text and "atc           absent" in text
+    assert "no     AscendCL: --engine acl: libascendcl.so cannot be loaded" in text
+    assert "no     an NPU: torch_npu finds none" in text
+    found = json.loads(out.read_text())
+    assert found["probes"]["acl"][0]["works"] is False and found["doctor"]["can"]["run bundles"]["ok"]
+    private = [socket.gethostname(), str(Path.home()), str(tmp_path), str(Path.cwd())]
+    assert [name for name in private if name in out.read_text()] == []
+    assert main(["doctor", "--npu", "--out", str(tmp_path / "no" / "report.json")]) == 2
+
+
+def test_a_probe_that_takes_its_process_along_is_told() -> None:
+    (verdict,) = npu_report._verdicts("draftwood.no_such_module")
+    assert not verdict["works"] and "exit code 1: " in verdict["seen"] and "No module named" in verdict["seen"]
+
+
+def test_names_and_folders_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getpass, "getuser", lambda: "alice")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17")
+    said = "alice@node17: /home/alice/models/om/a.om: cannot be read (~/x/y.so, ../up/z); 3/4 of it, and https"
+    assert without_names({"a": [said, 3, None]}) == {
+        "a": ["USER@MACHINE: .../a.om: cannot be read (.../y.so, .../z); 3/4 of it, and https", 3, None]
+    }
+
+
+def test_the_version_is_that_of_the_first_file(tmp_path: Path) -> None:
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "version.info").write_text("Version=8.5.0.alpha002\nother=1.2\n")
+    assert npu_report._version(tmp_path, npu_report._VERSIONS) == "8.5.0.alpha002"
+    assert npu_report._version(tmp_path / "none", npu_report._VERSIONS) is None
