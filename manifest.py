@@ -35,7 +35,10 @@ BundlePath = Annotated[
     msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
 ]
 
-GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step"]
+GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step", "bitwise"]
+
+# Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
+BLOCK_SLOTS = 64
 
 
 # How a number is kept, as torch and numpy spell it.
@@ -236,6 +239,11 @@ class Manifest(_Struct, frozen=True):
 def cache_names(layers: int) -> list[str]:
     """Names of the cache inputs in call order, key then value of every layer; an output adds ``.out``."""
     return [f"{side}_cache.{i}" for i in range(layers) for side in ("key", "value")]
+
+
+def settled_names(layers: int) -> list[str]:
+    """Names of the settled blocks that a graph of kind ``bitwise`` reads beside its caches, in the same order."""
+    return [f"settled_{name}" for name in cache_names(layers)]
 
 
 def draft_cache_names(layers: int) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_SCORE, eager_attention
+from draftwood.kernels.block_attention import BLOCK_ATTENTION
 from draftwood.kernels.contract import Contract, register
 from draftwood.kernels.experts import EXPERTS, FINALIZE_ROUTING, GATING, GROUPED_LINEAR, INIT_ROUTING
 from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
@@ -33,7 +34,7 @@ NPU_CONTRACTS = (
     INIT_ROUTING,
     FINALIZE_ROUTING,
 )
-CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION)
+CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, BLOCK_ATTENTION)
 # Our own, put to the NPU by converters of ours.
 GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, GROUPED_LINEAR)
 # Our own, of standard operators in ONNX and of several operators of the NPU.

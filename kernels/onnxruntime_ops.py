@@ -74,6 +74,12 @@ _SCHEMAS = (
         _inputs("output:T", "present_key:T", "present_value:T"),
         {"num_heads": _Kind.INT, "kv_num_heads": _Kind.INT, "scale": _Kind.FLOAT, "do_rotary": _Kind.INT},
     ),
+    _schema(
+        "FusedMatMul",
+        _inputs("A:T", "B:T"),
+        _inputs("Y:T"),
+        {"transA": _Kind.INT, "transB": _Kind.INT, "alpha": _Kind.FLOAT},
+    ),
 )
 
 for _one in _SCHEMAS:

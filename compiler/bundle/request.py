@@ -38,6 +38,8 @@ class BuildRequest:
     soc: str = DEFAULT_SOC
     # What is built of the trees and KV lengths; every tree at every length where none are given.
     gears: tuple[GearSpec, ...] = ()
+    # Also the step with the same bits in every tree, for a CPU.
+    bitwise: bool = False
     # The plan they come from, whose figures go into the manifest.
     plan: ReadPlan | None = None
 
@@ -45,7 +47,7 @@ class BuildRequest:
     def shapes(self) -> Shapes:
         """What its steps are made for."""
         every = tuple(GearSpec((name,), slots) for name, _ in self.trees for slots in self.slots)
-        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every)
+        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every, self.bitwise)
 
 
 def check_request(request: BuildRequest, out: Path) -> None:

@@ -8,6 +8,7 @@ from draftwood import manifest as m
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.steps.any_size import cpu_step
+from draftwood.compiler.steps.bitwise import bitwise_step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.targets.precision import FP32, Precision, w8a8
@@ -45,6 +46,7 @@ class OnnxTarget(Target):
         types = lowering.precision.types
         shapes, sizes = lowering.shapes, lowering.shapes.sizes(types.activations)
         steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
+        steps += [bitwise_step(modules[0], types.activations)] * shapes.bitwise
         steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=False)
         for step in steps:
             lowering.progress(step.signature.name)

@@ -25,11 +25,15 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A module with its signature; ``dynamic`` maps every run-time size of the signature to an example."""
+    """A module with its signature; ``dynamic`` maps every run-time size of the signature to an example.
+
+    ``read`` are inputs before the caches that the module takes with them, as its variadic arguments.
+    """
 
     module: nn.Module
     signature: GraphSignature
     dynamic: dict[str, int] = field(default_factory=dict)
+    read: int = 0
 
     def examples(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Zero inputs of the declared shapes, run-time sizes at their example values."""

@@ -19,12 +19,16 @@ from draftwood.trees.spec import Budget, GearSpec
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the steps are made for: named trees, KV lengths ascending, prefill chunks, and gears."""
+    """What the steps are made for: named trees, KV lengths ascending, prefill chunks, and gears.
+
+    ``bitwise`` asks for the step whose rows have the same bits in every tree, where a target has it.
+    """
 
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
     prefill_rows: tuple[int, ...]
     gears: tuple[GearSpec, ...]
+    bitwise: bool = False
 
     def sizes(self, dtype: str = "float32", least_rows: int = 1) -> StepSizes:
         """What the largest tree asks of every static step, in an element type."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,18 @@ def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, move
     table_TX = torch.cat((text_T1, visible_TT, ~text_T1), 1)
     column_C = (order(1, slots + 1) - committed_1).clamp(0, rows + 1)
     return Placement(slot_W[:, None], (~table_TX.index_select(1, column_C))[None, None])
+
+
+class Blocks(NamedTuple):
+    """Where a step over blocks writes, index [W*K, 3] (block, head, slot), and in which order its rows sum; see
+    `draftwood.kernels.block_attention`."""
+
+    index: Tensor
+    bias: Tensor
+    home: Tensor
+    weight: Tensor
+    chain: Tensor
+    nothing: Tensor
 
 
 class Norm(nn.Module):
@@ -254,6 +266,34 @@ class Layer(nn.Module):
         out, key_cache, value_cache = self.append_rows(rows, (key_cache, value_cache), bias, last, total)
         new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
         return out[moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
+
+    def attend_blocks(
+        self,
+        x_TH: Tensor,
+        moved_2PKD: Tensor,
+        key: Sequence[Tensor],
+        value: Sequence[Tensor],
+        *,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        blocks: Blocks,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """CPU form over caches in blocks [., K, B, D], settled and open ones of ``key`` and ``value``.
+
+        Returns rows [T, N*D], new rows [2, T, K, D], and the open blocks of both caches.
+        """
+        config, index = self.config, blocks.index
+        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
+        new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
+        written_2ID = torch.cat((moved_2PKD, new_2TKD), 1).flatten(1, 2)
+        keys, values = (
+            torch.ops.npu.npu_scatter_nd_update(cache[1], index, rows_ID)
+            for cache, rows_ID in zip((key, value), written_2ID.unbind(), strict=True)
+        )
+        out = torch.ops.draftwood.block_attention(
+            q_1TE, key[0], value[0], keys, values, *blocks[1:], config.heads, config.head_dim**-0.5
+        )
+        return out[0], new_2TKD, keys, values
 
     def rotated_rows(self, x_TH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """CPU form: q [1, T, N*D] and k [1, T, K*D] turned by half tables [T, D/2], v [1, T, K*D]."""

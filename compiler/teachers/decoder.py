@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement, place, place_rows
+from draftwood.compiler.teachers.block import Blocks, Form, Layer, Norm, Placement, place, place_rows
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.linear import OutputMatrix, QuantisedLinear, logits_of
 
@@ -167,11 +167,32 @@ class Decoder(nn.Module):
 
         return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
 
+    def step_blocks(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        rows_R: Tensor,
+        path_P: Tensor,
+        branch_L2BKD: Tensor,
+        settled: Sequence[Tensor],
+        caches: Sequence[Tensor],
+        blocks: Blocks,
+    ) -> StepOutput:
+        """Symbolic step for onnxruntime whose rows have the same bits in every tree. settled and caches: [., K, B, D]."""
+        half = self.config.head_dim // 2
+        cos_TE, sin_TE = (t.index_select(0, positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
+
+        def attend(layer: Layer, x_TH: Tensor, moved_2PKD: Tensor, key: Any, value: Any) -> Attended:
+            return layer.attend_blocks(x_TH, moved_2PKD, key, value, cos_TE=cos_TE, sin_TE=sin_TE, blocks=blocks)
+
+        pairs = list(zip(settled, caches, strict=True))
+        return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), pairs, rows_R, attend)
+
     def _run(
         self,
         tokens_T: Tensor,
         moved_L: Sequence[Any] | Tensor,
-        caches: list[Tensor],
+        caches: Sequence[Any],
         rows_R: Tensor | None,
         attend: Callable[..., Attended],
         join: Callable[[list[Any]], Tensor] = torch.stack,

@@ -13,6 +13,7 @@ from math import prod
 
 from draftwood.errors import BundleError
 from draftwood.manifest import (
+    BLOCK_SLOTS,
     MANIFEST_FILE,
     Gear,
     GraphSignature,
@@ -21,6 +22,7 @@ from draftwood.manifest import (
     Tree,
     cache_names,
     draft_cache_names,
+    settled_names,
 )
 
 _COMMIT = {"committed", "accepted", "path", "branch"}
@@ -30,12 +32,13 @@ _WAITING = {"tokens", "features", "committed", "accepted"}
 # What a graph of each kind of the teacher takes and gives beside caches.
 INPUTS = {
     "step": {"tokens", "positions", "rows", "bias", "last", "total", "path", "branch"},
+    "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing", "path", "branch"},
     "prefill": {"tokens", "last", *_COMMIT},
     "decode": _ROWS,
     "verify": _ROWS,
 }
 _BRANCHING = {*_TEACHER, "branch.out"}
-OUTPUTS = {"step": _BRANCHING, "prefill": _TEACHER, "decode": _BRANCHING, "verify": _BRANCHING}
+OUTPUTS = dict.fromkeys(INPUTS, _BRANCHING) | {"prefill": _TEACHER}
 # What a draft graph gives: ranked candidates of every level, or the tokens of a tree, or those and the tree itself.
 RANKED, DRAFTED = {"candidates", "scores"}, {"drafted", "scores"}
 CHOSEN = {*DRAFTED, "parents", "depths", "mask", "paths"}
@@ -144,6 +147,8 @@ def _aliases(graph: GraphSignature) -> Iterator[str]:
 def _kind(graph: GraphSignature) -> Iterator[str]:
     """The inputs and outputs that the graph's kind is called with."""
     small = {spec.name for spec in graph.inputs} - set(graph.aliases.values())
+    if graph.kind == "bitwise":  # it reads a settled part of every cache that it writes
+        small -= set(settled_names(len(graph.aliases) // 2))
     results = set(graph.results)
     if graph.kind in INPUTS:
         expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
@@ -174,7 +179,9 @@ def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
         layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
     if graph.caches != (draft_cache_names(layers) if drafts else cache_names(layers)):
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
-    caches = dict.fromkeys(graph.caches, heads * width * (graph.slots or 1))
+    settled = settled_names(layers) if graph.kind == "bitwise" else []
+    slots = BLOCK_SLOTS if settled else graph.slots or 1
+    caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots)
     pairs = {"logits": dims.vocabulary, **({"features": drafter.features} if drafter else {})}
     expected = _sizes(graph, manifest) | caches
     for spec in (*graph.inputs, *graph.outputs):
@@ -189,6 +196,8 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
     dims, rows = manifest.dims, graph.rows or 1
     found = {"tokens": rows, "committed": 1, "accepted": 1}
     row = dims.layers * 2 * dims.kv_heads * dims.head_dim
+    if graph.kind == "bitwise":
+        return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3, "branch": row}
     if graph.kind == "step":
         return {"tokens": 1, "positions": 1, "rows": 1, "bias": 1, "last": 1, "total": 1, "path": 1, "branch": row}
     if graph.kind in ("prefill", "decode", "verify"):

@@ -18,14 +18,17 @@ from draftwood.runtime.speculation.step import Draft, TeacherOutput
 # T new rows, P moved rows, W = P + T, S = slots seen, R rows with logits, F features
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
-_MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
+MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
 
 
 class CpuEngine(StagedEngine):
     """One session, one copy of the weights, whatever the number of gears; one sequence a step."""
 
+    graph_name = "step"
+    prefill_rows = PREFILL_ROWS
+
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        dims, graph = bundle.manifest.dims, bundle.graph("step")
+        dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
         self._bindings = Bindings(session(bundle, graph, threads), graph)
         self._drafts = OnnxExecutor(bundle, threads)
         super().__init__(bundle, bundle.manifest.graphs_of("onnx"))
@@ -39,28 +42,28 @@ class CpuEngine(StagedEngine):
         # A drafter that reads states inside the teacher needs those of every row, also where logits of one will do.
         size, width = next(spec.shape for spec in graph.outputs if spec.name == "features")
         self._all_rows = size == "T"
-        self._features = np.zeros((max(rows, PREFILL_ROWS) if self._all_rows else rows, int(width)), np.float32)
+        most = max(rows, self.prefill_rows)
+        self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
         self._names = cache_names(dims.layers)
-        self._order = np.arange(max(rows, PREFILL_ROWS), dtype=np.int64)
+        self._order = np.arange(most, dtype=np.int64)
         self._last = np.zeros(1, np.int32)
         self._total = np.zeros((), np.int32)
         # onnxruntime's attention sums one row in another order than several. Where rows are rounded to int8 a last bit
         # can become a whole step, so that plain decoding runs a second row, which nobody reads.
-        self._paired, self._pair_mask = bundle.manifest.quantised, np.tri(2, dtype=np.bool_)
+        self._paired = bundle.manifest.quantised and not self.bitwise
         # The branch of a prefill or a pair is not used: its rows are contiguous. It still has to be written somewhere.
-        self._unused = np.zeros(dims.layers * 2 * PREFILL_ROWS * dims.kv_heads * dims.head_dim, np.float32)
+        self._unused = np.zeros(dims.layers * 2 * self.prefill_rows * dims.kv_heads * dims.head_dim, np.float32)
 
     def new_kv(self, slots: int) -> KvCache:
         return KvCache(self.bundle.manifest.dims, slots)
 
     def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
         kv = state.kv
-        for at in range(0, len(tokens_n), PREFILL_ROWS):
-            chunk = np.ascontiguousarray(tokens_n[at : at + PREFILL_ROWS], np.int64)
+        for at in range(0, len(tokens_n), self.prefill_rows):
+            chunk = np.ascontiguousarray(tokens_n[at : at + self.prefill_rows], np.int64)
             rows = len(chunk)
-            bias = np.zeros((1, 1, len(kv.moved) + rows, kv.length + rows), np.float32)
             branch = self._unused_branch(kv, rows)
-            output = self._run(kv, chunk, self._order[:rows], self._order[rows - 1 : rows], bias, branch)
+            output = self._run(kv, chunk, self._order[:rows], self._order[rows - 1 : rows], None, branch)
             state.extended(chunk, output.features_BRF[0])
             self.drafting.catch_up(state)
         return one_row(output)
@@ -69,21 +72,12 @@ class CpuEngine(StagedEngine):
         ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
         kv, rows = state.kv, tree.rows
         if rows == 1 and self._paired:
-            bias, branch = self._seen(kv, self._pair_mask), self._unused_branch(kv, 2)
-            output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], bias, branch)
+            branch = self._unused_branch(kv, 2)
+            output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, branch)
         else:
-            bias, branch = self._seen(kv, tree.mask), kv.next_branch(rows)
-            output = self._run(kv, tokens_T, tree.depths, self._order[:rows], bias, branch)
+            output = self._run(kv, tokens_T, tree.depths, self._order[:rows], tree.mask, kv.next_branch(rows))
         state.branched(tokens_T, output.features_BRF[0, :rows])
         return output
-
-    def _seen(self, kv: KvCache, mask_TT: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """The bias of a tree's rows, behind rows that are moved: 0 where a row sees."""
-        moved, rows, seen = len(kv.moved), len(mask_TT), kv.length
-        bias = np.zeros((1, 1, moved + rows, seen + rows), np.float32)
-        # Columns before the branch are text that every row sees; inside it a row sees its ancestors.
-        bias[0, 0, moved:, seen:][~mask_TT] = _MASKED
-        return bias
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
@@ -100,22 +94,17 @@ class CpuEngine(StagedEngine):
         tokens_T: NDArray[np.int64],
         depths_T: NDArray[np.int64],
         rows_R: NDArray[np.int64],
-        bias_11WS: NDArray[np.float32],
+        mask_TT: NDArray[np.bool_] | None,
         branch: NDArray[np.float32],
     ) -> TeacherOutput:
+        """One launch; ``mask_TT`` None is causal order."""
         bind, count = self._bindings, len(rows_R)
-        self._total[...] = bias_11WS.shape[-1]
-        self._last[0] = bias_11WS.shape[-1] - 1
         bind.input("tokens", tokens_T)
         bind.input("positions", kv.length + depths_T)
         bind.input("rows", rows_R)
-        bind.input("bias", bias_11WS)
-        bind.input("last", self._last)
-        bind.input("total", self._total)
         bind.input("path", np.array(kv.moved, np.int64))
         bind.input("branch", kv.branch)
-        for name, buffer in zip(self._names, kv.buffers, strict=True):
-            bind.cache(name, buffer)
+        self._bind_attention(kv, depths_T, mask_TT)
         features = self._features[: len(tokens_T) if self._all_rows else count]
         bind.output("logits", self._logits_RV[:count])
         bind.output("choice", self._choice_R[:count])
@@ -123,3 +112,17 @@ class CpuEngine(StagedEngine):
         bind.output("branch.out", branch)
         bind.run()
         return TeacherOutput(self._logits_RV[None, :count], self._choice_R[None, :count], features[None])
+
+    def _bind_attention(self, kv: KvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None) -> None:
+        """The caches, and what the new rows see of them."""
+        bind, moved, rows = self._bindings, len(kv.moved), len(depths_T)
+        seen = kv.length + rows
+        bias_11WS = np.zeros((1, 1, moved + rows, seen), np.float32)
+        if mask_TT is not None:  # columns before the branch are text that every row sees; inside it a row sees its path
+            bias_11WS[0, 0, moved:, kv.length :][~mask_TT] = MASKED
+        self._total[...], self._last[0] = seen, seen - 1
+        bind.input("bias", bias_11WS)
+        bind.input("last", self._last)
+        bind.input("total", self._total)
+        for name, buffer in zip(self._names, kv.buffers, strict=True):
+            bind.cache(name, buffer)

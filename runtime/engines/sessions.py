@@ -40,7 +40,7 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
     """A session of one graph, on the shared pool if there is one.
 
     Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
-    the pools of two sessions that take turns would rob each other, so only the ``step`` graph's spins.
+    the pools of two sessions that take turns would rob each other, so only that of a step of any size spins.
     What every step runs keeps a second, faster layout of its weights in memory; the sessions of all other graphs
     share one memory map.
     """
@@ -49,9 +49,9 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = threads or default_threads()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if graph.kind == "step" else "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if graph.kind in ("step", "bitwise") else "0")
     options.log_severity_level = 3
-    if graph.kind not in ("step", "draft"):
+    if graph.kind not in ("step", "bitwise", "draft"):
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:

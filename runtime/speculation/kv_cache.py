@@ -66,6 +66,10 @@ class KvCache:
         self.open_rows = 0
         self._branch_rows = self._buffer_rows(1)
 
+    def text(self, buffer: Buffer, length: int) -> Buffer:
+        """The first ``length`` slots [K, length, D] of one of the buffers."""
+        return buffer[:, :length]
+
     def _buffer_rows(self, rows: int) -> int:
         return self.padded or rows
 

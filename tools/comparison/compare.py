@@ -119,7 +119,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
     pair.reference.prefill(fresh, np.array(text[:length], np.int64))
     for i, (buffer, reference) in enumerate(zip(states[1].kv.buffers, fresh.kv.buffers, strict=True)):
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
-        mine, theirs = host(buffer[:, :length]), host(reference[:, :length])
+        mine, theirs = host(states[1].kv.text(buffer, length)), host(reference[:, :length])
         yield pair.compared(gear.name, gear.graph, "cache after commit", mine, theirs, name)
     if gear.draft and fresh.draft and fresh.draft.buffers:
         yield from _draft_caches(pair, gear, text[length], states[1], fresh)

@@ -1,0 +1,94 @@
+"""The CPU engine whose rows have the same bits in every tree, chain and plain step (``--bitwise``).
+
+Its graph sums by a token's place in the text (`draftwood.kernels.block_attention`, docs/bitwise.md); this is what the
+graph has to be told of that order. The quick proof of a first opening asks for equal bits here, on this machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import BundleError
+from draftwood.manifest import BLOCK_SLOTS, cache_names, settled_names
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.cpu import MASKED, CpuEngine
+from draftwood.runtime.speculation.block_cache import BlockKvCache
+from draftwood.runtime.speculation.kv_cache import KvCache
+
+# T new rows, O open slots, Z blocks that their tokens belong to
+
+# What a product of matrices sums in one go, by onnxruntime's kernels (MLAS): 256 open slots, beside 64 columns; 128
+# blocks of settled text; 128 dimensions of a head.
+MOST_OPEN, MOST_BLOCKS, MOST_DIM = 256, 128, 128
+
+
+class BitwiseEngine(CpuEngine):
+    """Every row of every tree has the bits of plain decoding.
+
+    Raises:
+        BundleError: the bundle was built without ``--bitwise``, or has sizes for which the sums would be cut elsewhere.
+    """
+
+    graph_name = "bitwise"
+    prefill_rows = BLOCK_SLOTS  # more would put a chunk's tokens into more blocks, each a sum of its own
+
+    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+        _refuse_large(bundle)
+        super().__init__(bundle, threads)
+        dims = bundle.manifest.dims
+        self._settled = settled_names(dims.layers)
+        self._empty = np.zeros((1, dims.kv_heads, BLOCK_SLOTS, dims.head_dim), np.float32)
+        # Of nothing that is settled, and of all else.
+        self._nothing = np.array([MASKED]), np.zeros(1, np.float32)
+
+    def new_kv(self, slots: int) -> KvCache:
+        return BlockKvCache(self.bundle.manifest.dims, slots)
+
+    def _bind_attention(self, kv: KvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None) -> None:
+        assert isinstance(kv, BlockKvCache)
+        bind, rows, settled = self._bindings, len(depths_T), kv.settled
+        seen_TO, home_ZO = self._order_of(kv, depths_T, mask_TT)
+        bias_TO = np.where(seen_TO, np.float32(0), MASKED)
+        bind.input("index", kv.index(rows))
+        bind.input("bias", bias_TO)
+        bind.input("home", np.multiply(home_ZO[:, None], seen_TO, dtype=np.float32)[:, None, None])
+        bind.input("weight", np.full((1, max(settled, 1)), 2 if settled else 0, np.float32))
+        bind.input("chain", np.full((1, 1 + len(home_ZO)), 2, np.float32))
+        bind.input("nothing", self._nothing[settled > 0])
+        opened = slice(settled, settled + seen_TO.shape[1] // BLOCK_SLOTS)
+        for cache, read, blocks in zip(self._names, self._settled, kv.buffers, strict=True):
+            bind.input(read, blocks[:settled] if settled else self._empty)
+            bind.input(cache, blocks[opened])
+            bind.output(f"{cache}.out", blocks[opened])
+
+    def _order_of(
+        self, kv: BlockKvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which open slots each row sees [T, O], and which of the blocks each slot's token belongs to [Z, O]."""
+        rows, first = len(depths_T), kv.settled * BLOCK_SLOTS
+        own = kv.length - first
+        open_slots = -(-(own + rows) // BLOCK_SLOTS) * BLOCK_SLOTS
+        seen_TO = np.zeros((rows, open_slots), np.bool_)
+        seen_TO[:, :own] = True
+        seen_TO[:, own : own + rows] = np.tri(rows, dtype=np.bool_) if mask_TT is None else mask_TT
+        block_O = np.arange(open_slots)
+        block_O[own : own + rows] = own + depths_T
+        block_O //= BLOCK_SLOTS
+        blocks = int(block_O[: own + rows].max()) + 1
+        return seen_TO, block_O == np.arange(blocks)[:, None]
+
+
+def _refuse_large(bundle: Bundle) -> None:
+    dims = bundle.manifest.dims
+    blocks = max(gear.slots for gear in bundle.manifest.gears) // BLOCK_SLOTS
+    for what, got, most in (
+        ("KV length", blocks * BLOCK_SLOTS, MOST_BLOCKS * BLOCK_SLOTS),
+        ("rows and depth of the largest trees", dims.branch_rows + dims.path_rows, MOST_OPEN - BLOCK_SLOTS),
+        ("head dimension", dims.head_dim, MOST_DIM),
+    ):
+        if got > most:
+            raise BundleError(
+                f"{bundle.folder}: bitwise: {what} {got}; expected at most {most}, or sums are cut elsewhere in a tree;"
+                " build it with less, or decode without --bitwise"
+            )
