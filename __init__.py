@@ -80,7 +80,12 @@ def plan(
 
 
 def open(
-    folder: str | Path, *, engine: str | None = None, verify: Verify | None = None, threads: int | None = None
+    folder: str | Path,
+    *,
+    engine: str | None = None,
+    verify: Verify | None = None,
+    threads: int | None = None,
+    bitwise: bool = False,
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together.
 
@@ -90,6 +95,7 @@ def open(
         verify: ``full`` hashes every file, ``fast`` only what has changed since the last full verification on this
             machine; None is full once and fast after that.
         threads: processors to use; all where None.
+        bitwise: decode on a CPU with rows that have the same bits in every tree; the bundle must be built for it.
 
     Returns:
         An opened bundle with ``generate`` and ``stream``, a context manager, safe to use from several threads.
@@ -100,7 +106,7 @@ def open(
     """
     from draftwood.runtime.opened import open_bundle
 
-    return open_bundle(folder, engine=engine, verify=verify, threads=threads)
+    return open_bundle(folder, engine=engine, verify=verify, threads=threads, bitwise=bitwise)
 
 
 def __getattr__(name: str) -> Any:

@@ -146,7 +146,8 @@ BLOCK_ATTENTION = Contract(
 )
 """query [1, T, N*D]; settled key and value [F, K, B, D], open ones [A, K, B, D]: the rows [1, T, N*D].
 
-bias [T, O] is 0 where a row sees an open slot, below -1e30 where not. home [Z, 1, 1, T, O] is 1 where it sees the slot and
-the slot's token belongs to block z of the open text, else 0. weight [1, F] and chain [1, 1 + Z] are 2. Where nothing is
-settled F is 1, weight is 0, nothing [1] is -1e38 (else 0), and the block may hold any finite numbers. D is at most 128.
+bias [T, O] is 0 where a row sees an open slot, below -1e30 where not. home [Z, 1, 1, T, O] is 1 where it sees the slot
+and the slot's token belongs to block z of the open text, else 0. weight [1, F] and chain [1, 1 + Z] are 2. Where
+nothing is settled F is 1, weight is 0, nothing [1] is -1e38 (else 0), and the block may hold any finite numbers. D is
+at most 128.
 """

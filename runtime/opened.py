@@ -112,9 +112,18 @@ class OpenedBundle:
 
 
 def open_bundle(
-    folder: str | Path, *, engine: str | None = None, verify: Verify | None = None, threads: int | None = None
+    folder: str | Path,
+    *,
+    engine: str | None = None,
+    verify: Verify | None = None,
+    threads: int | None = None,
+    bitwise: bool = False,
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
+    if bitwise:
+        if engine not in (None, "cpu", "bitwise"):
+            raise RequestError(f"bitwise with engine {engine}: only a CPU's engine decodes so; leave the engine out")
+        engine = "bitwise"
     bundle = Bundle.open(Path(folder), verify)
     name = engine or default_engine(bundle)
     return OpenedBundle(bundle, proved_engine(bundle, name, threads), tuned_times(bundle, name, threads))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear
+from draftwood.manifest import BLOCK_SLOTS, Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.policy import PLAIN
@@ -25,6 +25,8 @@ from draftwood.trees import TreeBuffers
 # T tree rows, n tokens of a text, V vocabulary
 
 PROMPT_TOKENS = 12
+# Behind it trees reach over the border of a block, where a bitwise engine's sums change their form.
+BORDER_TOKENS = BLOCK_SLOTS - 2
 # Share of the largest logit by which rows of one function may differ: rounding and the order of sums, some 1e-6 in
 # fp32 and 4e-3 in half precision; a wrong mask or position moves logits by 1e-1.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
@@ -47,13 +49,20 @@ def prove(engine: Engine) -> None:
     by_length: dict[int, list[Gear]] = {}
     for gear in engine.bundle.manifest.gears:
         by_length.setdefault(gear.slots, []).append(gear)
+    prompts = (PROMPT_TOKENS, BORDER_TOKENS) if _exact(engine) else (PROMPT_TOKENS,)
     for slots, gears in by_length.items():
-        _prove_length(engine, slots, gears)
+        for tokens in prompts:
+            _prove_length(engine, slots, gears, tokens)
 
 
-def _prove_length(engine: Engine, slots: int, gears: list[Gear]) -> None:
+def _exact(engine: Engine) -> bool:
+    """Whether logits must be equal to the bit."""
+    return isinstance(engine, StagedEngine) and engine.bitwise
+
+
+def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int) -> None:
     """The gears of one KV length, each behind the same prompt."""
-    state, prompt = engine.begin(slots), _prompt(engine.bundle)
+    state, prompt = engine.begin(slots), _prompt(engine.bundle, tokens)
     root = engine.start(state, prompt).tokens[0]
     plain = next(gear for gear in gears if gear.tree == PLAIN)
     deepest = max(tree.depth for tree in engine.bundle.manifest.trees)
@@ -120,6 +129,10 @@ def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText) -> None:
         return
     assert isinstance(engine, StagedEngine)
     theirs = want.logits_nV[: len(got.logits_nV)]
+    if _exact(engine):
+        if not np.array_equal(got.logits_nV.view(np.int32), theirs.view(np.int32)):
+            raise _differs(engine.bundle, gear, "gives logits with other bits than plain decoding's on this machine")
+        return
     apart = float(np.abs(got.logits_nV - theirs).max() / max(1.0, float(np.abs(theirs).max())))
     allowed = TOLERANCE if engine.zeros((1,)).itemsize == 4 else HALF_TOLERANCE
     if not apart <= allowed:
@@ -133,7 +146,7 @@ def _differs(bundle: Bundle, gear: Gear, what: str) -> BundleError:
     )
 
 
-def _prompt(bundle: Bundle) -> NDArray[np.int64]:
+def _prompt(bundle: Bundle, tokens: int) -> NDArray[np.int64]:
     """Ids spread over the vocabulary, the same every time."""
     vocabulary = bundle.manifest.dims.vocabulary
-    return (np.arange(1, PROMPT_TOKENS + 1, dtype=np.int64) * 7919) % vocabulary
+    return (np.arange(1, tokens + 1, dtype=np.int64) * 7919) % vocabulary

@@ -18,7 +18,7 @@ from draftwood.runtime.engines import Engine, open_engine
 from draftwood.runtime.proof import prove
 
 # The engines that open in less than a second; a device is not opened twice.
-_APART = ("cpu", "static")
+_APART = ("cpu", "static", "bitwise")
 _REFUSED = 3
 _CHILD = "import sys; from draftwood.runtime.proving import main; sys.exit(main(*sys.argv[1:]))"
 

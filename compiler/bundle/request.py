@@ -85,3 +85,5 @@ def _check_targets(request: BuildRequest) -> None:
             )
         if name in request.precisions:
             TARGETS[name].check(request.precisions[name])
+    if request.bitwise and "onnx" not in request.targets:
+        raise RequestError("--bitwise: is a step for CPUs; expected --target onnx or onnx,ge")

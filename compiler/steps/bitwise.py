@@ -8,8 +8,8 @@ from draftwood.compiler.teachers.block import Blocks
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import BLOCK_SLOTS, cache_names, settled_names
 
-# T rows, P path slots, W = P + T, I = W * K rows written, B branch rows, R rows with logits, F settled and A open blocks,
-# O open slots, Z blocks that open tokens belong to, Y = 1 + Z
+# T rows, P path slots, W = P + T, I = W * K rows written, B branch rows, R rows with logits, F settled and A open
+# blocks, O open slots, Z blocks that open tokens belong to, Y = 1 + Z
 
 
 class BitwiseStep(TeacherStep):

@@ -73,10 +73,10 @@ def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, move
 
 
 class Blocks(NamedTuple):
-    """Where a step over blocks writes, index [W*K, 3] (block, head, slot), and in which order its rows sum; see
+    """Where a step over blocks writes, [W*K, 3] (block, head, slot), and in which order its rows sum; see
     `draftwood.kernels.block_attention`."""
 
-    index: Tensor
+    written: Tensor
     bias: Tensor
     home: Tensor
     weight: Tensor
@@ -282,12 +282,12 @@ class Layer(nn.Module):
 
         Returns rows [T, N*D], new rows [2, T, K, D], and the open blocks of both caches.
         """
-        config, index = self.config, blocks.index
+        config = self.config
         q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
         new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
         written_2ID = torch.cat((moved_2PKD, new_2TKD), 1).flatten(1, 2)
         keys, values = (
-            torch.ops.npu.npu_scatter_nd_update(cache[1], index, rows_ID)
+            torch.ops.npu.npu_scatter_nd_update(cache[1], blocks.written, rows_ID)
             for cache, rows_ID in zip((key, value), written_2ID.unbind(), strict=True)
         )
         out = torch.ops.draftwood.block_attention(

@@ -178,7 +178,7 @@ class Decoder(nn.Module):
         caches: Sequence[Tensor],
         blocks: Blocks,
     ) -> StepOutput:
-        """Symbolic step for onnxruntime whose rows have the same bits in every tree. settled and caches: [., K, B, D]."""
+        """Symbolic step for onnxruntime with the same bits in every tree. settled and caches: [., K, B, D]."""
         half = self.config.head_dim // 2
         cos_TE, sin_TE = (t.index_select(0, positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
 

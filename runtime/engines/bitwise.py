@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import BLOCK_SLOTS, cache_names, settled_names
+from draftwood.manifest import BLOCK_SLOTS, settled_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import MASKED, CpuEngine
 from draftwood.runtime.speculation.block_cache import BlockKvCache
@@ -30,11 +30,12 @@ class BitwiseEngine(CpuEngine):
         BundleError: the bundle was built without ``--bitwise``, or has sizes for which the sums would be cut elsewhere.
     """
 
+    bitwise = True
     graph_name = "bitwise"
     prefill_rows = BLOCK_SLOTS  # more would put a chunk's tokens into more blocks, each a sum of its own
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        _refuse_large(bundle)
+        _refuse(bundle)
         super().__init__(bundle, threads)
         dims = bundle.manifest.dims
         self._settled = settled_names(dims.layers)
@@ -79,8 +80,11 @@ class BitwiseEngine(CpuEngine):
         return seen_TO, block_O == np.arange(blocks)[:, None]
 
 
-def _refuse_large(bundle: Bundle) -> None:
+def _refuse(bundle: Bundle) -> None:
+    """Raises BundleError where the graph is missing, or the bundle has sizes that it cannot serve."""
     dims = bundle.manifest.dims
+    if all(graph.name != "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
+        raise BundleError(f"{bundle.folder}: has no graph for --bitwise; build it with --bitwise, or decode without")
     blocks = max(gear.slots for gear in bundle.manifest.gears) // BLOCK_SLOTS
     for what, got, most in (
         ("KV length", blocks * BLOCK_SLOTS, MOST_BLOCKS * BLOCK_SLOTS),

@@ -60,6 +60,8 @@ class StagedEngine(ABC):
     """
 
     max_batch = 1
+    # Whether every row has the bits of plain decoding, and is held to them.
+    bitwise = False
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
         self.bundle = bundle

@@ -49,7 +49,9 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = threads or default_threads()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if graph.kind in ("step", "bitwise") else "0")
+        options.add_session_config_entry(
+            "session.intra_op.allow_spinning", "1" if graph.kind in ("step", "bitwise") else "0"
+        )
     options.log_severity_level = 3
     if graph.kind not in ("step", "bitwise", "draft"):
         options.add_session_config_entry("session.disable_prepacking", "1")

@@ -1,4 +1,4 @@
-"""The teacher's cache in blocks of slots, [blocks, K, B, D]: the settled ones are read by a step, the open ones written.
+"""The teacher's cache in blocks of slots, [blocks, K, B, D]: a step reads the settled ones and writes the open ones.
 
 A block is settled once all its slots hold text that lies in place: no later step writes there. So both parts are views
 that begin and end between two blocks, and a step is bound to them without a copy.

@@ -32,11 +32,19 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
     """Which engine decodes; any that is registered."""
     from draftwood.runtime.engines import engine_names
 
-    parser.add_argument(
+    engine = parser.add_mutually_exclusive_group()
+    engine.add_argument(
         "--engine",
         choices=engine_names(),
         help="cpu: onnxruntime; npu: an Ascend NPU; ge: the NPU's graphs, interpreted, slow; static and eager are there"
         " to compare with (default: npu where the machine and the bundle have one, else cpu)",
+    )
+    engine.add_argument(
+        "--bitwise",
+        dest="engine",
+        action="store_const",
+        const="bitwise",
+        help="on a CPU: every row of every tree has the bits of plain decoding; the bundle is built with --bitwise",
     )
 
 

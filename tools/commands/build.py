@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("copy", "link", "none"),
         help="of the NPU's graphs: copied; used in the checkpoint's files where they fit; or bound later",
     )
+    parser.add_argument(
+        "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
+    )
     parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -103,6 +106,7 @@ def main(args: argparse.Namespace) -> int:
         targets=parse_targets(args.target),
         weights=args.weights,
         soc=_soc(args.soc),
+        bitwise=args.bitwise,
     )
     watch = Stopwatch()
     manifest = draftwood.build(request, args.out, progress=watch.next)

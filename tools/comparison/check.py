@@ -21,6 +21,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
+from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.tools.comparison.compare import (
     HALF_TOLERANCE,
@@ -57,7 +58,7 @@ def check(
     pairs = _pairs(bundle)
     for pair in pairs.values():
         found += _compare(bundle, pair, prompts, progress)
-        if pair.name in ("cpu", "ge", "npu"):
+        if pair.name in ("cpu", "bitwise", "ge", "npu"):
             for gear in bundle.manifest.gears:
                 progress(f"{pair.name} faults, {gear.name}")
                 caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
@@ -100,6 +101,8 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
     if eager is not None:
         allowed = max(TOLERANCE, least)
         pairs += [Pair(name, eager, _opened(bundle, name), allowed) for name in ("cpu", "static")]
+        if any(graph.name == "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
+            pairs.append(Pair("bitwise", eager, BitwiseEngine(bundle), allowed))
     if bundle.manifest.graph_set("ge"):
         rounded = EagerEngine(bundle, npu=True)
         names = [

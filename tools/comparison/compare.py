@@ -41,8 +41,8 @@ STEPS = 6  # tree steps a prompt and gear: enough for commits in place, moved, a
 class Comparison:
     """One quantity of one graph; the difference is relative to the largest reference value.
 
-    ``graphs`` says whose were compared: "cpu" and "static" with eager fp32, "ge" with eager in the NPU's type,
-    "eager" the latter with fp32.
+    ``graphs`` says whose were compared: "cpu", "static" and "bitwise" with eager fp32, "ge" with eager in the NPU's
+    type, "eager" the latter with fp32.
     """
 
     gear: str
