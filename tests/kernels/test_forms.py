@@ -66,6 +66,17 @@ def append_arguments(rows: int = 3, seen: int = 7, slots: int = 16) -> tuple[tup
     return (*new, *caches, bias, last, total, 4, 2, 0.3), {}
 
 
+def block_arguments(rows: int = 3) -> tuple[tuple, dict]:
+    """Rows behind a settled block and ten tokens of an open one; test_block_attention.py has other cases."""
+    bias = torch.full((rows, 64), -1e38)
+    bias[:, :11] = 0
+    bias[torch.arange(rows), 10 + torch.arange(rows)] = 0
+    caches = [noise(1, 2, 64, 8, seed=seed) for seed in range(1, 5)]
+    home = (bias == 0).float().view(1, 1, 1, rows, 64)
+    doubled = torch.full((1, 1), 2.0), torch.full((1, 2), 2.0)
+    return (noise(1, rows, 32), *caches, bias, home, *doubled, torch.zeros(1), 4, 0.3), {}
+
+
 def rows_arguments(rows: int = 3) -> tuple[tuple, dict]:
     angles = noise(rows, 4, seed=1)
     return (noise(1, rows, 32), angles.cos(), angles.sin(), 4), {}
@@ -108,6 +119,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "scatter_update_": update_arguments,
     "rotary_rows": rows_arguments,
     "append_attention": append_arguments,
+    "block_attention": block_arguments,
     "npu_moe_gating_top_k_softmax": lambda: ((noise(3, 5), None, 2), {}),
     "npu_moe_init_routing_v2": routing_arguments,
     "npu_moe_finalize_routing": finalize_arguments,
