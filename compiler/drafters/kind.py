@@ -54,8 +54,8 @@ class Kind(ABC):
     weights_file: ClassVar[str] = "model.safetensors"
     # The field of config.json that describes the network without its tensors; None where they decide.
     described_by: ClassVar[str | None] = None
-    # Whether candidates depend on the node above them: then it can choose a tree's shape while growing it.
-    node_candidates: ClassVar[bool] = False
+    # Those of it whose candidates depend on the nodes above them, with their article; None where there are none.
+    follows_nodes: ClassVar[str | None] = None
     # What can be chosen in training, by name.
     options: ClassVar[Mapping[str, Option]] = {}
     # The sizes that follow the name where its cost on a device is modelled; None where no cost is known.

@@ -45,6 +45,8 @@ class DraftModel(ABC):
 
     # The name of its kind.
     kind: ClassVar[str]
+    # Whether candidates depend on the nodes above them: then it can choose a tree's shape while growing it.
+    follows_nodes: ClassVar[bool] = False
     # Its sizes, a dataclass that goes into the manifest.
     config: Any
 

@@ -111,8 +111,8 @@ def drafter_of(entry: m.Drafter) -> DraftModel:
 
 def check_tree(model: DraftModel, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
     """Raises TreeError where the drafter cannot draft this tree."""
-    if isinstance(tree, Budget) and not kind_named(model.kind).node_candidates:
-        able = " or ".join(kind.title for kind in _kinds.values() if kind.node_candidates)
+    if isinstance(tree, Budget) and not model.follows_nodes:
+        able = " or ".join(kind.follows_nodes for kind in _kinds.values() if kind.follows_nodes)
         raise TreeError(
             f"tree {name}: a budget tree follows candidates that depend on the node above them; it needs {able}"
         )

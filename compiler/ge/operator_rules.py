@@ -234,7 +234,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "ReduceSum"), Rule(NUMBERS)),
     "Sort": Rule(NUMBERS - {torch.bfloat16}),
     **dict.fromkeys(("Equal", "NotEqual"), Rule(ALL)),
-    **dict.fromkeys(("SoftmaxV2", "Swish", "Sigmoid", "Div", "RealDiv", "Exp", "Log"), Rule(FLOATS)),
+    **dict.fromkeys(("SoftmaxV2", "Swish", "Sigmoid", "Tanh", "Div", "RealDiv", "Exp", "Log"), Rule(FLOATS)),
     # By its definition it takes no bfloat16, but none is left where it would run.
     "Identity": Rule(ALL, "GE takes it out before it compiles"),
     "MaskedFill": Rule(NUMBERS - {torch.uint8}),

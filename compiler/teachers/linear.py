@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import draftwood.kernels  # noqa: F401 (registers the operator)
 
-# H inputs, O outputs, V vocabulary
+# H inputs, O outputs, V vocabulary, S of its ids
 
 
 class QuantisedLinear(nn.Module):
@@ -33,6 +33,14 @@ OutputMatrix = Tensor | QuantisedLinear
 def logits_of(hidden: Tensor, head: OutputMatrix) -> Tensor:
     """[..., V] of hidden states [..., H]."""
     return head(hidden) if isinstance(head, QuantisedLinear) else F.linear(hidden, head)
+
+
+def rows_of(head: OutputMatrix, ids_S: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of some ids, [S, H], as numbers of ``dtype``."""
+    if not isinstance(head, QuantisedLinear):
+        return head.index_select(0, ids_S)
+    columns_HS = head.weight.index_select(1, ids_S).to(torch.float32)
+    return (columns_HS * head.weight_scale.index_select(0, ids_S)).transpose(0, 1).to(dtype)
 
 
 def quantised(network: nn.Module, names: Iterable[str]) -> None:

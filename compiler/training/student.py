@@ -7,7 +7,7 @@ is computed along the teacher's own text, as draft trees that hold the true path
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ class Student(nn.Module):
     What it shares with the teacher is held in the type of matrix products, and frozen.
     """
 
+    # In a step the cross-entropy looks at the ids of its texts and so many others; None for the whole vocabulary.
+    negatives: int | None = None
     # Weight of level i's loss is this to the power i: the choice of both Medusa-1 and EAGLE-3.
     DECAY = 0.8
 
@@ -61,8 +63,14 @@ class Student(nn.Module):
         """Sets what is trained to where the training begins, from the teacher's own weights where they serve."""
         raise NotImplementedError
 
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from a trained drafter's values, as ``Kind.trained`` reads them; what it lacks stays as it began."""
+        for name, parameter in self.named_parameters():
+            if name in tensors and tensors[name].shape == parameter.shape:
+                parameter.data.copy_(tensors[name])
+
     def features(self, batch: Batch) -> Tensor:
-        """What the output matrix reads, [N, I, H]."""
+        """What ``logits`` reads of each context and level, [N, I, H]."""
         raise NotImplementedError
 
     def output(self, level: int) -> Tensor:
@@ -93,13 +101,23 @@ class Student(nn.Module):
         rows_R = weight_NI.flatten().nonzero()[:, 0]
         place_R = batch.places(self.levels).flatten()[rows_R]
         last_PH = batch.last_BSH.flatten(0, 1).to(self.teacher_output_TH.dtype)
-        target = Distribution(last_PH, self.teacher_output_TH, place_R, self.ids_V)
-        output_VH = self.output(0).to(self.output_VH.dtype)
+        teacher_TH, output_VH = self.teacher_output_TH, self.output(0).to(self.output_VH.dtype)
+        if self.negatives is not None:
+            ids = self._columns(batch)
+            teacher_TH, output_VH = teacher_TH[ids], output_VH[ids]
+        target = Distribution(last_PH, teacher_TH, place_R, self.ids_V)
         loss, loss_R = HeadLoss.apply(
             features_NIH.flatten(0, 1)[rows_R].to(output_VH.dtype), output_VH, weight_NI.flatten()[rows_R], target,
             place_R.argsort(stable=True),
         )  # fmt: skip
         return loss, _by_level(loss_R, rows_R, self.levels)
+
+    def _columns(self, batch: Batch) -> Tensor:
+        """The ids whose logits a step looks at, ascending: those of its texts, and ``negatives`` others at random."""
+        own = batch.ids_BS.unique()
+        random = torch.Generator().manual_seed(int(own.sum()))  # by the batch, so that a run that resumes is the same
+        others = torch.randint(len(self.output_VH), (self.negatives or 0,), generator=random)
+        return torch.cat((own, others.to(own.device))).unique()
 
     def token_loss(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the tokens that the teacher wrote, weighted; and summed by level, [I]."""
@@ -131,9 +149,8 @@ class Student(nn.Module):
         targets_NI = batch.targets(self.levels)
         found = []
         for level in range(self.levels):
-            output_VH = self.output(level).to(self.output_VH.dtype)
             hit_NK = torch.cat([
-                self.best(features_NIH[part, level], output_VH, candidates, noise and noise(level, part))
+                self.best(self.logits(features_NIH[part, level], level, noise and noise(level, part)), candidates)
                 for part in _parts(len(features_NIH))
             ]) == targets_NI[:, level, None]  # fmt: skip
             found.append(torch.where(hit_NK.any(-1), hit_NK.int().argmax(-1), candidates))
@@ -142,16 +159,20 @@ class Student(nn.Module):
     @torch.no_grad()
     def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
         """The probability that level 0 gives its best candidate, of ``frozen`` features, float32 [N]."""
-        output_VH, found = self.output(0).to(self.output_VH.dtype), []
+        found = []
         for part in _parts(len(features_NIH)):
-            logits_NV = _perturbed(features_NIH[part, 0], output_VH, noise and noise(0, part))
+            logits_NV = self.logits(features_NIH[part, 0], 0, noise and noise(0, part))
             found.append(logits_NV.amax(-1) - logits_NV.logsumexp(-1))
         return torch.cat(found).exp()
 
-    def best(self, features_NH: Tensor, output_VH: Tensor, candidates: int, noise_NV: Tensor | None = None) -> Tensor:
+    def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
+        """What a level ranks by, float32 [N, V], of ``frozen`` features; minus infinity where it proposes nothing."""
+        logits_NV = F.linear(features_NH, self.output(level).to(self.output_VH.dtype)).float()
+        return logits_NV if noise_NV is None else logits_NV + noise_NV
+
+    def best(self, logits_NV: Tensor, candidates: int) -> Tensor:
         """The teacher's ids of the best candidates, best first, int64 [N, K]."""
-        logits_NV = _perturbed(features_NH, output_VH, noise_NV)
-        top_NK = logits_NV.topk(min(candidates, len(output_VH))).indices
+        top_NK = logits_NV.topk(min(candidates, logits_NV.shape[-1])).indices
         return top_NK if self.ids_V is None else self.ids_V[top_NK]
 
     def maps(self) -> dict[str, Tensor]:
@@ -166,11 +187,6 @@ class Student(nn.Module):
 
 def _parts(contexts: int) -> Iterator[slice]:
     return (slice(at, min(at + _RANKED, contexts)) for at in range(0, contexts, _RANKED))
-
-
-def _perturbed(features_NH: Tensor, output_VH: Tensor, noise_NV: Tensor | None) -> Tensor:
-    logits_NV = F.linear(features_NH, output_VH).float()
-    return logits_NV if noise_NV is None else logits_NV + noise_NV
 
 
 def stored(tensors: dict[str, Any]) -> dict[str, Tensor]:

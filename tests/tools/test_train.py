@@ -28,6 +28,7 @@ from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training import student
 from draftwood.compiler.training.precision import autocast
+from draftwood.compiler.training.student import Student
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.tools.commands import train as command
 from draftwood.tools.training import rank_paths, states, vocabulary_sizes
@@ -35,7 +36,7 @@ from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.rank_paths import count_paths, counted_texts
 from draftwood.tools.training.states import States
-from draftwood.tools.training.students import begin, load
+from draftwood.tools.training.students import begin, go_on, load
 from draftwood.tools.training.texts import INDEX, Distilled
 from draftwood.tools.training.trainer import train
 
@@ -144,6 +145,84 @@ def test_fasteagle_layers_see_no_future(folder: Path, tmp_path: Path) -> None:
     count = (batch.targets(2) != -100).sum(0)
     nats = (loaded.loss(batch, count)[1]["nats"] / count).tolist()
     assert nats[0] < 0.1 and nats[1] > 0.95 * np.log(VOCABULARY)
+
+
+def test_a_cell_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: Path) -> None:
+    """On noise only the parent's token says what comes next; the levels by themselves still know nothing of it."""
+    own = {**AUX["fasteagle"], "cell": 16, "shortlist": 24, "negatives": 8}
+    train("fasteagle", folder / "counting", folder / "random", tmp_path, **LEARN | {"levels": 3, "steps": 120}, **own)
+    assert max(last_nats(tmp_path)) < 0.1
+    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
+    loaded = load(tmp_path, model)
+    batch = States(model, texts, loaded.aux).batch(texts.held_out().nonzero()[0])
+    count = (batch.targets(3) != -100).sum(0)
+    alone = loaded.loss(batch, count)[1]["alone"] / count
+    assert alone[0] == 0 and alone[1:].min() > 0.9 * np.log(VOCABULARY)
+
+
+def cell_student(folder: Path, **options: int) -> tuple[LlamaForCausalLM, Student]:
+    """A cell of three levels and the noisy teacher, moved from where it begins."""
+    model = load_teacher(folder / "noise")
+    torch.manual_seed(3)
+    own = {"levels": 3, "cell": 6, "shortlist": 5, **AUX["fasteagle"], **options}
+    drafter = begin("fasteagle", kind_named("fasteagle").complete(own), model, None)
+    for parameter in drafter.parameters():
+        parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
+    drafter.scale = 2.0  # exact in bfloat16
+    return model, drafter
+
+
+def test_the_compiler_runs_the_cell_that_was_trained(folder: Path, tmp_path: Path, exact: None) -> None:
+    """Along the true text, context by context: the hidden states, and the candidates of the shortlist."""
+    model, drafter = cell_student(folder)
+    drafter.save(tmp_path)
+    opened = open_fasteagle(tmp_path, Checkpoint.open(folder / "noise"))
+    module = compiled_fasteagle.CellCascade(opened.config, 64)
+    module.load_state_dict({**{name: opened.weight(name).float() for name in opened.names()}, **opened.buffers(64)})
+    shared = TeacherWeights(model.model.embed_tokens.weight, model.lm_head.weight)
+    batch = States(model, Distilled.open(folder / "unread"), drafter.aux).batch(np.array([5]))
+    ids, noise = batch.ids_BS[0], torch.randn(3, VOCABULARY)
+    with torch.no_grad():
+        features = drafter.features(batch)
+        for context in range(len(features) - 2):
+            t = PROMPT - 1 + context
+            place, source = torch.tensor([t + 1]), torch.zeros(1, dtype=torch.int64)
+            waiting = Waiting(ids[1 : t + 2], batch.aux_BSF[0, : t + 1].float(), place, place)
+            written = module.extend(waiting, [torch.zeros(128, 8) for _ in range(6)], shared, "eager")
+            nodes = module.root(written, shared, noise)
+            for level in range(3):
+                logits = drafter.logits(features[context, level][None], level, noise[level])
+                assert nodes.best(4)[0].tolist() == drafter.best(logits, 4).tolist()
+                torch.testing.assert_close(nodes.best(4)[1], logits.log_softmax(-1).topk(4).values, rtol=0, atol=1e-4)
+                nodes = nodes.below(ids[t + 2 + level][None], source, source) if level < 2 else nodes
+
+
+def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: None) -> None:
+    """A cascade that gets a cell and another level begins as it was; another kind's folder is refused."""
+    settings, folders = {"steps": 2, "batch": 16}, [folder / "counting", folder / "counted"]
+    train("fasteagle", *folders, tmp_path / "two", **settings, levels=2, **AUX["fasteagle"])
+    model = load_teacher(folders[0])
+    before = load(tmp_path / "two", model)
+    after = begin(
+        "fasteagle", kind_named("fasteagle").complete({"levels": 3, "cell": 6, **AUX["fasteagle"]}), model, None
+    )
+    go_on(after, "fasteagle", tmp_path / "two", model)
+    batch = States(model, Distilled.open(folders[1]), before.aux).batch(np.arange(4))
+    with torch.no_grad():
+        wanted, found = before.features(batch), after.features(batch)
+    torch.testing.assert_close(found[:, :2, :HIDDEN], wanted, rtol=0, atol=1e-5)  # the scale of proj goes in and out
+    train(
+        "fasteagle", *folders, tmp_path / "on", **settings, levels=3, cell=6, start=tmp_path / "two", **AUX["fasteagle"]
+    )
+    assert json.loads((tmp_path / "on" / "config.json").read_text())["cell_size"] == 6
+    with pytest.raises(RequestError, match="holds a FastEagle drafter; expected Medusa heads"):
+        train("medusa", *folders, tmp_path / "no", start=tmp_path / "two")
+    for options, message in (
+        ({"shortlist": 5}, "shortlist is of a cell"),
+        ({"negatives": 5, "draft_vocab": 9}, "negatives and draft_vocab both"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            kind_named("fasteagle").complete(options)
 
 
 def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: int, levels: int) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
     parser.add_argument(
         "--cache", type=Path, metavar="DIR", help="folder for the teacher's states (default DATA/states)"
     )
@@ -64,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         final = train(
             args.kind, args.teacher, args.data, args.out, steps=args.steps, batch=args.batch,
             learning_rate=args.learning_rate, seed=args.seed, save_every=args.save_every, cache=args.cache,
-            cache_gb=args.cache_gb, team=team, **options,
+            cache_gb=args.cache_gb, start=args.start, team=team, **options,
         )  # fmt: skip
         if team.rank == 0:
             print(json.dumps(final) if args.json else _text(args.out, final))

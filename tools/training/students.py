@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from draftwood.compiler.drafters.registry import kind_named, kind_of
 from draftwood.compiler.training.student import Student
-from draftwood.errors import CheckpointError
+from draftwood.errors import CheckpointError, RequestError
 
 # V draft vocabulary
 
@@ -20,6 +21,20 @@ def begin(kind: str, options: dict[str, Any], teacher: LlamaForCausalLM, ids_V: 
     student = kind_named(kind).student(teacher, options, ids_V)
     student.to(teacher.device).start_from(teacher)
     return student
+
+
+def go_on(student: Student, kind: str, folder: Path, teacher: LlamaForCausalLM) -> int:
+    """Lets a student begin where the drafter of a folder stands; a number of the folder's tensors.
+
+    Raises:
+        RequestError: the folder holds a drafter of another kind.
+    """
+    found = kind_of(folder)
+    if found.name != kind:
+        raise RequestError(f"--start {folder}: holds {found.title}; expected {kind_named(kind).title}")
+    tensors = found.trained(folder, teacher, student.levels)[1]
+    student.take(tensors)
+    return zlib.crc32(b"".join(tensors[name].float().numpy().tobytes() for name in sorted(tensors)))
 
 
 def load(folder: Path, teacher: LlamaForCausalLM, levels: int | None = None) -> Student:

@@ -27,7 +27,7 @@ from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import States
-from draftwood.tools.training.students import begin
+from draftwood.tools.training.students import begin, go_on
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, by_length, shuffled
 
@@ -74,13 +74,15 @@ class Run:
 def train(
     kind: str, teacher: Path, distilled: Path, out: Path, *, steps: int = 1500, batch: int = 16,
     learning_rate: float = 2e-3, seed: int = 0, log_every: int = 25, save_every: int = 250,
-    cache: Path | None = None, cache_gb: float = 8.0, team: Team | None = None, **options: Any,
+    cache: Path | None = None, cache_gb: float = 8.0, start: Path | None = None, team: Team | None = None,
+    **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs or resumes the training, writes checkpoints, a log, curves.png and the drafter; returns the accuracy.
 
     Args:
         batch: texts a step, over all processes.
         cache: folder for the teacher's states; by default beside the texts.
+        start: folder of a trained drafter to go on from; what it lacks begins as it does without.
         options: those of the kind.
 
     Raises:
@@ -98,6 +100,8 @@ def train(
         "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
+    if start is not None:
+        settings["start"] = go_on(drafter, kind, start, model)
     run = Run(out, drafter, learning_rate, settings)
     states = States(model, texts, drafter.aux, cache or distilled / "states", int(cache_gb * 1e9))
     _fill(run, states, train_W, valid_W, team)

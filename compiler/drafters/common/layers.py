@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.drafters.common.fixed_tree import Growth
 from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.linear import OutputMatrix, logits_of
@@ -213,6 +214,13 @@ class CachedNetwork(nn.Module):
         """
         raise NotImplementedError
 
+    def root(self, extended: Extended, teacher: TeacherWeights, noise_DU: Tensor) -> Growth:
+        """The root as a tree of D levels grows from it, where candidates depend on the nodes above them.
+
+        ``noise`` has a row for every level: nodes of one depth stand at one position.
+        """
+        raise NotImplementedError
+
     def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
         """The hidden states that rank the tokens behind the root [I, H], where one pass makes all levels."""
         return extended.normed
@@ -224,22 +232,34 @@ class CachedNetwork(nn.Module):
         assert teacher.embed_VH is not None, "this drafter reads the teacher's embedding"
         return F.embedding(tokens_R, teacher.embed_VH)
 
+    def head(self, teacher: TeacherWeights) -> OutputMatrix:
+        """The output matrix [U, H]."""
+        if self.config.has_head:
+            return self.draft_head.weight
+        assert teacher.head_VH is not None, "this drafter reads the teacher's output matrix"
+        return teacher.head_VH
+
     def logits(self, normed_RH: Tensor, teacher: TeacherWeights) -> Tensor:
         """[R, U] of hidden states behind the last norm."""
-        if self.config.has_head:
-            return self.draft_head(normed_RH)
-        assert teacher.head_VH is not None, "this drafter reads the teacher's output matrix"
-        return logits_of(normed_RH, teacher.head_VH)
+        return logits_of(normed_RH, self.head(teacher))
 
     def best(self, normed_RH: Tensor, teacher: TeacherWeights, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
         """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k].
 
         ``noise`` [R, U] or [1, U] is what drafter and teacher share, times the temperature: 0 for greedy text.
         """
-        logits_RU = cast_to(self.logits(normed_RH, teacher), torch.float32) + cast_to(noise_RU, torch.float32)
+        return self.chosen(self.perturbed(self.logits(normed_RH, teacher), noise_RU), k)
+
+    def perturbed(self, logits_RU: Tensor, noise_RU: Tensor) -> Tensor:
+        """Logits with their noise, fp32."""
+        return cast_to(logits_RU, torch.float32) + cast_to(noise_RU, torch.float32)
+
+    def chosen(self, logits_RU: Tensor, k: int, ids_U: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``best`` of logits; ``ids`` are the draft ids of their columns, where not all are looked at."""
         top_Rk, ids_Rk = logits_RU.topk(k, -1)
-        if self.config.mapped:
-            ids_Rk = self.teacher_ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)
+        for ids in (ids_U, self.teacher_ids if self.config.mapped else None):
+            if ids is not None:
+                ids_Rk = ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)
         return ids_Rk, top_Rk - logits_RU.logsumexp(-1, keepdim=True)
 
     def rotary(self, position_R: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from draftwood import manifest as m
 from draftwood.compiler.drafters.common.config import CachedConfig
@@ -13,6 +13,7 @@ from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.levels import level_step
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.common.steps import extend_step
+from draftwood.compiler.drafters.common.tree_step import grown, tree_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
 from draftwood.compiler.steps.step import Step, StepSizes
@@ -70,8 +71,8 @@ class CachedModel(DraftModel):
             config=asdict(config),
         )
 
-    def grown(self, own: Axes) -> Widening:
-        """The widening with the axes of a kind's own tensors.
+    def grown(self, own: Axes, kept: Mapping[str, int] | None = None) -> Widening:
+        """The widening with the axes of a kind's own tensors, and those of them that keep their length.
 
         Every hidden state that a matrix reads beside others is padded in its own place.
         """
@@ -80,7 +81,7 @@ class CachedModel(DraftModel):
             axes={**_AXES, **{f"fc_norm.{i}.weight": ("hidden",) for i in range(states)}, **own},
             fields=self.widened_fields,
             block=self.config.block,
-            kept={"draft vocabulary": self.config.draft_vocabulary},
+            kept={"draft vocabulary": self.config.draft_vocabulary, **(kept or {})},
             states={"pair": 2, "states": states},
         )
 
@@ -113,3 +114,23 @@ class LevelModel(CachedModel):
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         return self.entry(digest, self.levels, candidates(trees, self.config.draft_vocabulary))
+
+
+class TreeModel(CachedModel):
+    """A drafter whose candidates depend on the nodes above them: every tree has a draft step of its own."""
+
+    follows_nodes: ClassVar[bool] = True
+
+    def draft_name(self, tree: str) -> str:
+        return f"draft-{tree}"
+
+    def draft_steps(
+        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
+    ) -> Iterable[Step]:
+        for name, tree in trees:
+            if tree.nodes:
+                yield tree_step(drafter, decoder, self.draft_name(name), grown(tree), rows, slots, dtype)
+
+    def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
+        depths, widths = zip(*((tree.depth, tree.width) for _, tree in trees), strict=True)
+        return self.entry(digest, max(depths), max(widths))

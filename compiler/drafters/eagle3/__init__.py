@@ -29,7 +29,7 @@ class Eagle3Kind(Kind):
     name = "eagle3"
     title = "an EAGLE-3 drafter"
     layout = "one with the config.json and the tensors of an EAGLE-3 drafter"
-    node_candidates = True
+    follows_nodes = title
     options: ClassVar[Mapping[str, Option]] = {
         "levels": Option(help="steps of the training-time test (7)", default=7, least=1),
         "aux_layers": AUX_LAYERS,

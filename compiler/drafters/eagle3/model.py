@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from draftwood import manifest as m
-from draftwood.compiler.drafters.common.model import CachedModel
+from draftwood.compiler.drafters.common.model import TreeModel
 from draftwood.compiler.drafters.common.ranked import check_rank
-from draftwood.compiler.drafters.eagle3.budget_tree import BudgetTree
 from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
-from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
 from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS
 from draftwood.compiler.drafters.eagle3.network import Eagle3
-from draftwood.compiler.drafters.eagle3.steps import tree_step
-from draftwood.compiler.drafters.model import Trees
 from draftwood.compiler.drafters.widening import Axes, Widening, size_fields
-from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -30,7 +22,7 @@ _AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "q
 
 
 @dataclass(frozen=True)
-class Eagle3Model(CachedModel):
+class Eagle3Model(TreeModel):
     """One block or several, run once a level."""
 
     kind: ClassVar[str] = "eagle3"
@@ -46,20 +38,6 @@ class Eagle3Model(CachedModel):
                 f"tree {name}: {tree.depth} levels deep; expected less than the drafter's window of"
                 f" {self.config.window}; choose a shallower tree"
             )
-
-    def draft_name(self, tree: str) -> str:
-        return f"draft-{tree}"
-
-    def draft_steps(
-        self, drafter: Any, decoder: Decoder, trees: Trees, rows: int, slots: int, dtype: str
-    ) -> Iterable[Step]:
-        for name, tree in trees:
-            if tree.nodes:
-                yield tree_step(drafter, decoder, self.draft_name(name), _grown(tree), rows, slots, dtype)
-
-    def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
-        depths, widths = zip(*((tree.depth, tree.width) for _, tree in trees), strict=True)
-        return self.entry(digest, max(depths), max(widths))
 
     def widening(self) -> Widening | None:
         plain = self.config.block.layers == 1 and not self.config.block.qk_norm
@@ -81,7 +59,3 @@ class Eagle3Model(CachedModel):
     def cost(self) -> Eagle3Cost:
         config = self.config
         return Eagle3Cost(vocabulary=config.draft_vocabulary, layers=config.block.layers, states=len(config.aux_layers))
-
-
-def _grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
-    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)

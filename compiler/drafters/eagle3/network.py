@@ -8,6 +8,7 @@ if any, are a Llama's. Its output matrix ranks the next token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
@@ -62,6 +63,29 @@ class Written(NamedTuple):
         return self.root.normed_RH
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one depth, and the branch they ended; ``noise`` has a row a level."""
+
+    drafter: Eagle3
+    written: Written
+    teacher: TeacherWeights
+    noise: tuple[Tensor, ...]
+    hidden: Hidden
+    depth: int = 0
+    branch: Branch | None = None
+
+    def best(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.drafter.best(self.hidden.normed_RH, self.teacher, k, self.noise[self.depth])
+
+    def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Rows:
+        fed_back_EH, depth = self.hidden.fed_back_RH.index_select(0, source_E), self.depth + 1
+        hidden, branch = self.drafter.level(
+            tokens_E, fed_back_EH, depth, self.branch, masked_ES, self.written, self.teacher
+        )
+        return replace(self, hidden=hidden, depth=depth, branch=branch)
+
+
 class Eagle3(CachedNetwork):
     """The network. Parameter names are the bundle's weight names; the caller fills them."""
 
@@ -104,6 +128,9 @@ class Eagle3(CachedNetwork):
         entering = self.block.join(self.embed(waiting.tokens_P, teacher), self.fused(waiting.features_PF))
         root = self._through(entering, attend, at.last_1)
         return Written(root, written, waiting.committed_1, at.unseen_C)
+
+    def root(self, extended: Written, teacher: TeacherWeights, noise_DU: Tensor) -> Rows:  # type: ignore[override]
+        return Rows(self, extended, teacher, tuple(noise_DU.split(1)), extended.root)
 
     def level(
         self,

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
     from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
-    from draftwood.compiler.drafters.fasteagle.model import FastEagleModel
     from draftwood.compiler.drafters.fasteagle.training import FastEagleStudent
-    from draftwood.compiler.drafters.model import OpenedDrafter
+    from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -37,10 +36,16 @@ class FastEagleKind(Kind):
         "token_weight": Option(help="weight of the cross-entropy (1)", default=1.0, read=float, least=0),
         "feature_weight": Option(help="weight of the smooth-L1 distance (1)", default=1.0, read=float, least=0),
         "last_only": Option(help="supervise the last layer alone", default=False, read=None),
+        "cell": Option(help="tell levels their parent's token by a cell of N units (no cell)", value="N", least=1),
+        "shortlist": Option(help="tokens of each level that the cell ranks (128)", default=128, value="N", least=1),
+        "negatives": Option(
+            help="in a step look at N random ids beside those of its texts (all ids)", value="N", least=0
+        ),
         "heads": Option(help="query heads of a layer (the teacher's)", value="N"),
         "kv_heads": Option(help="key/value heads of a layer (the teacher's)", value="N"),
         "intermediate": Option(help="MLP width of a layer (the teacher's)", value="N"),
     }
+    follows_nodes = "a FastEagle drafter with a cell"
     cost_sizes = ":LAYERS[:VOCABULARY[:HEADS:KV_HEADS:MLP]]"
 
     def recognises(self, path: Path, fields: Mapping[str, Any]) -> bool:
@@ -48,22 +53,26 @@ class FastEagleKind(Kind):
 
     def open(self, path: Path, teacher: Checkpoint) -> OpenedDrafter:
         from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
-        from draftwood.compiler.drafters.fasteagle.model import FastEagleModel
+        from draftwood.compiler.drafters.fasteagle.model import model_of
         from draftwood.compiler.drafters.model import OpenedDrafter
 
         opened = open_fasteagle(path, teacher)
-        return OpenedDrafter(FastEagleModel(opened.config), opened)
+        return OpenedDrafter(model_of(opened.config), opened)
 
-    def model(self, config: Mapping[str, Any]) -> FastEagleModel:
-        from draftwood.compiler.drafters.common.config import CachedConfig
-        from draftwood.compiler.drafters.fasteagle.model import FastEagleModel
+    def model(self, config: Mapping[str, Any]) -> DraftModel:
+        from draftwood.compiler.drafters.fasteagle.config import FastEagleConfig
+        from draftwood.compiler.drafters.fasteagle.model import model_of
 
-        return FastEagleModel(msgspec.convert(config, CachedConfig))
+        return model_of(msgspec.convert(config, FastEagleConfig))
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         chosen = super().complete(options)
         if not chosen["token_weight"] and not chosen["feature_weight"]:
             raise RequestError("token_weight and feature_weight are 0; expected one above it, or nothing is learnt")
+        if options.get("shortlist") is not None and chosen["cell"] is None:
+            raise RequestError("shortlist is of a cell; expected no such option, or cell beside it")
+        if chosen["negatives"] is not None and chosen["draft_vocab"] is not None:
+            raise RequestError("negatives and draft_vocab both leave out ids; expected one of them")
         return chosen
 
     def student(self, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:

@@ -51,7 +51,7 @@ class FastEagleStudent(Student):
         self.proj = nn.Linear(2 * hidden, hidden, bias=False)
         self.layers = nn.ModuleList(Block(sizes) for _ in range(levels))
         self.norm = RMSNorm(hidden, sizes.rms_norm_eps)
-        # What embeddings are multiplied with while training; ``proj`` is stored so that nothing is.
+        # What embeddings are multiplied with while training; what reads them is stored so that nothing is.
         self.scale = 1.0
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
@@ -72,6 +72,13 @@ class FastEagleStudent(Student):
         self.proj.weight.data.copy_(torch.cat((eye, 0.02 * torch.randn_like(eye)), 1))
         self.scale = _scale(teacher, self.aux[-1])
         self.norm.weight.data.copy_(teacher.model.norm.weight)
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        super().take(tensors | scaled(tensors, self.reads_embedding(), 1 / self.scale))
+
+    def reads_embedding(self) -> dict[str, slice]:
+        """The columns that read an embedding, by the names of their matrices."""
+        return {"proj.weight": slice(self.sizes.hidden_size, None)}
 
     def features(self, batch: Batch) -> Tensor:
         fused_BSH = self.fc(batch.aux_BSF.to(self.output_VH.dtype))[:, :-1]
@@ -99,16 +106,26 @@ class FastEagleStudent(Student):
         return loss, parts
 
     def save(self, folder: Path) -> None:
-        hidden = self.sizes.hidden_size
-        proj = torch.cat((self.proj.weight[:, :hidden], self.scale * self.proj.weight[:, hidden:]), 1)
-        tensors = stored({**self.state_dict(), "proj.weight": proj, **self.maps()})
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        config = {
+        tensors = self.state_dict()
+        tensors |= scaled(tensors, self.reads_embedding(), self.scale) | self.maps()
+        save_file(stored(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.fields(), indent=2) + "\n")
+
+    def fields(self) -> dict[str, Any]:
+        """config.json."""
+        return {
             "architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": self.levels,
             **asdict(self.sizes), "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
             "target_hidden_size": self.fc.in_features // len(self.aux), "aux_layer_ids": list(self.aux),
         }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def scaled(tensors: Mapping[str, Tensor], columns: Mapping[str, slice], factor: float) -> dict[str, Tensor]:
+    """Those matrices that are there, float32, some columns of each multiplied."""
+    found = {name: tensors[name].float().clone() for name in columns if name in tensors}
+    for name, tensor in found.items():
+        tensor[:, columns[name]] *= factor
+    return found
 
 
 @torch.no_grad()
@@ -146,9 +163,16 @@ def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, 
 
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
     """A student of the chosen levels, states, sizes and terms of the loss."""
-    aux = aux_layers(options, teacher)
-    terms = {name: options[name] for name in ("token_weight", "feature_weight", "last_only")}
-    return FastEagleStudent(teacher, _sizes(options, teacher_sizes(teacher)), options["levels"], aux, ids_V, **terms)
+    from draftwood.compiler.drafters.fasteagle.cell_training import CellStudent
+
+    sizes, aux = _sizes(options, teacher_sizes(teacher)), aux_layers(options, teacher)
+    own = {name: options[name] for name in ("token_weight", "feature_weight", "last_only")}
+    kind = FastEagleStudent
+    if options["cell"]:
+        kind, own = CellStudent, own | {name: options[name] for name in ("cell", "shortlist")}
+    student = kind(teacher, sizes, options["levels"], aux, ids_V, **own)
+    student.negatives = options["negatives"]
+    return student
 
 
 def _sizes(options: Mapping[str, Any], wide: Sizes) -> Sizes:
@@ -174,4 +198,9 @@ def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[FastEagleStudent
     """A trained drafter as a student, and its values."""
     config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
     levels, aux = config["num_hidden_layers"], tuple(config["aux_layer_ids"])
-    return FastEagleStudent(teacher, sizes, levels, aux, ids_V), tensors
+    if "cell_size" not in config:
+        return FastEagleStudent(teacher, sizes, levels, aux, ids_V), tensors
+    from draftwood.compiler.drafters.fasteagle.cell_training import CellStudent
+
+    own = {"cell": config["cell_size"], "shortlist": config["cell_shortlist"]}
+    return CellStudent(teacher, sizes, levels, aux, ids_V, **own), tensors

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep
+from draftwood.compiler.drafters.common.tree_step import TreeStep
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
-from draftwood.compiler.drafters.eagle3.fixed_tree import FixedTree
 from draftwood.compiler.drafters.eagle3.network import Eagle3
-from draftwood.compiler.drafters.eagle3.steps import TreeStep
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
@@ -297,9 +297,8 @@ def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -
     half = [t.bfloat16() if t.is_floating_point() else t for t in inputs]
     teacher = TeacherWeights(decoder.embed.weight.bfloat16(), None)
     written = drafter.extend(Waiting(*half[:4]), half[4:], teacher)
-    tokens, scores = FixedTree(RAGGED).grow(
-        drafter, written, teacher, torch.zeros(RAGGED.depth, 40, dtype=torch.bfloat16)
-    )
+    root = drafter.root(written, teacher, torch.zeros(RAGGED.depth, 40, dtype=torch.bfloat16))
+    tokens, scores = FixedTree(RAGGED).grow(root)
     assert written.caches[0].dtype == written.root.fed_back_RH.dtype == torch.bfloat16
     assert tokens.shape == scores.shape and scores.dtype == torch.float32
     step = tree_step(plain, decoder, RAGGED)

@@ -1,4 +1,4 @@
-"""P-EAGLE and DFlash from folder to tokens: built for both targets, checked, and equal to plain decoding."""
+"""P-EAGLE, DFlash and FastEagle with a cell, from folder to tokens: built for both targets, checked, equal to plain."""
 
 import json
 from collections.abc import Callable
@@ -68,6 +68,23 @@ def save_dflash(folder: Path, sizes: dict) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def save_cell(folder: Path, sizes: dict) -> None:
+    """A FastEagle cascade of three levels and a cell that often propose the token before them again."""
+    random = torch.Generator().manual_seed(4)
+    tensors = {"norm.weight": torch.ones(64), "fc.weight": torch.randn(64, 192, generator=random) * 0.1}
+    tensors["proj.weight"] = torch.cat((torch.eye(64) * 0.05, torch.eye(64)), 1)
+    for i in range(3):
+        own = small_block(random, f"layers.{i}", 64)
+        tensors |= {name: tensor for name, tensor in own.items() if "q_norm" not in name and "k_norm" not in name}
+    shapes = {"state.weight": (48, 16), "token.weight": (48, 64), "level.weight": (48, 64), "level.bias": (48,)}
+    for name, shape in (shapes | {"out.weight": (64, 16)}).items():
+        tensors[f"cell.{name}"] = torch.randn(shape, generator=random) * 0.3
+    own = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 3}
+    own |= {"cell_size": 16, "cell_shortlist": 40, "aux_layer_ids": [0, 1, 2], "target_hidden_size": 64}
+    (folder / "config.json").write_text(json.dumps(sizes | own))
+    save_file(tensors, folder / "model.safetensors")
+
+
 def built(folder: Path, save: Callable, tiny_teacher: Path, target: str) -> Bundle:
     (folder / "drafter").mkdir()
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
@@ -86,7 +103,11 @@ def built(folder: Path, save: Callable, tiny_teacher: Path, target: str) -> Bund
 
 
 # P-EAGLE's graphs are EAGLE-3's and one more pass; a bundle takes a while.
-BUILT = [pytest.param(save_peagle, id="peagle", marks=pytest.mark.slow), pytest.param(save_dflash, id="dflash")]
+BUILT = [
+    pytest.param(save_peagle, id="peagle", marks=pytest.mark.slow),
+    pytest.param(save_dflash, id="dflash"),
+    pytest.param(save_cell, id="cell"),
+]
 
 
 @pytest.fixture(scope="module", params=BUILT)
@@ -108,15 +129,15 @@ def test_checked_against_eager_with_faults(bundle: Bundle, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("save", [save_peagle, save_dflash], ids=["peagle", "dflash"])
+@pytest.mark.parametrize("save", [save_peagle, save_dflash, save_cell], ids=["peagle", "dflash", "cell"])
 def test_npu_graphs_write_in_place_and_equal_eager(save: Callable, tiny_teacher: Path, tmp_path: Path) -> None:
     bundle = built(tmp_path, save, tiny_teacher, "ge")
     npu, drafter = bundle.manifest.graph_set("ge"), bundle.manifest.drafter
-    assert npu is not None and drafter is not None and (drafter.levels, drafter.layers) == (3, 2)
+    assert npu is not None and drafter is not None and drafter.levels == 3
     for signature in npu.graphs:
         if signature.kind in ("extend", "draft"):
             proof = prove_in_place(Graph.load(bundle.folder / signature.file), signature)
-            assert len(proof) == 4 == len(signature.caches) and all(one.readers for one in proof)
+            assert len(proof) == 2 * drafter.layers == len(signature.caches) and all(one.readers for one in proof)
     pair = Pair("ge", EagerEngine(bundle, npu=True), GeEngine(bundle), 3e-2)  # bf16, as `check` allows
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(40, dtype=np.int64)))

@@ -1,19 +1,32 @@
-"""A draft tree of fixed shape grown by EAGLE-3 inside a static graph: one batched pass a level."""
+"""A draft tree of fixed shape grown inside a static graph: one batched pass a level.
+
+Every drafter whose candidates depend on the nodes above them grows its trees so; what it runs a level is its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import TeacherWeights
-from draftwood.compiler.drafters.eagle3.network import Branch, Eagle3, Written
+from draftwood.compiler.steps.step import tensor
+from draftwood.manifest import TensorSignature
 from draftwood.trees import Topology, tensorize
 
-# n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree, D levels,
-# U draft vocabulary
+# n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree
+
+
+class Growth(Protocol):
+    """The rows of one depth that have children, as a drafter has run them; the first are the root alone."""
+
+    def best(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best tokens below every row, best first: the teacher's ids int64 [E, k], log-probabilities [E, k]."""
+
+    def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Growth:
+        """The rows of these tokens below those numbered ``source``; ``masked`` hides, of all rows run so far and these
+        behind them, the root not counted, those that are not on a row's path."""
 
 
 class _Level(nn.Module):
@@ -41,33 +54,23 @@ class FixedTree(nn.Module):
         self.nodes, self.depth = topology.nodes, topology.depth
         self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
 
-    def grow(
-        self, drafter: Eagle3, written: Written, teacher: TeacherWeights, noise_DU: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M].
+    def outputs(self) -> list[TensorSignature]:
+        """What ``grow`` gives, as a step declares it."""
+        return [tensor("drafted", "int64", self.nodes), tensor("scores", "float32", self.nodes)]
 
-        ``noise`` has a row for every level: nodes of one depth stand at one position.
-        """
-        noise = noise_DU.split([1] * len(self.levels))
-        hidden, branch = written.root, cast(Branch | None, None)
+    def grow(self, rows: Growth) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M], of the root's
+        ``rows``."""
         tokens: list[Tensor] = []
-        scores = [torch.zeros(1, device=hidden.normed_RH.device)]
+        scores: list[Tensor] = []
         for depth, level in enumerate(cast(Iterable[_Level], self.levels), 1):
-            ids_Ek, logp_Ek = drafter.best(hidden.normed_RH, teacher, level.width, noise[depth - 1])
+            ids_Ek, logp_Ek = rows.best(level.width)
             tokens.append(ids_Ek.flatten().index_select(0, level.pick_n))
             gained_n = logp_Ek.flatten().index_select(0, level.pick_n)
-            scores.append(scores[-1].index_select(0, level.parent_n) + gained_n)
+            scores.append(scores[-1].index_select(0, level.parent_n) + gained_n if scores else gained_n)
             if depth < len(self.levels):
-                hidden, branch = drafter.level(
-                    tokens[-1].index_select(0, level.expanded_E),
-                    hidden.fed_back_RH.index_select(0, level.source_E),
-                    depth,
-                    branch,
-                    level.masked_ES,
-                    written,
-                    teacher,
-                )
-        return torch.cat(tokens), torch.cat(scores[1:])
+                rows = rows.below(tokens[-1].index_select(0, level.expanded_E), level.source_E, level.masked_ES)
+        return torch.cat(tokens), torch.cat(scores)
 
 
 def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import TeacherWeights
-from draftwood.compiler.drafters.eagle3.network import Eagle3, Written
+from draftwood.compiler.drafters.common.fixed_tree import Growth
+from draftwood.compiler.steps.step import tensor
 from draftwood.errors import TreeError
+from draftwood.manifest import TensorSignature
 
-# k candidates, A = k + (D - 1) * k * k nodes grown, M kept, T = M + 1 rows, L = D + 1 places on a path,
-# U draft vocabulary
+# k candidates, A = k + (D - 1) * k * k nodes grown, M kept, T = M + 1 rows, L = D + 1 places on a path
 
 # A token of probability 1 ties with its parent. Taking this from the log-probability for every level keeps the
 # parent ahead; it is more than fp32 loses at any score above -1000.
@@ -60,12 +60,23 @@ class BudgetTree(nn.Module):
         cost_A = torch.arange(depth).repeat_interleave(sizes) * LEVEL_COST
         self.register_buffer("level_cost_A", cost_A, persistent=False)
 
-    def grow(self, drafter: Eagle3, written: Written, teacher: TeacherWeights, noise_DU: Tensor) -> BudgetDraft:
-        """Grows the tree behind the root and keeps the best M nodes; ``noise`` has a row for every level."""
-        noise = noise_DU.split([1] * self.depth)
-        k, hidden, branch = self.candidates, written.root, None
-        order_k = torch.arange(k, device=hidden.normed_RH.device)
-        ids, logp = drafter.best(hidden.normed_RH, teacher, k, noise[0])
+    def outputs(self) -> list[TensorSignature]:
+        """What ``grow`` gives, as a step declares it."""
+        nodes, rows = self.nodes, self.nodes + 1
+        return [
+            tensor("drafted", "int64", nodes),
+            tensor("parents", "int64", rows),
+            tensor("depths", "int64", rows),
+            tensor("mask", "bool", rows, rows),
+            tensor("paths", "int64", rows, self.depth + 1),
+            tensor("scores", "float32", nodes),
+        ]
+
+    def grow(self, rows: Growth) -> BudgetDraft:
+        """Grows the tree below the root's ``rows`` and keeps the best M nodes."""
+        k = self.candidates
+        ids, logp = rows.best(k)
+        order_k = torch.arange(k, device=ids.device)
         tokens, scores, parents = [ids.flatten()], [logp.flatten()], [torch.zeros_like(order_k)]
         # The frontier: its nodes' places in the list of all, the rows just run that they hang under, and the
         # nodes run so far that they see.
@@ -73,9 +84,8 @@ class BudgetTree(nn.Module):
         itself_kk = order_k[:, None] == order_k
         seen_kS, tokens_k, scores_k = itself_kk, tokens[0], scores[0]
         for depth in range(1, self.depth):
-            fed_back = hidden.fed_back_RH.index_select(0, source_k)
-            hidden, branch = drafter.level(tokens_k, fed_back, depth, branch, ~seen_kS, written, teacher)
-            ids, logp = drafter.best(hidden.normed_RH, teacher, k, noise[depth])
+            rows = rows.below(tokens_k, source_k, ~seen_kS)
+            ids, logp = rows.best(k)
             tokens.append(ids.flatten())
             scores.append((logp + scores_k[:, None]).flatten())
             parents.append((place_k + 1)[:, None].expand(k, k).flatten())
