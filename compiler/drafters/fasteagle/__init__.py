@@ -76,14 +76,14 @@ class FastEagleKind(Kind):
         return chosen
 
     def student(self, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
-        from draftwood.compiler.drafters.fasteagle.training import begin
+        from draftwood.compiler.drafters.fasteagle.students import begin
 
         return begin(teacher, options, ids_V)
 
     def trained(
         self, folder: Path, teacher: LlamaForCausalLM, levels: int | None
     ) -> tuple[FastEagleStudent, dict[str, Tensor]]:
-        from draftwood.compiler.drafters.fasteagle.training import read_back
+        from draftwood.compiler.drafters.fasteagle.students import read_back
 
         return read_back(folder, teacher)
 
