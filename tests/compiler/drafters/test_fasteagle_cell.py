@@ -17,6 +17,7 @@ from draftwood.compiler.drafters.fasteagle.model import CellModel, model_of
 from draftwood.compiler.drafters.fasteagle.network import CellCascade
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.linear import QuantisedLinear, rows_of
 from draftwood.errors import CheckpointError, TreeError
 from draftwood.trees import Topology
 
@@ -181,6 +182,15 @@ def test_trees_that_it_cannot_draft(model: Model, decoder: Decoder) -> None:
     ):
         with pytest.raises(TreeError, match=message):
             found.check_tree("t", tree, decoder.config)
+
+
+def test_a_shortlist_reads_rows_of_a_quantised_matrix() -> None:
+    head, ids = QuantisedLinear(4, 9, bias=False), torch.tensor([7, 0, 3])
+    head.weight.copy_(torch.arange(-18, 18).view(4, 9))
+    head.weight_scale.copy_(torch.arange(1, 10) / 8)
+    wanted = (head.weight.float() * head.weight_scale).T[ids]
+    assert torch.equal(rows_of(head, ids, torch.float32), wanted)
+    assert torch.equal(rows_of(wanted, torch.tensor([1]), torch.float32), wanted[1:2])
 
 
 REFUSED = [
