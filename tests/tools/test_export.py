@@ -1,6 +1,7 @@
 """`draftwood export`: a shipped drafter in the layouts of others."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from draftwood.tools.cli import main
 from draftwood.tools.demo import resolve
 
 
-@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+@pytest.mark.parametrize("layout", ["speculators", "specforge", "vllm-ascend"])
 def test_the_demos_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / layout
     assert main(["export", layout, "demo-eagle3", "--model", "demo", "--out", str(out), "--json"]) == 0
@@ -43,3 +44,14 @@ def test_refusals_are_one_line(
     assert main(["export", "speculators", *arguments, "--model", "demo"]) == 2
     assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_vllm_on_an_npu_is_told_what_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "drafter"
+    asked = ["export", "vllm-ascend", "demo-eagle3", "--model", "demo", "--out", str(out), "--tokens"]
+    assert main([*asked, "16"]) == 2 and not out.exists()
+    assert "--tokens 16: expected 15 at most" in capsys.readouterr().err
+    assert main([*asked, "3"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:3] == ["vllm", "serve", "MODEL"]
+    assert json.loads(command[4]) == {"method": "eagle3", "model": str(out), "num_speculative_tokens": 3}

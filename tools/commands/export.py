@@ -13,6 +13,7 @@ from draftwood.errors import RequestError
 # Each a module with ``add_arguments`` and ``main``, and what it writes.
 FORMATS = {
     "speculators": ("draftwood.tools.commands.export", "a drafter for vLLM, as speculators writes it"),
+    "vllm-ascend": ("draftwood.tools.commands.export_ascend", "a drafter for vLLM on an Ascend NPU, with settings"),
     "specforge": ("draftwood.tools.commands.export", "a drafter for SGLang, as SpecForge writes it"),
 }
 
@@ -41,7 +42,14 @@ def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export_drafter(args: argparse.Namespace) -> int:
-    """Writes config.json and model.safetensors, whole or not at all, and opens them again."""
+    """Writes a drafter and says what was written."""
+    found = write_drafter(args, args.format)
+    print(json.dumps(found) if args.json else described(found))
+    return 0
+
+
+def write_drafter(args: argparse.Namespace, layout: str) -> dict[str, Any]:
+    """Writes config.json and model.safetensors, whole or not at all, and opens them again: what they are."""
     from draftwood.compiler.drafters.registry import kind_of, open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
@@ -51,14 +59,16 @@ def export_drafter(args: argparse.Namespace) -> int:
     if args.tokens < 1:
         raise RequestError(f"--tokens {args.tokens}: expected 1 or more")
     teacher, source = Checkpoint.open(resolve(args.model)), resolve(args.drafter)
-    fields, tensors = kind_of(source).exported(open_drafter(source, teacher), args.format, args.tokens)
+    fields, tensors = kind_of(source).exported(open_drafter(source, teacher), layout, args.tokens)
     _write(args.out, fields, tensors)
     open_drafter(args.out, teacher)
-    found = {"folder": str(args.out), "format": args.format, "architectures": fields["architectures"]}
-    found |= {"tensors": len(tensors), "bytes": sum(tensor.nbytes for tensor in tensors.values())}
-    text = f"{args.out}: {found['architectures'][0]}, {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB"
-    print(json.dumps(found) if args.json else text)
-    return 0
+    found = {"folder": str(args.out), "format": layout, "architectures": fields["architectures"]}
+    return found | {"tensors": len(tensors), "bytes": sum(tensor.nbytes for tensor in tensors.values())}
+
+
+def described(found: dict[str, Any]) -> str:
+    """What was written, in a line."""
+    return f"{found['folder']}: {found['architectures'][0]}, {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB"
 
 
 def _write(out: Path, fields: dict[str, Any], tensors: dict[str, Any]) -> None:

@@ -33,6 +33,12 @@ def verified() -> tuple[Step, Graph]:
 
 def lowered(config: TeacherConfig) -> tuple[Step, Graph]:
     """The verify step of 13 rows at 1024, and its graph."""
+    step, air = lowered_bytes(config)
+    return step, Graph.of(ge_ir().ModelDef.FromString(air).graph[0])
+
+
+def lowered_bytes(config: TeacherConfig) -> tuple[Step, bytes]:
+    """The same step, and its ``.air`` file."""
     with shapes_only(torch.bfloat16) as mode:
         decoder = make_decoder(config, 1024).requires_grad_(False)
     held = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
@@ -40,8 +46,7 @@ def lowered(config: TeacherConfig) -> tuple[Step, Graph]:
     step = verify_step(decoder, sizes, 13, 1024, "npu")
     with mode:
         program = trace(step)
-    air = lower_to_ge(step, program, plan_weights(held, torch.bfloat16, "w", dict.fromkeys(held, ()), {}))
-    return step, Graph.of(ge_ir().ModelDef.FromString(air).graph[0])
+    return step, lower_to_ge(step, program, plan_weights(held, torch.bfloat16, "w", dict.fromkeys(held, ()), {}))
 
 
 def test_a_layer_is_14_kernels_and_turns_nothing_around(verified: tuple[Step, Graph]) -> None:
@@ -51,6 +56,19 @@ def test_a_layer_is_14_kernels_and_turns_nothing_around(verified: tuple[Step, Gr
     twice = ("AddRmsNorm", "ConcatV2", "ScatterNdUpdate")
     assert counted["layer"] == dict.fromkeys(once, 1) | dict.fromkeys(twice, 2) | {"MatMulV2": 4}
     assert not {"Transpose", "TensorMove", "Identity"} & verified[1].counts().keys()
+
+
+def test_torchairs_own_protobuf_counts_the_same() -> None:
+    """Read apart from our reader of graphs: of one layer and of two, so the difference is a layer."""
+    free = {"Data", "RefData", "Const", "FileConstant", "NetOutput"}  # inputs, constants
+    free |= {"Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity"}  # views
+    counts = []
+    for layers in (1, 2):
+        (graph,) = ge_ir().ModelDef.FromString(lowered_bytes(replace(CONFIG, layers=layers))[1]).graph
+        counts.append(Counter(op.type for op in graph.op if op.type not in free))
+    layer = counts[1] - counts[0]
+    assert layer.total() == 14 and layer["MatMulV2"] == 4 and not layer["Transpose"] + layer["GatherV2"]
+    assert counts[1].total() - 2 * layer.total() == 21
 
 
 def test_the_latency_model_lists_what_the_graph_lists(verified: tuple[Step, Graph]) -> None:
