@@ -23,6 +23,7 @@ from draftwood.version import __version__
 COMMANDS = {
     "demo": "plan, build and check a bundle of the shipped models, then answer prompts with it",
     "build": "freeze a checkpoint and its draft trees into a bundle",
+    "quantize": "round a teacher to int8 weights and activations (W8A8), and say how much it differs",
     "bind": "give an NPU bundle that was built without weights the weights of a checkpoint",
     "check": "compare every graph of a bundle with eager PyTorch",
     "run": "answer one prompt with a bundle",

@@ -1,0 +1,59 @@
+"""Quantises a teacher's checkpoint: the one function behind ``draftwood quantize``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from draftwood.compiler.bundle.staging import staged
+from draftwood.compiler.quantisation.calibration import NORMS, factors
+from draftwood.compiler.quantisation.rounding import Migration
+from draftwood.compiler.quantisation.writing import Layout, write
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.errors import RequestError
+
+# The linear layers of a block that are quantised.
+_LAYERS = (*NORMS, "o", "down")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to quantise, and how. ``texts`` are token ids int64 [T] to calibrate with."""
+
+    model: Path
+    texts: Sequence[Tensor]
+    migration: Migration = "search"
+    layout: Layout = "compressed-tensors"
+    # Whether the output matrix is quantised as well; a tied one gets values of its own then.
+    head: bool = False
+
+
+def quantise(request: Request, out: Path, progress: Callable[[str], None] = lambda _: None) -> Checkpoint:
+    """Writes the folder ``out``, whole or not at all, and opens it.
+
+    Raises:
+        CheckpointError: the teacher is unsupported or damaged.
+        RequestError: it is quantised already, its blocks have other linear layers, or ``out`` exists.
+    """
+    checkpoint = Checkpoint.open(request.model)
+    layers = _layers(checkpoint, request.head)
+    with staged(out) as folder:
+        found = factors(checkpoint, request.texts, request.migration, progress)
+        write(folder, checkpoint, layers, found, request.layout, progress)
+    return Checkpoint.open(out)
+
+
+def _layers(checkpoint: Checkpoint, head: bool) -> tuple[str, ...]:
+    config = checkpoint.config
+    if config.quantised:
+        raise RequestError(f"{checkpoint.folder}: is quantised already; name the original")
+    layers = tuple(f"layers.{i}.{name}" for i in range(config.layers) for name in _LAYERS)
+    if missing := [name for name in layers if f"{name}.weight" not in checkpoint.parts]:
+        raise RequestError(
+            f"{checkpoint.folder}: family {config.family} has no layer {missing[0]}; expected blocks of qkv, o, gate_up"
+            " and down; no other can be quantised yet"
+        )
+    return (*layers, "lm_head") if head else layers

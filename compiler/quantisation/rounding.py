@@ -1,0 +1,63 @@
+"""Weights as int8 with one scale an output, and the migration of outliers from rows into weights beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from draftwood.kernels.quantised import LARGEST, LEAST, quantise_rows
+
+# N rows, H inputs, O outputs, P outputs of a piece
+
+_PIECE = 4096
+
+Migration = Literal["none", "half", "search"]
+# How much of a column's size goes from the rows into the weights: the exponent alpha of SmoothQuant (2211.10438).
+_SHARES: dict[Migration, tuple[float, ...]] = {"none": (0.0,), "half": (0.5,), "search": (0.0, 0.25, 0.5, 0.75)}
+
+
+def rounded(weight_OH: Tensor, factor_H: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """int8 [O, H] and the scales of its outputs, float32 [O, 1]: the nearest of 255 steps, halves to even.
+
+    Columns are multiplied by ``factor`` first. Outputs are taken some at a time: no fp32 copy of all is made.
+    """
+    whole_OH, scale_O1 = torch.empty(weight_OH.shape, dtype=torch.int8), torch.empty(len(weight_OH), 1)
+    for start in range(0, len(weight_OH), _PIECE):
+        piece = slice(start, start + _PIECE)
+        part_PH = weight_OH[piece].float() * factor_H
+        scale_O1[piece] = part_PH.abs().amax(1, keepdim=True).clamp_min(LEAST) / LARGEST
+        whole_OH[piece] = (part_PH / scale_O1[piece]).round().to(torch.int8)
+    return whole_OH, scale_O1
+
+
+def migrated(rows: Sequence[Tensor], weight_OH: Tensor, migration: Migration) -> Tensor:
+    """What the columns of weights are multiplied by, and the norm before them divided by: powers of two [H].
+
+    A power of two changes no digit of a norm or weight in any element type. ``search`` takes the share with the
+    least squared error of the rounded product on ``rows`` [N, H]; 1 everywhere where nothing is better.
+    """
+    rows_NH, weight_OH = torch.cat(list(rows)).float(), weight_OH.float()
+    wanted_NO, found = rows_NH @ weight_OH.t(), []
+    for share in _SHARES[migration]:
+        factor_H = _factors(rows_NH, weight_OH, share)
+        found.append((_error(rows_NH / factor_H, weight_OH * factor_H, wanted_NO), factor_H))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _factors(rows_NH: Tensor, weight_OH: Tensor, share: float) -> Tensor:
+    if not share:
+        return torch.ones(rows_NH.shape[1])
+    sizes = rows_NH.abs().amax(0).clamp_min(1e-5), weight_OH.abs().amax(0).clamp_min(1e-5)
+    factor_H = sizes[0] ** share / sizes[1] ** (1 - share)
+    # About 1 in the middle, so that norms stay in the range of their type.
+    return torch.exp2((factor_H / factor_H.median()).log2().round().clamp(-8, 8))
+
+
+def _error(rows_NH: Tensor, weight_OH: Tensor, wanted_NO: Tensor) -> float:
+    whole, scale_N1 = quantise_rows(rows_NH)
+    weights, scale_O1 = rounded(weight_OH)
+    got_NO = (whole.float() * scale_N1) @ (weights.float() * scale_O1).t()
+    return float((got_NO - wanted_NO).square().sum())

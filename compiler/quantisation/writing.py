@@ -1,0 +1,142 @@
+"""A quantised teacher as others read it: compressed-tensors for vLLM, msModelSlim for vllm-ascend.
+
+Tensors are read, rounded and written one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.checkpoints.quantised import (
+    ACTIVATIONS,
+    CONFIG,
+    DESCRIPTION,
+    TARGET,
+    UNQUANTISED,
+    W8A8_DYNAMIC,
+    WEIGHTS,
+)
+from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.onnx.weights import write_weights
+from draftwood.compiler.quantisation.calibration import NORMS
+from draftwood.compiler.quantisation.rounding import rounded
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.quantised import OFFSET, SCALE
+
+Layout = Literal["compressed-tensors", "msmodelslim"]
+FILES: Mapping[Layout, str] = {
+    "compressed-tensors": "model.safetensors", "msmodelslim": "quant_model_weights.safetensors"
+}  # fmt: skip
+HEAD = "lm_head.weight"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+def write(
+    folder: Path,
+    checkpoint: Checkpoint,
+    layers: tuple[str, ...],
+    factors: Mapping[str, Tensor],
+    layout: Layout,
+    progress: Callable[[str], None],
+) -> None:
+    """Fills ``folder`` with the quantised checkpoint; ``layers`` are ours, of which ``factors`` migrate some."""
+    for path in checkpoint.folder.iterdir():
+        if path.is_file() and not path.name.endswith(_WEIGHTS):
+            shutil.copyfile(path, folder / path.name)
+    entries = list(_entries(checkpoint, layers, factors, layout == "msmodelslim", progress))
+    write_weights(folder / FILES[layout], entries, checkpoint.dtype)
+    names = [entry.name for entry in entries]
+    config = read_json(checkpoint.folder / "config.json")
+    if checkpoint.config.tied and HEAD in names:
+        config["tie_word_embeddings"] = False
+    if layout == "compressed-tensors":
+        config[CONFIG] = _described(names, checkpoint)
+    else:
+        _write_json(folder / DESCRIPTION, _kinds(names))
+        placed = dict.fromkeys(names, FILES[layout])
+        _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": placed})
+    _write_json(folder / "config.json", config)
+
+
+def _entries(
+    checkpoint: Checkpoint,
+    layers: tuple[str, ...],
+    factors: Mapping[str, Tensor],
+    offsets: bool,
+    progress: Callable[[str], None],
+) -> Iterator[WeightEntry]:
+    """Every published tensor in the order of the forward pass, with what stands beside it where it is quantised."""
+    shrunk = {f"{name.rpartition('.')[0]}.{NORMS[name.rpartition('.')[2]]}": by for name, by in factors.items()}
+    for name, part in checkpoint.parts.items():
+        layer = name.removesuffix(".weight")
+        for published, shape in part.tensors:
+            if layer in layers and name.endswith(".weight"):
+                progress(published)
+                yield from _quantised(checkpoint, published, published, shape, factors.get(layer), offsets)
+            elif layer in shrunk:
+                read = partial(_shrunk, checkpoint, published, shrunk[layer])
+                yield WeightEntry(published, shape, read, dtype=checkpoint.dtype)
+            else:
+                yield WeightEntry(published, shape, partial(checkpoint.tensor, published), dtype=checkpoint.dtype)
+    if checkpoint.config.tied and "lm_head" in layers:
+        ((published, shape),) = checkpoint.parts["embed.weight"].tensors
+        yield from _quantised(checkpoint, HEAD, published, shape, None, offsets)
+
+
+def _quantised(
+    checkpoint: Checkpoint, name: str, source: str, shape: tuple[int, ...], factor: Tensor | None, offsets: bool
+) -> Iterator[WeightEntry]:
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def read(which: int) -> Tensor:
+        # The scale is asked for right behind the weight.
+        if not held:
+            held.append(rounded(checkpoint.tensor(source), 1.0 if factor is None else factor))
+        value = held[0][which]
+        if which == 1:
+            held.clear()
+        return value
+
+    column = (shape[0], 1)
+    yield WeightEntry(name, shape, partial(read, 0), dtype=torch.int8)
+    yield WeightEntry(f"{name.removesuffix('weight')}{SCALE}", column, partial(read, 1), dtype=torch.float32)
+    if offsets:
+        zeros = partial(torch.zeros, column)
+        yield WeightEntry(f"{name.removesuffix('weight')}{OFFSET}", column, zeros, dtype=torch.float32)
+
+
+def _shrunk(checkpoint: Checkpoint, name: str, factor: Tensor) -> Tensor:
+    return (checkpoint.tensor(name).float() / factor).to(checkpoint.dtype)
+
+
+def _described(names: list[str], checkpoint: Checkpoint) -> dict[str, Any]:
+    """``quantization_config``: every linear layer, but those that were left alone."""
+    group = {"targets": [TARGET], "weights": dict(WEIGHTS), "input_activations": dict(ACTIVATIONS)}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {**group, "output_activations": None}},
+        "ignore": [] if f"lm_head.{SCALE}" in names else ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+def _kinds(names: list[str]) -> dict[str, str]:
+    """``quant_model_description.json``: the type of every tensor."""
+    whole = {name.rpartition(".")[0] for name in names if name.endswith(SCALE)}
+    kinds = {name: W8A8_DYNAMIC if name.rpartition(".")[0] in whole else UNQUANTISED for name in names}
+    return {"model_quant_type": W8A8_DYNAMIC, "version": "1.0.0", **kinds}
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,74 @@
+"""Texts to calibrate a quantised teacher with, and others of the same kind to judge it by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import RequestError
+from draftwood.files import read_text
+from draftwood.runtime.text.tokenizer import Tokenizer
+
+# Of so many texts one is withheld.
+_WITHHELD = 4
+LEAST_TOKENS = 8
+
+
+class Texts(NamedTuple):
+    """Token ids int64 [T]; what is ``withheld`` has not been calibrated with."""
+
+    calibration: list[Tensor]
+    withheld: list[Tensor]
+
+
+def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Texts:
+    """The first ``limit`` texts of a JSON-lines file, cut to ``longest`` tokens; every fourth is withheld.
+
+    A line has a ``text``, a ``prompt``, or ``messages`` or ``turns``, whose contents follow each other.
+
+    Raises:
+        RequestError: the file cannot be read, a line has no text, or there are too few of them.
+    """
+    found: list[Tensor] = []
+    for text in _texts(path):
+        ids = tokenizer.encode(text)[:longest]
+        if len(ids) >= LEAST_TOKENS:
+            found.append(torch.tensor(ids, dtype=torch.int64))
+        if len(found) == limit:
+            break
+    if len(found) < _WITHHELD:
+        raise RequestError(
+            f"--calibration {path}: {len(found)} texts of {LEAST_TOKENS} tokens or more; expected at least {_WITHHELD}"
+        )
+    held = [number % _WITHHELD == _WITHHELD - 1 for number in range(len(found))]
+    return Texts(
+        [text for text, away in zip(found, held, strict=True) if not away],
+        [text for text, away in zip(found, held, strict=True) if away],
+    )
+
+
+def _texts(path: Path) -> Iterator[str]:
+    try:
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        raise RequestError(f"--calibration {path}: not a readable text file ({error})") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _text(path, number, line)
+
+
+def _text(path: Path, number: int, line: str) -> str:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        parts = row.get("messages") or row.get("turns") or [row.get("text") or row["prompt"]]
+        return "\n".join(part["content"] if isinstance(part, dict) else part for part in parts)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise RequestError(
+            f'--calibration {path}, line {number}: expected {{"text": "..."}}, or prompt, turns or messages; got'
+            f" {line[:60]!r}"
+        ) from None
