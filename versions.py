@@ -34,6 +34,11 @@ LEAST = (
     ),
     Need("RotaryMul", "8.1.RC1", "op_proto/inc/nn_other.h of 8.1.RC1"),
     Need("ScatterNdUpdate", "8.1.RC1", "operator information of the 910B in 8.1.RC1"),
+    Need(
+        "QuantBatchMatmulV3",
+        "8.5.0",
+        "ops-nn 8.5.0, matmul/quant_batch_matmul_v3: int8 with a float32 scale and a scale of every row",
+    ),
     Need("RefData", "8.5.0", "GE 8.5.0, api/atc/main_impl.cc, CreateInputsForInference: ATC takes it for an input"),
     Need("weights shared by all .om files", "8.5.0", "aclmdlSetExternalWeightAddress, in GE since 8.5.0"),
 )

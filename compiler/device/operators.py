@@ -37,9 +37,9 @@ class Op:
     vector: float = 0.0
 
 
-def matmul(name: str, rows: int, inner: int, outer: int, count: int = 1) -> Op:
-    """[rows, inner] times weights [inner, outer]: the weights are streamed once, rows are padded to fractals."""
-    memory = BYTES * (inner * outer + rows * (inner + outer))
+def matmul(name: str, rows: int, inner: int, outer: int, count: int = 1, width: int = BYTES) -> Op:
+    """[rows, inner] times weights [inner, outer] of ``width`` bytes: streamed once, rows are padded to fractals."""
+    memory = width * inner * outer + BYTES * rows * (inner + outer)
     return Op(name=name, engine="matmul", count=count, memory=memory, cube=2.0 * _fractals(rows) * inner * outer)
 
 
@@ -85,6 +85,13 @@ def attention(config: TeacherConfig, rows: int, slots: int) -> Op:
         cube=2 * 2.0 * kv_heads * padded * slots * width,
         vector=ELEMENT_WORK.value * heads * rows * slots,
     )
+
+
+def products(name: str, rows: int, inner: int, outer: int, quantised: bool) -> list[Op]:
+    """A linear layer; a quantised one rounds its rows first. The cube counts at its bf16 peak, half of that of int8."""
+    if not quantised:
+        return [matmul(name, rows, inner, outer)]
+    return [elementwise(f"{name} rows", rows * inner, 2), matmul(name, rows, inner, outer, width=1)]
 
 
 def ranking(rows: int, vocabulary: int) -> list[Op]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftwood.compiler.device.constants import MOVED_ROWS
 from draftwood.compiler.device.devices import Device, parts
 from draftwood.compiler.device.experts import ExpertLoads, expert_loads, mixture_ops
-from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, matmul
+from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
 
@@ -26,9 +26,9 @@ def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat:
     H, I = config.hidden, config.intermediate  # noqa: E741
     return [
         *attention_ops(config, rows, slots, wide, flat),
-        matmul("gate up", rows, H, 2 * I),
+        *products("gate up", rows, H, 2 * I, _quantised(config, "gate_up")),
         elementwise("swiglu", rows * I, 3),
-        matmul("down", rows, I, H),
+        *products("down", rows, I, H, _quantised(config, "down")),
     ]
 
 
@@ -43,14 +43,14 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
-        matmul("qkv", rows, wide * H, queries + 2 * keys),
+        *products("qkv", rows, wide * H, queries + 2 * keys, _quantised(config, "qkv")),
         copy("split", rows * (queries + 2 * keys)),
         *([head_norms] if config.qk_norm else []),
         rotary,
         moved,
         copy("scatter", written * keys, count=2),
         attention(config, rows, slots),
-        matmul("o", rows, queries, H),
+        *products("o", rows, queries, H, _quantised(config, "o")),
         elementwise("add norm", rows * H, 4),
     ]
 
@@ -71,6 +71,11 @@ def _times(layers: int, ops: list[Op]) -> list[Op]:
     return [replace(op, count=op.count * layers) for op in ops if layers]
 
 
+def _quantised(config: TeacherConfig, layer: str) -> bool:
+    """Whether a layer of the blocks is; all count as the first one, for blocks are alike."""
+    return f"layers.0.{layer}" in config.quantised
+
+
 def step_ops(
     config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None, loads: ExpertLoads | None = None
 ) -> list[Op]:
@@ -84,7 +89,7 @@ def step_ops(
         copy("branch", branch * (rows + MOVED_ROWS.value) / 3, count=3),
         *all_layers(config, rows, slots, loads),
         elementwise("last norm", scored * H, 4),
-        matmul("head", scored, H, V),
+        *products("head", scored, H, V, "lm_head" in config.quantised),
         elementwise("argmax", scored * V, 1),
     ]
 

@@ -36,7 +36,15 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         (out,) = ge.GroupedMatmul([x], [weight], *empty, counts, None, dtype=-1, transpose_weight=True, **groups)
         return out
 
-    for converter in (rotary_pair, linear, batched_linear, grouped_linear):
+    def quantised_linear(x: Any, weight: Any, weight_scale: Any, bias: Any = None, meta_outputs: Any = None) -> Any:
+        # The weights lie as the product reads them, so that nothing is transposed.
+        whole, scale = ge.DynamicQuant(x, None, None, dst_type=ge.DataType.DT_INT8)
+        whole.desc.dtype = ge.ProtoDataType.DT_INT8
+        out = ge.QuantBatchMatmulV3(whole, weight, weight_scale, None, bias, scale, dtype=x.dtype)
+        out.desc.dtype = x.desc.dtype
+        return out
+
+    for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 

@@ -24,6 +24,7 @@ def npu_forms() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.select.int: _select,
         torch.ops.aten.linear.default: _linear,
         torch.ops.draftwood.experts.default: _experts,
+        torch.ops.draftwood.quantised_linear.default: _quantised_linear,
     }
 
 
@@ -43,6 +44,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if x.dim() == 2:
         return torch.ops.draftwood.linear(x, weight, bias)
     return torch.ops.draftwood.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+
+def _quantised_linear(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Any:
+    """The same of an integer product, whose scales are of one dimension."""
+    if x.dim() == 2:
+        return NotImplemented
+    flat = torch.ops.draftwood.quantised_linear(x.flatten(0, -2), weight, weight_scale, bias)
+    return flat.unflatten(0, x.shape[:-1])
 
 
 def _rotary(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Any:

@@ -28,6 +28,7 @@ _PROTO_TYPES = {
     torch.float32: "DT_FLOAT",
     torch.float16: "DT_FLOAT16",
     torch.bfloat16: "DT_BF16",
+    torch.int8: "DT_INT8",
     torch.int32: "DT_INT32",
     torch.int64: "DT_INT64",
     torch.uint64: "DT_UINT64",

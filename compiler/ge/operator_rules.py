@@ -19,6 +19,7 @@ from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, NUMBERS
 # B batch, T rows, N query heads, K key/value heads, D head dimension
 
 Typed = tuple[torch.dtype, tuple[int, ...]]
+HALVES = FLOATS - {torch.float32}
 
 DEFINITION = "CANN's operator definition (REG_OP), repeated in torchair's auto_generated_ge_raw_ops.py"
 _ROTARY_MUL = "CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul: 4-D BNSD, BSND or SBND, D a multiple of 64"
@@ -30,6 +31,10 @@ _GATING = "ops-transformer, moe/moe_gating_top_k_softmax/README: k of at most 10
 _ROUTING = "ops-transformer, moe/moe_init_routing_v3/README, constraints for Atlas A2 and A3"
 _GROUPED = "ops-transformer, gmm/grouped_matmul/README, constraints for Atlas A2 and A3, group type 0"
 _FINALIZE = "ops-transformer, moe/moe_finalize_routing_v2, op_graph proto: scales in the rows' type before the 950"
+_DYNAMIC_QUANT = "ops-nn, quant/dynamic_quant, README: float16 and bfloat16 of 2 dimensions and more"
+_QUANT_MATMUL = "ops-nn, matmul/quant_batch_matmul_v3, op_graph and README, rows of the 910B for int8"
+# The last dimension of either operand of a quantised product (documents of 8.5.0 and 9.0.0; later ones lift it).
+_WIDEST = 65535
 # Bytes of the unified buffer of a 910B's vector core.
 _UNIFIED_BUFFER = 192 * 1024
 
@@ -133,6 +138,27 @@ def _matmul(use: Use) -> Iterator[Broken]:
         yield "error", f"bias is {list(bias[1])}; expected {list(use.results[0][1][-1:])}"
 
 
+def _dynamic_quant(use: Use) -> Iterator[Broken]:
+    if len(use.shape("x")) < 2:
+        yield "error", f"x is {list(use.shape('x'))}; expected 2 dimensions or more"
+
+
+def _quant_matmul(use: Use) -> Iterator[Broken]:
+    x1, x2 = use.shape("x1"), use.shape("x2")
+    kind, result = use.results[0]
+    if len(x1) != 2 or len(x2) != 2 or kind not in HALVES:
+        yield "error", f"operands are {list(x1)} and {list(x2)}, the result {kind}; expected matrices, and a half type"
+        return
+    if max(x1[-1], x2[-1]) > _WIDEST:
+        yield "warning", f"{max(x1[-1], x2[-1])} columns; CANN before 9.1 takes {_WIDEST} at most"
+    for name, shape in (("scale", result[-1:]), ("pertoken_scale", result[:1])):
+        if use.given.get(name) != (torch.float32, shape):
+            yield "error", f"{name} is {use.given.get(name)}; expected float32 {list(shape)}"
+    bias = use.given.get("bias")
+    if bias is not None and (bias[1] != result[-1:] or bias[0] not in (kind, torch.float32)):
+        yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {kind} or float32 {list(result[-1:])}"
+
+
 def _batch_matmul(use: Use) -> Iterator[Broken]:
     if not 2 <= len(use.shape("x1")) <= 8 or len(use.shape("x1")) != len(use.shape("x2")):
         yield "error", f"operands are {list(use.shape('x1'))} and {list(use.shape('x2'))}; expected 2 to 8 dimensions"
@@ -208,6 +234,8 @@ RULES: Mapping[str, Rule] = {
     "ScatterNdUpdate": Rule(ALL - {torch.uint8}, _SCATTER, _scatter),
     "MatMul": Rule(FLOATS, DEFINITION, _matmul),
     "MatMulV2": Rule(FLOATS, DEFINITION, _matmul),
+    "DynamicQuant": Rule(HALVES, _DYNAMIC_QUANT, _dynamic_quant),
+    "QuantBatchMatmulV3": Rule(frozenset({torch.int8}), _QUANT_MATMUL, _quant_matmul),
     "BatchMatMul": Rule(FLOATS, DEFINITION, _batch_matmul),
     "BatchMatMulV2": Rule(FLOATS, DEFINITION, _batch_matmul),
     "RmsNorm": Rule(FLOATS, DEFINITION, _norm),

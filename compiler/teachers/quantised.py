@@ -23,7 +23,7 @@ def quantised_layers(parts: Mapping[str, Parts], chosen: Chosen) -> tuple[str, .
     """Our names of the linear layers that are quantised.
 
     Raises:
-        CheckpointError: of tensors that make one layer some are quantised and some are not, or none at all is.
+        CheckpointError: of tensors that make one layer some are quantised and some are not, an expert is, or none is.
     """
     found = []
     for layer in linear_layers(parts):
@@ -35,6 +35,9 @@ def quantised_layers(parts: Mapping[str, Parts], chosen: Chosen) -> tuple[str, .
                 f"{plain} is not quantised and {whole} is; expected both alike, for they are one product here"
             )
         found += [layer] if states[modules[0]] else []
+    for name, part in parts.items():
+        if not name.endswith((".weight", ".bias")) and any(chosen(n.removesuffix(".weight")) for n, _ in part.tensors):
+            raise CheckpointError(f"{part.tensors[0][0]} is quantised; experts are supported in floating point alone")
     if not found:
         raise CheckpointError("the description of its quantisation names none of the teacher's linear layers")
     return tuple(found)

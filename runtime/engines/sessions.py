@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -15,6 +16,8 @@ from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.speculation.kv_cache import Buffer, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
+# Whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it has to be told to be exact.
+_EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
 _shared = False
 
 
@@ -53,6 +56,8 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
             "session.intra_op.allow_spinning", "1" if graph.kind in ("step", "bitwise") else "0"
         )
     options.log_severity_level = 3
+    if bundle.manifest.quantised and products_saturate():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     if graph.kind not in ("step", "bitwise", "draft"):
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
@@ -62,6 +67,16 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
         raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
     check_session(opened, graph, path)
     return opened
+
+
+def products_saturate(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor's fast products of uint8 and int8 lose what exceeds 16 bits: x86 without VNNI."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return True  # exact everywhere, and slower
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), None)
+    return flags is not None and not flags & _EXACT
 
 
 def fixed(spec: TensorSignature) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from draftwood.kernels import onnx_forms
 from draftwood.kernels.quantised import LEAST, products, quantise_rows
+from draftwood.runtime.engines.sessions import products_saturate
 
 # T rows, H inputs, O outputs
 H, O = 1500, 40  # noqa: E741  (more inputs than one exact sum in fp32 takes)
@@ -34,7 +35,7 @@ class Layer(nn.Module):
         return torch.ops.draftwood.quantised_linear(x, *self.weights)
 
 
-def exported(layer: Layer, path: Path, *more: str) -> ort.InferenceSession:
+def exported(layer: Layer, path: Path, *more: str, exact: bool = False) -> ort.InferenceSession:
     """The layer's ONNX form on onnxruntime; the results of operators ``more`` are outputs as well."""
     rows = {0: torch.export.Dim("T")}
     program = torch.export.export(layer, (noise(3, H),), dynamic_shapes=(rows,))
@@ -47,6 +48,7 @@ def exported(layer: Layer, path: Path, *more: str) -> ort.InferenceSession:
     torch.onnx.ONNXProgram(model, program).save(str(path))
     options = ort.SessionOptions()
     options.use_per_session_threads = False  # the tests share a pool
+    options.add_session_config_entry("session.x64quantprecision", str(int(exact)))
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -84,7 +86,7 @@ def test_the_onnx_form_is_the_reference_bit_for_bit(
 ) -> None:
     """The bias too: a scale that came behind it would make it another."""
     layer = Layer(weights, bias)
-    session = exported(layer, tmp_path / "layer.onnx", "MatMulInteger")
+    session = exported(layer, tmp_path / "layer.onnx", "MatMulInteger", exact=bias or products_saturate())
     for rows in (1, 2, 16):
         x = noise(rows, H, seed=5)
         x[-1] = 0.0
@@ -97,3 +99,13 @@ def test_halves_are_computed_in_fp32_and_rounded_once(weights: tuple[Tensor, Ten
     x = noise(4, H, seed=6).bfloat16()
     got = Layer(weights, bias=False)(x)
     assert got.dtype == torch.bfloat16 and torch.equal(got, Layer(weights, bias=False)(x.float()).bfloat16())
+
+
+def test_processors_whose_products_saturate_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    for line, saturates in (
+        ("flags\t\t: fpu avx2 avx512f", True), ("flags\t\t: avx2 avx_vnni", False), ("Features\t: asimddp i8mm", False)
+    ):  # fmt: skip
+        path.write_text(f"processor\t: 0\n{line}\n")
+        assert products_saturate(path) is saturates
+    assert products_saturate(tmp_path / "missing")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftwood.compiler.ge.graph import GE_TYPES
 from draftwood.compiler.ge.operators.table import FLOATS, Refusal, one_type, only, operator
 from draftwood.kernels import eager_attention
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
+from draftwood.kernels.quantised import LARGEST, products
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR
 
 # B batch, T query rows, C cache slots, N query heads, K key/value heads, D head dimension
@@ -38,6 +40,40 @@ def MatMulV2(
 ) -> Tensor:
     only("offset_x", offset_x, 0)
     return MatMul(x1, x2, bias, transpose_x1=transpose_x1, transpose_x2=transpose_x2)
+
+
+@operator
+def DynamicQuant(x: Tensor, *, dst_type: int = 2) -> tuple[Tensor, Tensor]:
+    """int8 and a scale a row, in fp32: rint(x * (127 / max)), halves to even, and max * (1 / 127).
+
+    Of a row of zeros the document leaves the whole numbers open and gives the scale 0; here they are zeros.
+    """
+    only("dst_type", dst_type, 2)
+    one_type(FLOATS, x)
+    largest = x.float().abs().amax(-1, keepdim=True)
+    whole = torch.where(largest > 0, x.float() * (LARGEST / largest), 0.0).round()
+    return whole.to(torch.int8), (largest * (1 / LARGEST)).squeeze(-1)
+
+
+@operator
+def QuantBatchMatmulV3(
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    *,
+    dtype: int,
+    transpose_x1: bool = False,
+    transpose_x2: bool = False,
+) -> Tensor:
+    """Sums in int32, times the column's scale and then the row's in fp32, plus the bias; rounded once."""
+    only("dtype", dtype, 1, 27)
+    only("transpose_x1", transpose_x1, False)
+    if {x1.dtype, x2.dtype} != {torch.int8} or pertoken_scale is None:
+        raise Refusal(f"operands are {x1.dtype} and {x2.dtype}; expected int8 and a scale of every row")
+    out = products(x1, x2.t() if transpose_x2 else x2).float() * scale.float() * pertoken_scale[:, None]
+    return (out if bias is None else out + bias.float()).to(GE_TYPES[dtype])
 
 
 @operator

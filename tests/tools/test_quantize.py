@@ -1,0 +1,163 @@
+"""``draftwood quantize``: what it writes is read here and by others' rules, and what it says of it is right."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwood.compiler.quantisation.blocks import Blocks
+from draftwood.compiler.quantisation.rounding import migrated, rounded
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.tools import cli
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    words = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "hat"]
+    rows = [{"text": " ".join(words[i % 4 :] + words[: i % 5] + words)} for i in range(8)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture
+def quantize(
+    tiny_teacher: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Path, dict]]:
+    def run(*more: str, model: Path = tiny_teacher) -> tuple[Path, dict]:
+        out = tmp_path / "out"
+        given = ["--model", str(model), "--calibration", str(texts), "--out", str(out), "--json", *more]
+        code = cli.main(["quantize", *given])
+        captured = capsys.readouterr()
+        return out, json.loads(captured.out) if code == 0 else {"error": captured.err, "code": code}
+
+    return run
+
+
+def test_a_checkpoint_with_its_report(quantize: Callable, tiny_teacher: Path) -> None:
+    out, said = quantize("--report", "--head")
+    made, original = Checkpoint.open(out), Checkpoint.open(tiny_teacher)
+    assert said["quantised"] == len(made.config.quantised) == 9 and (out / "quantisation.png").stat().st_size > 1000
+    assert json.loads((out / "quantisation.json").read_text()) == said["difference"]
+    assert said["difference"]["texts"] == 2 and 0 < said["difference"]["errors"][0] < 0.05
+    for name in ("layers.0.o.weight", "lm_head.weight"):  # no norm before them: migrated into nothing
+        got, want = made.matrix(name), original.matrix(name)
+        assert (got - want).abs().max() <= want.abs().amax() / 127 / 2 * 1.001
+    assert (out / "tokenizer.json").is_file() and made.digest() != original.digest()
+
+
+@pytest.fixture
+def uneven_teacher(tiny_teacher: Path, tmp_path: Path) -> Path:
+    """The tiny teacher with three columns of large rows behind its first norm."""
+    folder = shutil.copytree(tiny_teacher, tmp_path / "uneven")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.input_layernorm.weight"][:3] = torch.tensor([60.0, 300.0, 0.01])
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("migration", ["none", "half"])
+def test_norms_and_weights_have_the_same_product(quantize: Callable, uneven_teacher: Path, migration: str) -> None:
+    out, _ = quantize("--migration", migration, model=uneven_teacher)
+    made, original = Checkpoint.open(out), Checkpoint.open(uneven_teacher)
+    factor = original.weight("layers.0.attn_norm.weight") / made.weight("layers.0.attn_norm.weight")
+    assert torch.equal(factor.log2(), factor.log2().round()) and (factor[1] >= 4) == (migration == "half")
+    want = original.matrix("layers.0.qkv.weight") * factor
+    # Half a step of the output's scale.
+    steps = want.abs().amax(1, keepdim=True) / 127
+    assert ((made.matrix("layers.0.qkv.weight") - want).abs() <= steps / 2 * 1.001).all()
+
+
+def test_msmodelslims_layout_has_the_same_numbers(quantize: Callable, tmp_path: Path) -> None:
+    out, _ = quantize()
+    one = {name: Checkpoint.open(out).weight(name) for name in Checkpoint.open(out).names()}
+    out.rename(tmp_path / "first")
+    out, said = quantize("--layout", "msmodelslim")
+    other, kinds = Checkpoint.open(out), json.loads((out / "quant_model_description.json").read_text())
+    assert said["layout"] == "msmodelslim" and all(torch.equal(other.weight(name), one[name]) for name in one)
+    stored = load_file(out / "quant_model_weights.safetensors")
+    assert kinds.pop("model_quant_type") == "W8A8_DYNAMIC" and kinds.pop("version") and kinds.keys() == stored.keys()
+    offset = "model.layers.0.mlp.up_proj.weight_offset"
+    assert kinds[offset] == "W8A8_DYNAMIC" and not stored[offset].any() and kinds["lm_head.weight"] == "FLOAT"
+
+
+def test_the_scores_are_those_of_the_whole_network(
+    tiny_teacher: Path, quantised_teacher: Path, load_scores: Callable
+) -> None:
+    """Block by block, and the output matrix in pieces, against one pass of all."""
+    ids = torch.randint(3, 300, (20,), generator=torch.Generator().manual_seed(0))
+    for folder, allowed in ((tiny_teacher, 1e-5), (quantised_teacher, 1e-5)):
+        blocks = Blocks(Checkpoint.open(folder), [ids])
+        *_, (_, states) = blocks.run()
+        chosen, best = blocks.scores(states)
+        logits = load_scores(folder, ids)[:-1]
+        assert torch.equal(best, logits.argmax(-1))
+        # fp32 in another order of sums, of values of order 1.
+        want = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        assert (chosen - want).abs().max() < allowed
+
+
+@pytest.fixture
+def load_scores() -> Callable[[Path, torch.Tensor], torch.Tensor]:
+    """Logits of a text in one pass of the whole decoder, as the reference engine runs it."""
+    from draftwood.compiler.teachers.registry import family_of, make_decoder
+
+    def run(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+        found, rows = Checkpoint.open(folder), len(ids)
+        decoder = make_decoder(found.config, rows)
+        tables = family_of(found.config).tables(found.config, rows).items()
+        weights = {name: found.weight(name) for name in found.names()}
+        decoder.load_state_dict(weights | {name: torch.from_numpy(table) for name, table in tables})
+        order, zero = torch.arange(rows), torch.zeros(1, dtype=torch.int64)
+        config = found.config
+        caches = [torch.zeros(config.kv_heads * (rows + 1), config.head_dim) for _ in range(2 * config.layers)]
+        branch = torch.zeros(config.layers, 2, 1, config.kv_heads, config.head_dim)
+        seen = order[None] <= order[:, None]
+        path = torch.zeros(0, dtype=torch.int64)
+        with torch.no_grad():
+            return decoder.step(ids, order, seen, zero, zero, path, branch, caches, form="eager").logits_RV
+
+    return run
+
+
+def test_rounding_takes_the_nearest_step() -> None:
+    weight = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
+    whole, scale = rounded(weight)
+    assert whole.abs().amax(1).eq(127).all() and (whole * scale - weight).abs().le(scale / 2 * 1.0001).all()
+    assert rounded(torch.zeros(2, 3))[0].tolist() == [[0, 0, 0]] * 2
+
+
+def test_an_outlier_is_migrated_where_it_pays() -> None:
+    random = torch.Generator().manual_seed(1)
+    rows, weight = torch.randn(50, 64, generator=random), torch.randn(32, 64, generator=random)
+    rows[:, 5] *= 300
+    factor = migrated([rows], weight, "search")
+    assert factor[5] >= 8 * factor.median() and torch.equal(factor.log2(), factor.log2().round())
+    assert torch.equal(migrated([rows], weight, "none"), torch.ones(64))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(("--texts", "3"), "--texts 3: expected 4 or more"), (("--tokens", "2"), "--tokens 2: expected 8 or more")],
+)
+def test_bad_requests_are_one_line(quantize: Callable, more: tuple[str, ...], said: str) -> None:
+    out, found = quantize(*more)
+    assert found["code"] == 2 and said in found["error"] and not out.exists()
+
+
+def test_what_is_quantised_is_not_quantised_again(quantize: Callable, quantised_teacher: Path) -> None:
+    out, found = quantize(model=quantised_teacher)
+    assert "is quantised already; name the original" in found["error"] and not out.exists()
+
+
+def test_a_line_without_text_is_named(quantize: Callable, texts: Path) -> None:
+    good = texts.read_text()
+    texts.write_text(good + '\n{"words": 3}')
+    out, found = quantize()
+    texts.write_text(good)
+    assert "line 9: expected" in found["error"] and not out.exists() and math.isfinite(found["code"])
