@@ -70,7 +70,7 @@ class Blocks:
     def scores(self, states: Sequence[State]) -> tuple[Tensor, Tensor]:
         """Of every row the log-probability of the token that follows it [N], and the best token [N]."""
         _fill(self.decoder.norm, self.checkpoint, "norm.")
-        hidden = [self.decoder.norm.added(state.added_TH, state.residual_TH)[0][:-1] for state in states]
+        hidden = [self.decoder.norm(state.total_TH)[:-1] for state in states]
         hidden_NH, next_N = torch.cat(hidden), torch.cat([text[1:] for text in self.texts])
         mass_N = torch.full((len(next_N),), -torch.inf)
         top_N, best_N, chosen_N = mass_N.clone(), torch.zeros_like(next_N), torch.zeros(len(next_N))
