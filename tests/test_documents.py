@@ -188,6 +188,7 @@ def world(
         "paths.jsonl": '{"path": [0, 2], "context": 412, "confidence": 0.81}\n{"path": [], "context": 9}\n' * 20,
         "prompts.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
         "eval240.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
+        "texts.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in texts),
         "DATA/text.jsonl": "".join(json.dumps({"id": text, "text": text}) + "\n" for text in texts),
     }
 
