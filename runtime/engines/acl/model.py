@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from ctypes import byref, c_char_p, c_size_t, c_ubyte, c_uint32, c_void_p, sizeof
 from math import prod
@@ -127,6 +128,8 @@ class Model:
         self._given = Staging(device, (spec for spec in graph.inputs if spec.name not in far))
         self._taken = Staging(device, (spec for spec in outputs if spec.name not in far))
         self._bound = [Bound(device, inputs), Bound(device, outputs)]
+        self._far = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
+        self._seen: dict[str, tuple[weakref.ref[DeviceArray], int]] = {}
         self._results = {
             spec.name: (spec.dtype, np.zeros(fixed(spec), host_type(spec.dtype)))
             for spec in outputs
@@ -160,17 +163,25 @@ class Model:
             bound.close()
 
     def _places(self, buffers: Mapping[str, DeviceArray]) -> dict[str, int]:
-        """Addresses of the caller's buffers, which must lie as the graph declares them."""
+        """Addresses of the caller's buffers; a cache that is the same as in the last run is not looked at again."""
         found = {}
-        for spec in (*self._graph.inputs, *self._graph.outputs):
-            array = buffers.get(spec.name)
-            if array is not None:
-                # A cache is looked at as [K, C, D]; with one row a token it lies as [C, K, D].
-                by_token = spec.name in self._graph.caches and spec.shape[0] == array.shape[1]
-                lies = array.swapaxes(0, 1) if by_token else array
-                assert lies.contiguous and lies.nbytes == tensor_bytes(spec), (spec, array.shape, array.strides)
-                found[spec.name] = array.address
+        for name, array in buffers.items():
+            if name not in self._far:
+                continue  # an engine offers what some graphs read; this one does not
+            seen = self._seen.get(name)
+            if seen is None or seen[0]() is not array:
+                seen = self._seen[name] = weakref.ref(array), self._address(name, array)
+            found[name] = seen[1]
         return found
+
+    def _address(self, name: str, array: DeviceArray) -> int:
+        """Where a buffer lies, which must be as the graph declares it."""
+        spec = self._far[name]
+        # A cache is looked at as [K, C, D]; with one row a token it lies as [C, K, D].
+        by_token = name in self._graph.caches and spec.shape[0] == array.shape[1]
+        lies = array.swapaxes(0, 1) if by_token else array
+        assert lies.contiguous and lies.nbytes == tensor_bytes(spec), (spec, array.shape, array.strides)
+        return array.address
 
     def _described(self) -> tuple[list[TensorSignature], list[TensorSignature]]:
         """Inputs and outputs in the model's own order, held against the signature."""
