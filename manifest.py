@@ -16,7 +16,7 @@ from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
 from draftwood.planning import Planning
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 9
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -35,7 +35,7 @@ BundlePath = Annotated[
     msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
 ]
 
-GraphKind = Literal["prefill", "decode", "verify", "extend", "draft", "step", "bitwise"]
+GraphKind = Literal["prefill", "decode", "verify", "accept", "extend", "draft", "step", "bitwise"]
 
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
 BLOCK_SLOTS = 64

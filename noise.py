@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 BLOCK = 64
 
 # Five pass every test that was made of them, four do not.
-_ROUNDS = 6
+ROUNDS = 6
 
 # Where the numbers of blocks stand among those of ids, by their upper half: ids are below 2^31.
-_LEAST, _LANE = 0x8000, 0xC000
+LEAST, LANE = 0x8000, 0xC000
 
 # Positions whose keys are remembered: those of the texts that are being decoded.
 _KEYS = 1024
@@ -60,7 +60,7 @@ def key_of(seed: int, position: int) -> Key:
     """
     # Each position has 2^64 counters for itself.
     raw = np.random.Philox(key=seed, counter=position << 64).random_raw(5)
-    words = raw.astype("<u8").view("<u2").astype(np.int32)[: 3 * _ROUNDS].reshape(3, _ROUNDS)
+    words = raw.astype("<u8").view("<u2").astype(np.int32)[: 3 * ROUNDS].reshape(3, ROUNDS)
     return Key(-(24576 + words[0] % 8192), -(24576 + words[1] % 8192), (1 << 25) + 256 * words[2])
 
 
@@ -113,7 +113,7 @@ def block_gumbels(blocks_n: NDArray[np.int32], key: Key) -> NDArray[np.float64]:
 def block_bounds(vocabulary: int, key: Key) -> NDArray[np.float64]:
     """The greatest G of every block of 64 ids, float64 [B]."""
     blocks_B = _blocks(vocabulary)
-    return -np.log(_exponential(*rounds((blocks_B >> 16) + _LEAST, blocks_B & 0xFFFF, key)) / BLOCK)
+    return -np.log(_exponential(*rounds((blocks_B >> 16) + LEAST, blocks_B & 0xFFFF, key)) / BLOCK)
 
 
 def _blocks(vocabulary: int) -> NDArray[np.int32]:
@@ -125,7 +125,7 @@ def _numbers(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
     """An exponential of each id's own; the least E of blocks, and the lane that has it. One pass of the cipher."""
     high, low = blocks >> 16, blocks & 0xFFFF
-    upper = np.concatenate((ids >> 16, high + _LEAST, high + _LANE), -1)
+    upper = np.concatenate((ids >> 16, high + LEAST, high + LANE), -1)
     upper, lower = rounds(upper, np.concatenate((ids & 0xFFFF, low, low), -1), key)
     count, size = ids.shape[-1], blocks.shape[-1]
     drawn = _exponential(upper[..., : count + size], lower[..., : count + size])

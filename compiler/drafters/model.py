@@ -55,6 +55,10 @@ class DraftModel(ABC):
         """The teacher's layers whose entering states it reads; none where it reads the state behind the last norm."""
         return ()
 
+    def rows_read(self, path_rows: int) -> int:
+        """Rows of the accepted path whose features a draft reads, the last of at most ``path_rows``."""
+        return path_rows
+
     @abstractmethod
     def module(self, teacher: TeacherConfig, positions: int) -> nn.Module:
         """The network without values, on the device of the context; its parameter names are those in the bundle."""

@@ -44,6 +44,11 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         out.desc.dtype = x.desc.dtype
         return out
 
+    def amax(x: Any, dim: Any = (), keepdim: bool = False, meta_outputs: Any = None) -> Any:
+        return ge.ReduceMax(x, ge.Const(list(dim)), keep_dims=keepdim)
+
+    # torchair has a converter of it, which only says that there is none.
+    torchair.register_fx_node_ge_converter(torch.ops.aten.amax.default)(amax)
     for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)

@@ -25,6 +25,8 @@ def npu_forms() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.linear.default: _linear,
         torch.ops.draftwood.experts.default: _experts,
         torch.ops.draftwood.quantised_linear.default: _quantised_linear,
+        torch.ops.aten.bitwise_and.Scalar: _masked,
+        torch.ops.aten.__rshift__.Scalar: _shifted,
     }
 
 
@@ -79,3 +81,15 @@ def _experts(x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, down: Tens
     out_RH = grouped(npu.npu_swiglu(grouped(rows_RH, gate_up, counts_E)), down, counts_E)
     back: Tensor = npu.npu_moe_finalize_routing(out_RH, None, None, None, shares, place_R, None, 2)
     return back
+
+
+def _masked(x: Tensor, mask: int) -> Tensor:
+    """Of a mask that is a tensor torchair has a converter."""
+    return torch.bitwise_and(x, torch.full((), mask, dtype=x.dtype, device=x.device))
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A shift to the right of non-negative int32, for which torchair has no converter; and nothing says how a device
+    divides whole numbers. With the low bits cleared it is a multiple of 2^bits, and where at most 24 bits are left fp32
+    holds it and its share exactly."""
+    return (_masked(x, -(1 << bits)).to(torch.float32) * 2.0**-bits).to(torch.int32)

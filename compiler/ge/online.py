@@ -21,7 +21,7 @@ from torch.export.graph_signature import InputKind
 from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
-from draftwood.compiler.steps.step import Step
+from draftwood.compiler.steps.step import DTYPES, Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
 from draftwood.errors import BundleError
@@ -60,12 +60,13 @@ class TorchairExecutor:
         """
         if graph.name not in self._steps:
             self._steps[graph.name] = self.compiled(graph)
-        given = {name: self._on_device(array) for name, array in inputs.items()} | dict(buffers)
+        types = {spec.name: DTYPES[spec.dtype] for spec in graph.inputs}
+        given = {name: torch.from_numpy(a).to(self.device, types[name]) for name, a in inputs.items()} | dict(buffers)
         caches = set(graph.caches)
         values = [declared(given[s.name], s) if s.name in caches else given[s.name] for s in graph.inputs]
         outputs = dict(zip(graph.results, self._steps[graph.name].compiled(*values), strict=True))
-        if "branch.out" in buffers:
-            buffers["branch.out"].copy_(outputs.pop("branch.out"))
+        for name in outputs.keys() & buffers.keys():
+            buffers[name].copy_(outputs.pop(name))
         return {name: host(value) for name, value in outputs.items()}
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
@@ -74,9 +75,9 @@ class TorchairExecutor:
         step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
         return step
 
-    def _on_device(self, array: NDArray) -> Tensor:
-        value = torch.from_numpy(array).to(self.device)
-        return value.to(self.dtype) if value.is_floating_point() else value
+    def read(self, buffer: Tensor) -> NDArray:
+        """See `draftwood.runtime.engines.static.Executor.read`."""
+        return host(buffer)
 
 
 class InPlaceStep(nn.Module):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from draftwood.compiler.ge.graph import Edge, Graph, Node
-from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, NUMBERS
+from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, INTEGERS, NUMBERS
 
 # B batch, T rows, N query heads, K key/value heads, D head dimension
 
@@ -35,6 +35,7 @@ _DYNAMIC_QUANT = "ops-nn, quant/dynamic_quant, README: float16 and bfloat16 of 2
 _QUANT_MATMUL = "ops-nn, matmul/quant_batch_matmul_v3, op_graph and README, rows of the 910B for int8"
 # The last dimension of either operand of a quantised product (documents of 8.5.0 and 9.0.0; later ones lift it).
 _WIDEST = 65535
+_BITWISE = "ops-math, bitwise_and/op_api/bitwiseand.cpp: int16, uint16, int32 and int64 on the AI Core of a 910B"
 # Bytes of the unified buffer of a 910B's vector core.
 _UNIFIED_BUFFER = 192 * 1024
 
@@ -191,6 +192,11 @@ def _top_k(use: Use) -> Iterator[Broken]:
         yield "warning", "whole numbers are ranked on the AI CPU"
 
 
+def _bitwise(use: Use) -> Iterator[Broken]:
+    if use.given["x1"][0] not in (torch.int32, torch.int64):
+        yield "warning", "bytes are computed on the AI CPU"
+
+
 def _log_sum_exp(use: Use) -> Iterator[Broken]:
     if use.given["x"][0] is torch.bfloat16:
         yield "warning", "no AI Core kernel takes bfloat16; it is widened to float32"
@@ -249,7 +255,7 @@ RULES: Mapping[str, Rule] = {
     "GatherV2": Rule(ALL, DEFINITION, _gather),
     "TopKV2": Rule(NUMBERS, _TOP_K, _top_k),
     "ReduceLogSumExp": Rule(FLOATS, "CANN 8.1.RC1, operator information of the 910B", _log_sum_exp),
-    **dict.fromkeys(("ConcatV2", "Pack", "SplitV"), Rule(ALL, DEFINITION, _wide)),
+    **dict.fromkeys(("ConcatV2", "Pack", "SplitV", "Unpack"), Rule(ALL, DEFINITION, _wide)),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Cast", "Transpose"), _ANY),
     **dict.fromkeys(("BroadcastTo", "Tile", "GatherElements", "StridedSliceV2", "Fill", "ZerosLike"), _ANY),
     "SelectV2": Rule(BOOLS),  # of the condition
@@ -259,6 +265,9 @@ RULES: Mapping[str, Rule] = {
     "Neg": Rule(FLOATS | {torch.int32, torch.int64}),
     "Abs": Rule(NUMBERS - {torch.uint8}),
     "ReduceMax": Rule(NUMBERS),
+    **dict.fromkeys(("Maximum", "Minimum"), Rule(NUMBERS - {torch.int8, torch.uint8, torch.bfloat16})),
+    "BitwiseAnd": Rule(INTEGERS, _BITWISE, _bitwise),
+    "PadV3": Rule(ALL),
     **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "ReduceSum"), Rule(NUMBERS)),
     "Sort": Rule(NUMBERS - {torch.bfloat16}),
     **dict.fromkeys(("Equal", "NotEqual"), Rule(ALL)),

@@ -20,7 +20,7 @@ from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.targets.precision import BF16, FP16, Precision, w8a8
-from draftwood.compiler.targets.steps import draft_steps, static_steps
+from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import LoweringError, RequestError
@@ -68,6 +68,7 @@ class GeTarget(Target):
         types, asked = lowering.precision.types, lowering.shapes
         sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
         steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
+        steps += accept_steps(asked, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
         graphs, used = [], set[str]()
         for step in [*steps, *draft_steps(asked, sizes, lowering.drafter, modules, static=True)]:
             lowering.progress(f"npu {step.signature.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftwood.compiler.steps.accept import rebuilt_accept
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
@@ -12,6 +13,8 @@ from draftwood.manifest import GraphSignature
 
 def rebuild(signature: GraphSignature, decoder: Decoder) -> Step:
     """The teacher's step that a signature came from, for a decoder that holds a bundle's weights."""
+    if signature.kind == "accept":
+        return rebuilt_accept(signature)
     shapes = {spec.name: spec.shape for spec in signature.inputs}
     dtype = next(spec.dtype for spec in signature.inputs if spec.name == "branch")
     sizes = StepSizes(branch_rows=int(shapes["branch"][2]), path_rows=int(shapes["path"][0]), dtype=dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from draftwood import manifest as m
 from draftwood.compiler.drafters.model import ANY_LENGTH, DraftModel, Lengths, Modules
 from draftwood.compiler.drafters.registry import drafter_of
+from draftwood.compiler.steps.accept import Draws, accept_step
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
@@ -48,6 +49,19 @@ def static_steps(
         rows = {rows_of[gear.trees[0]] for gear in shapes.gears if gear.slots == slots}
         steps += [verify_step(decoder, sizes, r, slots, form, decode=False) for r in sorted(rows - {1})]
     return steps
+
+
+def accept_steps(
+    shapes: Shapes, sizes: StepSizes, decoder: Decoder, drafter: DraftModel | None, decode_rows: int = 1
+) -> list[Step]:
+    """Acceptance for as many rows as the static steps verify, greedy and sampled; it needs no KV length."""
+    rows_of = {name: tree.rows for name, tree in shapes.trees}
+    rows = {decode_rows, *(rows_of[gear.trees[0]] for gear in shapes.gears)} - ({1} if decode_rows > 1 else set())
+    features = decoder.feature_width if drafter else 0
+    kept = drafter.rows_read(sizes.path_rows) if drafter else 0
+    vocabulary = decoder.config.vocabulary
+    draws: tuple[Draws, ...] = ("greedy", "sampled")
+    return [accept_step(d, r, sizes, vocabulary, features, kept) for r in sorted(rows) for d in draws]
 
 
 def draft_steps(

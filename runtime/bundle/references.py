@@ -24,6 +24,7 @@ from draftwood.manifest import (
     draft_cache_names,
     settled_names,
 )
+from draftwood.noise import ROUNDS
 
 _COMMIT = {"committed", "accepted", "path", "branch"}
 _ROWS = {"tokens", "depths", "visible", *_COMMIT}
@@ -37,6 +38,10 @@ INPUTS = {
     "decode": _ROWS,
     "verify": _ROWS,
 }
+# What an accept graph takes: rows of a tree, and where it draws with noise how.
+_ACCEPT = {"logits", "tokens", "parents", "depths", "visible"}
+_DRAWS = {"keys", "temperature", "top_k", "top_p"}
+_PATH = {"drawn", "sure", "path", "length"}
 _BRANCHING = {*_TEACHER, "branch.out"}
 OUTPUTS = dict.fromkeys(INPUTS, _BRANCHING) | {"prefill": _TEACHER}
 # What a draft graph gives: ranked candidates of every level, or the tokens of a tree, or those and the tree itself.
@@ -154,6 +159,10 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
     elif graph.kind == "extend":
         expected, outputs = _WAITING, [{"hidden"}]
+    elif graph.kind == "accept":
+        kept = small & {"features"}
+        expected = _ACCEPT | kept | (_DRAWS if small & _DRAWS else set())
+        outputs = [_PATH | ({"features.out"} if kept else set())]
     else:
         expected = (_WAITING if graph.aliases else {"features"}) | (small & {"noise"})
         outputs = [RANKED, DRAFTED, CHOSEN]
@@ -163,7 +172,8 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         yield f"gives {sorted(results)} beside caches; expected {' or '.join(str(sorted(o)) for o in outputs)}"
     sizes = [size for spec in (*graph.inputs, *graph.outputs) for size in spec.shape]
     static = bool(graph.slots) and all(isinstance(size, int) for size in sizes)
-    if graph.kind in ("prefill", "decode", "verify") and not static:
+    static = static or (graph.kind == "accept" and all(isinstance(size, int) for size in sizes))
+    if graph.kind in ("prefill", "decode", "verify", "accept") and not static:
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
 
 
@@ -177,12 +187,14 @@ def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
     layers, heads, width = dims.layers, dims.kv_heads, dims.head_dim
     if drafts and drafter is not None:
         layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
+    layers = 0 if graph.kind == "accept" else layers
     if graph.caches != (draft_cache_names(layers) if drafts else cache_names(layers)):
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
     caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots)
-    pairs = {"logits": dims.vocabulary, **({"features": drafter.features} if drafter else {})}
+    pairs = {"logits": dims.vocabulary}
+    pairs |= {"features": drafter.features, "features.out": drafter.features} if drafter else {}
     expected = _sizes(graph, manifest) | caches
     for spec in (*graph.inputs, *graph.outputs):
         if spec.name in expected and _elements(spec) != expected[spec.name]:
@@ -200,6 +212,8 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
         return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3, "branch": row}
     if graph.kind == "step":
         return {"tokens": 1, "positions": 1, "rows": 1, "bias": 1, "last": 1, "total": 1, "path": 1, "branch": row}
+    if graph.kind == "accept":
+        return _accept_sizes(rows, manifest)
     if graph.kind in ("prefill", "decode", "verify"):
         branch = next((_elements(spec) for spec in graph.inputs if spec.name == "branch"), 0)
         padded = max(branch // row, dims.branch_rows)  # an NPU pads the branch of a bundle without trees
@@ -208,6 +222,17 @@ def _sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
     if manifest.drafter and "candidates" in graph.results:
         ranked = manifest.drafter.levels * manifest.drafter.candidates
         found |= {"candidates": ranked, "scores": ranked}
+    return found
+
+
+def _accept_sizes(rows: int, manifest: Manifest) -> dict[str, int]:
+    dims, drafter = manifest.dims, manifest.drafter
+    found = {"tokens": rows, "parents": rows, "depths": rows, "visible": rows**2, "drawn": rows, "sure": rows}
+    found |= {"logits": rows * dims.vocabulary, "path": dims.path_rows, "length": 1}
+    found |= {"keys": 3 * ROUNDS * dims.path_rows, "temperature": 1, "top_k": 1, "top_p": 1}
+    if drafter:  # one without caches reads the last row of a path alone
+        kept = dims.path_rows if drafter.layers else 1
+        found |= {"features": rows * drafter.features, "features.out": kept * drafter.features}
     return found
 
 
@@ -238,6 +263,10 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
             f"graph {graph.name} is of kind {graph.kind}, {graph.rows} rows and KV length {graph.slots}; expected"
             f" {kind}, {tree.rows} and {gear.slots}"
         )
+    accepts = [one for one in graphs if one.kind == "accept" and one.rows == graph.rows]
+    draws = sorted(any(spec.name == "keys" for spec in one.inputs) for one in accepts)
+    if draws != [False, True] and any(one.kind == "accept" for one in graphs):
+        yield f"expected two graphs that accept {graph.rows} rows, greedy and sampled, got {len(accepts)}"
     yield from _classes(gear, tree, manifest)
     if tree.rows + tree.depth + 1 >= gear.slots:
         yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"

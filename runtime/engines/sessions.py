@@ -145,6 +145,11 @@ class OnnxExecutor:
 
     zeros = staticmethod(host_zeros)
 
+    @staticmethod
+    def read(buffer: Buffer) -> NDArray[np.float32]:
+        """See `static.Executor.read`."""
+        return np.asarray(buffer, np.float32)
+
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
         self._bundle, self._threads = bundle, threads
         self._opened: dict[str, tuple[Bindings, dict[str, NDArray]]] = {}
@@ -154,11 +159,14 @@ class OnnxExecutor:
         bindings, outputs = self.open(graph)
         for name, array in inputs.items():
             bindings.input(name, array)
+        for name, array in outputs.items():
+            bindings.output(name, buffers.get(name, array))
+        given = {spec.name for spec in graph.inputs}
         for name, buffer in buffers.items():
             if name in graph.caches:
                 bindings.cache(name, buffer)
-            else:
-                (bindings.output if name == "branch.out" else bindings.input)(name, buffer)
+            elif name not in outputs:
+                (bindings.input if name in given else bindings.output)(name, buffer)
         bindings.run()
         return outputs
 

@@ -6,6 +6,7 @@ elsewhere. All of them share the choice of the graph, its inputs, and the bookke
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.acceptance import Acceptance, fill_tree
 from draftwood.runtime.engines.engine import StagedEngine, one_row
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft, TeacherOutput
-from draftwood.trees import TreeBuffers
+from draftwood.runtime.speculation.step import Draft, StepOutcome, StepTimes, TeacherOutput, outcome
 
 # T rows of a graph, n tokens of a text
 
@@ -40,12 +41,15 @@ class Executor(Protocol):
 
         Args:
             inputs: the small inputs by name, in the host's memory.
-            buffers: by name the caches, which are written in place, the ``branch`` that is read and the
-                ``branch.out`` that is written.
+            buffers: by name what lies on the device: the caches, which are written in place, inputs that are read
+                there, such as ``branch``, and outputs that stay there, such as ``branch.out``.
 
         Returns:
             The other outputs by name, fp32 or whole numbers in the host's memory, valid until the next run.
         """
+
+    def read(self, buffer: Buffer) -> NDArray[np.float32]:
+        """A buffer, or rows of one, in the host's memory."""
 
 
 class StaticEngine(StagedEngine):
@@ -63,6 +67,7 @@ class StaticEngine(StagedEngine):
         # The first size of a cache says how it lies in memory: slots, or slots of every head.
         self._by_token = fixed(cache)[0] == self.graphs[0].slots
         self._inputs: dict[str, dict[str, NDArray]] = {}
+        self.acceptance = Acceptance(bundle, graphs, executor)
 
     @property
     def zeros(self) -> Zeros:
@@ -99,6 +104,26 @@ class StaticEngine(StagedEngine):
         logits, choice, features = (values[: tree.rows] for values in self._run(graph, state.kv, inputs))
         state.branched(tokens_T, features)
         return TeacherOutput(logits[None], choice[None], features[None])
+
+    def advance(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+        """Draft, verify and accept; logits and features stay on the device, where its graphs accept there."""
+        if not self.acceptance.there:
+            return super().advance(states, gear)
+        (state,) = states
+        began = time.perf_counter_ns()
+        (draft,) = self.draft(states, gear)
+        drafted = time.perf_counter_ns()
+        graph = self.tree_graph(draft.tree.rows, state.slots)
+        inputs = self.inputs(graph, state.kv)
+        fill_tree(inputs, draft.tokens_T, draft.tree)
+        self.executor.run(graph, inputs, self.buffers(graph, state.kv) | self.acceptance.kept(graph))
+        state.branched(draft.tokens_T)
+        verified = time.perf_counter_ns()
+        accepted, features = self.acceptance.accept(state, draft, graph)
+        state.commit(accepted.rows, accepted.bonus, features)
+        done = time.perf_counter_ns()
+        times = StepTimes((drafted - began) / 1e3, (verified - drafted) / 1e3, (done - verified) / 1e3)
+        return [outcome(draft, accepted, times)]
 
     def run_draft(
         self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
@@ -147,16 +172,6 @@ class StaticEngine(StagedEngine):
         if enough:
             return min(enough, key=lambda graph: graph.rows)
         return max(fits, key=lambda graph: graph.rows) if fits else self.tree_graph(1, state.slots)
-
-
-def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: TreeBuffers) -> None:
-    """The tree's rows into a graph's inputs; a padded row repeats the root's token and place, and sees itself."""
-    rows = tree.rows
-    inputs["tokens"][:rows], inputs["tokens"][rows:] = tokens_T, tokens_T[0]
-    inputs["depths"][:rows], inputs["depths"][rows:] = tree.depths, 0
-    visible = inputs["visible"]
-    visible[:] = np.eye(len(visible), dtype=np.bool_)
-    visible[:rows, :rows] = tree.mask
 
 
 class OnnxStaticEngine(StaticEngine):

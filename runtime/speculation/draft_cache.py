@@ -6,14 +6,30 @@ wait here until the token after it is known. Nothing of a draft tree is ever kep
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Drafter
-from draftwood.runtime.speculation.kv_cache import Zeros, grown
+from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, grown
 
 # n waiting rows, F features, K key/value heads, C slots, D head dimension
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Features of ``count`` rows of the text, the first of a buffer that an engine keeps on its device."""
+
+    buffer: Buffer
+    count: int
+    read: Callable[[Buffer], NDArray[np.float32]]
+
+    def host(self) -> NDArray[np.float32]:
+        """They themselves [count, F], read back."""
+        return self.read(self.buffer[: self.count])
 
 
 class DraftCache:
@@ -28,7 +44,8 @@ class DraftCache:
         self.buffers = [zeros((drafter.kv_heads, 0, drafter.head_dim)) for _ in range(2 * drafter.layers)]
         self.length = 0
         self._tokens: list[int] = []
-        self._features: list[NDArray[np.float32]] = []
+        self._features: list[NDArray[np.float32] | DeviceRows] = []
+        self._kept: list[Buffer] = []
         self._drafted = (0, 0)
 
     @property
@@ -41,24 +58,39 @@ class DraftCache:
         """Size of all caches."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
-    def append(self, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32]) -> None:
+    def append(self, tokens_n: NDArray[np.int64], features: NDArray[np.float32] | DeviceRows) -> None:
         """Tokens that were committed, and the features of all or the last of them; the arrays become the cache's."""
         self._settle(int(tokens_n[0]))
-        tokens_n = tokens_n[len(tokens_n) - len(features_nF) :]
+        count = features.count if isinstance(features, DeviceRows) else len(features)
+        tokens_n = tokens_n[len(tokens_n) - count :]
         if not self.buffers:  # Medusa: nothing but the last row is ever asked for
             self._tokens, self._features = [], []
-            tokens_n, features_nF = tokens_n[-1:], features_nF[-1:]
+            tokens_n, features = tokens_n[-1:], features if isinstance(features, DeviceRows) else features[-1:]
+        elif self._tokens:  # what waits on a device would be overwritten
+            self._features = [self._joined()]
         self._tokens += tokens_n.tolist()
-        self._features.append(features_nF)
+        self._features.append(features)
 
-    def rows(self, count: int, following: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The first ``count`` waiting rows: the tokens after them, int64 [count], and their features [count, F].
+    def next_rows(self, rows: int) -> Buffer:
+        """Where an engine writes features [rows, F] that it keeps: not where those lie that wait."""
+        if not self._kept:
+            self._kept = [self._zeros((rows, self.drafter.features)) for _ in range(2)]
+        self._kept.reverse()
+        return self._kept[0]
 
-        ``following`` is the token after the last waiting one.
-        """
-        features_nF = self._joined()
-        after = [*self._tokens[1 : count + 1], following][:count]
-        return np.array(after, np.int64), features_nF[:count]
+    @property
+    def on_device(self) -> Buffer | None:
+        """The buffer that begins with the features of all waiting rows, where one does."""
+        (only,) = self._features if len(self._features) == 1 else (None,)
+        return only.buffer if isinstance(only, DeviceRows) else None
+
+    def after(self, count: int, following: int) -> NDArray[np.int64]:
+        """The tokens after the first ``count`` waiting rows, int64 [count]; ``following`` is after the last of all."""
+        return np.array([*self._tokens[1 : count + 1], following][:count], np.int64)
+
+    def features(self, count: int) -> NDArray[np.float32]:
+        """Features of the first ``count`` waiting rows [count, F], in the host's memory."""
+        return self._joined()[:count]
 
     def drafted(self, root: int) -> None:
         """A draft step has written all waiting rows, the last beside ``root``; they wait until a step confirms it."""
@@ -73,8 +105,8 @@ class DraftCache:
 
     def extended(self, count: int) -> None:
         """The first ``count`` waiting rows are written into the caches."""
-        features_nF = self._joined()
-        self._tokens, self._features = self._tokens[count:], [features_nF[count:]]
+        left = [self._joined()[count:]] if count < self.waiting else []
+        self._tokens, self._features = self._tokens[count:], list(left)
         self.length += count
 
     def rollback(self, length: int) -> None:
@@ -105,6 +137,7 @@ class DraftCache:
             raise InvariantError(f"draft cache: {self.length} slots and {self.waiting} waiting rows of {length} tokens")
 
     def _joined(self) -> NDArray[np.float32]:
-        if len(self._features) != 1:
-            self._features = [np.concatenate(self._features)]
-        return self._features[0]
+        parts = [part.host() if isinstance(part, DeviceRows) else part for part in self._features]
+        joined_nF = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._features = [joined_nF]
+        return joined_nF

@@ -31,8 +31,8 @@ MOST_WAITING = 256
 # power of two, at least this. Whoever allocates anew copies what is written, once for every doubling of the text.
 LEAST_SLOTS = 256
 
-# Runs a graph on small inputs by name, and on buffers by name, the drafter's caches, which it writes: the other outputs
-# by name, in the host's memory, valid until the graph runs again.
+# Runs a graph on small inputs by name, and on buffers by name: the drafter's caches, which it writes, and features that
+# the device has. The other outputs by name, in the host's memory, valid until the graph runs again.
 RunGraph = Callable[[GraphSignature, dict[str, NDArray], dict[str, Buffer]], dict[str, NDArray]]
 
 
@@ -56,11 +56,13 @@ class Drafting:
         while cache.buffers and cache.waiting > (graph.rows or MOST_WAITING):
             self._extend(state, cache.waiting - 1)
         count = cache.waiting
-        inputs = self._filled(graph, *cache.rows(count, state.root), cache.length)
+        kept = cache.on_device if graph.rows else None  # a graph of any size takes no padding
+        features_nF = cache.features(count) if kept is None else None
+        inputs = self._filled(graph, cache.after(count, state.root), features_nF, cache.length)
         noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
         if noise is not None:  # the root stands at ``length``, so the first level is of the position behind it
             inputs = inputs | {"noise": self._noise.rows(noise, state.sampling, state.length + 1)}
-        outputs = self._ran(graph, inputs, cache, count)
+        outputs = self._ran(graph, inputs, cache, count, {} if kept is None else {"features": kept})
         cache.drafted(state.root)
         return self._tree(gear, state.root, outputs)
 
@@ -85,11 +87,17 @@ class Drafting:
             raise BundleError(f"{self.bundle.folder}: no extend graph at KV length {state.slots}; build it with --kv")
         graph = min(fits, key=lambda graph: (0 < graph.rows < count, abs(graph.rows - count)))
         count = min(count, graph.rows or MOST_WAITING)
-        self._ran(graph, self._filled(graph, *cache.rows(count, 0), cache.length), cache, count)
+        inputs = self._filled(graph, cache.after(count, 0), cache.features(count), cache.length)
+        self._ran(graph, inputs, cache, count)
         cache.extended(count)
 
     def _ran(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], cache: DraftCache, count: int
+        self,
+        graph: GraphSignature,
+        inputs: dict[str, NDArray],
+        cache: DraftCache,
+        count: int,
+        kept: dict[str, Buffer] | None = None,
     ) -> dict[str, NDArray]:
         """Runs a graph that writes ``count`` rows, behind caches as long as it wants them.
 
@@ -97,24 +105,29 @@ class Drafting:
         """
         needed = cache.length + max(count, graph.rows) + 1
         cache.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
-        return self._run(graph, inputs, dict(zip(graph.caches, cache.buffers, strict=True)))
+        return self._run(graph, inputs, dict(zip(graph.caches, cache.buffers, strict=True)) | (kept or {}))
 
     def _filled(
-        self, graph: GraphSignature, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32], length: int
+        self, graph: GraphSignature, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32] | None, length: int
     ) -> dict[str, NDArray]:
-        """The graph's small inputs; what stands in rows behind the n given ones does not matter."""
+        """The graph's small inputs; what stands in rows behind the n given ones does not matter.
+
+        Without ``features``, which the device has already, all but they.
+        """
         count = len(tokens_n)
         if not graph.rows:
+            assert features_nF is not None, "a graph of any size is a CPU's"
             found: dict[str, NDArray] = {"tokens": tokens_n, "features": np.ascontiguousarray(features_nF)}
             return found | {"committed": np.array([length + count]), "accepted": np.array([count])}
         caches = set(graph.caches)
         small = [spec for spec in graph.inputs if spec.name not in caches and spec.name != "noise"]
         inputs = self._inputs.setdefault(graph.name, {spec.name: _zeros(spec) for spec in small})
-        inputs["features"][:count] = features_nF
+        if features_nF is not None:
+            inputs["features"][:count] = features_nF
         if "tokens" in inputs:
             inputs["tokens"][:count] = tokens_n
             inputs["committed"][0], inputs["accepted"][0] = length + count, count
-        return inputs
+        return inputs if features_nF is not None else {n: v for n, v in inputs.items() if n != "features"}
 
     def _tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
         scores = outputs["scores"]

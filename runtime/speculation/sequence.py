@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
-from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
 from draftwood.runtime.speculation.sampling import Sampling
 
 # n committed tokens, T tree rows, F features
@@ -28,7 +28,7 @@ class SequenceState:
     def __init__(self, kv: Any, draft: DraftCache | None = None, sampling: Sampling | None = None) -> None:
         self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
         self.root = 0
-        self._open: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+        self._open: tuple[NDArray[np.int64], NDArray[np.float32] | None] | None = None
 
     @property
     def length(self) -> int:
@@ -52,13 +52,21 @@ class SequenceState:
         if self.draft:
             self.draft.append(tokens_n, features.copy())
 
-    def branched(self, tokens_T: NDArray[np.int64], features_TF: NDArray[np.float32]) -> None:
-        """A verify step has run the rows of a tree; ``commit`` chooses from them. Views are taken, not copies."""
+    def branched(self, tokens_T: NDArray[np.int64], features_TF: NDArray[np.float32] | None = None) -> None:
+        """A verify step has run the rows of a tree; ``commit`` chooses from them. Views are taken, not copies.
+
+        Without ``features`` they stay where the engine has them, which gives those of the chosen rows to ``commit``.
+        """
         self._open = tokens_T, features_TF
         self.kv.branched(len(tokens_T))
 
-    def commit(self, rows: Sequence[int], root: int | None = None) -> None:
-        """Keeps the accepted path, row numbers from the root on, of the open branch; ``root`` is the new one."""
+    def commit(
+        self, rows: Sequence[int], root: int | None = None, features: NDArray[np.float32] | DeviceRows | None = None
+    ) -> None:
+        """Keeps the accepted path, row numbers from the root on, of the open branch; ``root`` is the new one.
+
+        ``features`` are those of all rows of the path, or of its last ones.
+        """
         if self._open is None:
             raise InvariantError("a commit without a verify step")
         tokens_T, features_TF = self._open
@@ -66,7 +74,10 @@ class SequenceState:
         self.kv.commit(rows)
         if self.draft:
             chosen = list(rows)
-            self.draft.append(tokens_T[chosen], features_TF[chosen])
+            if features is None:
+                assert features_TF is not None, "whoever keeps the features gives those of the path"
+                features = features_TF[chosen]
+            self.draft.append(tokens_T[chosen], features)
         if root is not None:
             self.root = root
 

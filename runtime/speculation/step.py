@@ -110,7 +110,7 @@ def speculative_step(engine: Stages, states: Sequence[SequenceState], gear: Gear
         state.commit(one.rows, root=one.bonus)
     done = time.perf_counter_ns()
     times = StepTimes((drafted - began) / 1e3, (verified - drafted) / 1e3, (done - verified) / 1e3)
-    return [_outcome(draft, one, times) for draft, one in zip(drafts, accepted, strict=True)]
+    return [outcome(draft, one, times) for draft, one in zip(drafts, accepted, strict=True)]
 
 
 def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -> Accepted:
@@ -122,7 +122,8 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
     return walk(draft.tree, draft.tokens_T, drawn)
 
 
-def _outcome(draft: Draft, accepted: Accepted, times: StepTimes) -> StepOutcome:
+def outcome(draft: Draft, accepted: Accepted, times: StepTimes) -> StepOutcome:
+    """What a step did that verified a draft."""
     tokens = (*draft.tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus)
     rank = draft.rank(len(accepted.path), accepted.bonus)
     return StepOutcome(tokens, accepted.path, draft.tree.rows, draft.confidence, times, rank)

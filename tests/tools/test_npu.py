@@ -45,11 +45,14 @@ def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixtu
         "prefill-t16-kv128",
         "decode-kv128",
         "verify-t7-kv128",
+        *(f"accept-{draws}-t{rows}" for rows in (2, 7) for draws in ("greedy", "sampled")),
         "draft",
     ]
     for graph in found["graphs"]:
         assert (npu_bundle / graph["air"]).is_file()
-        assert graph["in_place"]["proved"] and len(graph["caches"]) == (0 if graph["kind"] == "draft" else 4)
+        assert graph["in_place"]["proved"] and len(graph["caches"]) == (
+            0 if graph["kind"] in ("draft", "accept") else 4
+        )
         assert [f for f in graph["findings"] if f["level"] == "error"] == []
         if graph["kind"] in ("decode", "verify"):
             counted = graph["kernels"]
@@ -59,6 +62,8 @@ def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixtu
         assert graph["atc"].startswith("atc --framework=1") and f"{graph['name']}.air" in graph["atc"]
     assert found["weights"]["bound"] and found["dtype"] == "bfloat16"
     coverage = {(row["operator"], row["ge"]): row["count"] for row in found["coverage"]}
+    for row in found["host_traffic"]:
+        assert row["read_bytes"] < 4096 < row["host_acceptance_read_bytes"] or row["gear"].startswith("plain")
     attention = [op for op, _ in coverage if op == "npu.npu_fused_infer_attention_score.default"]
     assert attention and coverage["npu.npu_swiglu.default", "SwiGlu"] == 6
     assert main(["inspect", str(npu_bundle), "--npu"]) == 0
@@ -74,6 +79,8 @@ def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureF
     assert set(graphs["verify-t7-kv128"]) == {"cpu", "static", "ge", "eager"}
     assert set(graphs["prefill-t16-kv128"]) == {"static", "ge"}
     assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
+    accepted = {c["quantity"] for c in report["comparisons"] if c["graphs"] == "ge"}
+    assert accepted >= {"greedy tokens", "sampled tokens", "filtered tokens"}
     faults = {(c["graphs"], c["fault"]) for c in report["controls"]}
     for fault in (
         "mask inverted in the graph",

@@ -23,6 +23,7 @@ from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.static import StaticEngine
+from draftwood.tools.comparison.accepted import compare_acceptance
 from draftwood.tools.comparison.compare import (
     HALF_TOLERANCE,
     QUANTISED_TOLERANCE,
@@ -130,6 +131,8 @@ def _compare(
     for gear in bundle.manifest.gears:
         progress(f"{pair.name}, {gear.name}")
         found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
+        if isinstance(pair.engine, StaticEngine) and pair.engine.acceptance.there:
+            found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
     if isinstance(pair.engine, StaticEngine):
         for graph in pair.engine.graphs:
             if graph.kind == "prefill":

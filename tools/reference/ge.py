@@ -17,7 +17,8 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.static import StaticEngine, fill_tree
+from draftwood.runtime.engines.acceptance import fill_tree
+from draftwood.runtime.engines.static import StaticEngine
 from draftwood.trees import TreeBuffers
 
 Observe = Callable[[Node, tuple[Tensor, ...]], None]
@@ -49,9 +50,13 @@ class InterpreterExecutor:
             self._opened[graph.name] = self.interpreter(graph)
         results = self._opened[graph.name].run(self.gathered(graph, inputs, buffers), self.observe)
         outputs = dict(zip(graph.results, results, strict=True))
-        if "branch.out" in buffers:
-            buffers["branch.out"].copy_(outputs.pop("branch.out"))
+        for name in outputs.keys() & buffers.keys():
+            buffers[name].copy_(outputs.pop(name))
         return {name: host(value) for name, value in outputs.items()}
+
+    def read(self, buffer: Tensor) -> NDArray[np.float32]:
+        """See `draftwood.runtime.engines.static.Executor.read`."""
+        return host(buffer)
 
     def interpreter(self, signature: GraphSignature) -> Interpreter:
         """A graph of the bundle, ready to run."""
@@ -60,11 +65,11 @@ class InterpreterExecutor:
     def gathered(
         self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """Every input of the graph by name; caches and branch are the buffers' own memory."""
-        small = {name: torch.from_numpy(array) for name, array in inputs.items()}
-        given = {n: value.to(self.dtype) if value.is_floating_point() else value for n, value in small.items()}
-        caches = {spec.name: declared(buffers[spec.name], spec) for spec in graph.inputs if spec.name in graph.caches}
-        return given | ({"branch": buffers["branch"]} if "branch" in buffers else {}) | caches
+        """Every input of the graph by name; what lies in buffers is their own memory."""
+        types, caches = {spec.name: getattr(torch, spec.dtype) for spec in graph.inputs}, set(graph.caches)
+        given = {name: torch.from_numpy(array).to(types[name]) for name, array in inputs.items()}
+        held = [spec for spec in graph.inputs if spec.name in buffers]
+        return given | {s.name: declared(b, s) if s.name in caches else b for s in held for b in (buffers[s.name],)}
 
 
 class GeEngine(StaticEngine):

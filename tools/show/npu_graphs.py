@@ -14,6 +14,7 @@ from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
+from draftwood.tools.show.host_traffic import host_traffic
 
 # What a converter adds around its operator, and what carries no operator of the program.
 # The first weight that a block of the teacher reads.
@@ -37,6 +38,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],
+        "host_traffic": host_traffic(bundle.manifest, npu.graphs),
         "coverage": [
             {"operator": operator, "ge": ge, "count": count}
             for (operator, ge), count in sorted(coverage.items(), key=lambda item: (-item[1], item[0]))
@@ -118,6 +120,15 @@ def npu_text(found: dict[str, Any]) -> str:
             lines.append(f"  caches      {len(graph['caches'])}, each one RefData with one write and no copy: proved")
         lines += _findings(graph["findings"])
         lines.append(f"  compile     {graph['atc']}")
+    lines += [
+        "",
+        "a step between host and device: launches, bytes read, written, and read if the host accepted",
+    ]
+    lines += [
+        f"  {f['gear']} {f['draws']}: {f['launches']}, {f['read_bytes']}, {f['written_bytes']},"
+        f" {f['host_acceptance_read_bytes']}"
+        for f in found["host_traffic"]
+    ]
     lines += ["", "converter coverage: operator of the program > operators of GE, count"]
     width = max(len(row["operator"]) for row in found["coverage"])
     lines += [f"  {row['operator']:<{width}}  {row['ge']}  {row['count']}" for row in found["coverage"]]

@@ -50,6 +50,9 @@ class MedusaModel(DraftModel):
     def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
         check_levels(name, tree, self.config.heads, "heads", self._vocabulary(teacher))
 
+    def rows_read(self, path_rows: int) -> int:
+        return 1
+
     def _vocabulary(self, teacher: TeacherConfig) -> int:
         return self.config.vocabulary or teacher.vocabulary
 

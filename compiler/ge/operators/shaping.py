@@ -104,6 +104,12 @@ def Pack(x: list[Tensor], *, N: int, axis: int = 0) -> Tensor:
 
 
 @operator
+def Unpack(x: Tensor, *, num: int, axis: int = 0) -> list[Tensor]:
+    only("num", num, x.shape[axis])
+    return list(x.unbind(axis))
+
+
+@operator
 def ConcatV2(x: list[Tensor], concat_dim: int, *, N: int = 1) -> Tensor:
     only("N", N, len(x))
     one_type(ALL, *x)

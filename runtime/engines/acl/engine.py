@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError, RequestError
@@ -52,6 +53,10 @@ class AclExecutor:
     def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
         """See `static.Executor.run`."""
         return self._models[graph.name].run(inputs, buffers)
+
+    def read(self, buffer: DeviceArray) -> NDArray[np.float32]:
+        """See `static.Executor.read`."""
+        return np.asarray(buffer)
 
     def close(self) -> None:
         """Unloads the models and gives all memory back, that of texts included."""

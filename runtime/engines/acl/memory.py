@@ -180,8 +180,12 @@ class DeviceArray:
         order[first], order[second] = order[second], order[first]
         return self._ordered(order)
 
-    def __getitem__(self, key: slice | tuple[slice, ...]) -> DeviceArray:
-        """Slices alone, from their beginnings on, with step 1."""
+    def __getitem__(self, key: int | slice | tuple[slice, ...]) -> DeviceArray:
+        """One row, or slices from their beginnings on, with step 1."""
+        if isinstance(key, int):
+            assert 0 <= key < self.shape[0], key
+            offset = self._offset + key * self.strides[0]
+            return DeviceArray(self.block, self.kind, self.shape[1:], self.strides[1:], offset)
         shape = list(self.shape)
         for axis, part in enumerate(key if isinstance(key, tuple) else (key,)):
             start, stop, step = part.indices(shape[axis])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_size_t, c_ubyte, c_uint32, c_void_p, sizeof
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.files import open_regular
 from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.runtime.engines.acceptance import STAYS
 from draftwood.runtime.engines.acl.memory import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
@@ -82,6 +83,12 @@ class Staging:
             self._device.copy_in_stream(self._host, self._block.address, self.bytes, DEVICE_TO_HOST)
 
 
+def _stagings(device: Device, specs: Iterable[TensorSignature]) -> list[Staging]:
+    """What is always the host's, and what may stay on the device: each moves as a whole or not at all."""
+    every = tuple(specs)
+    return [Staging(device, [spec for spec in every if (spec.name in STAYS) == stays]) for stays in (False, True)]
+
+
 class Bound:
     """A dataset: the tensors of one side of a model, by index, each with the address it was last given."""
 
@@ -125,8 +132,8 @@ class Model:
         device.held.append(self)
         inputs, outputs = self._described()
         far = {*graph.caches, "branch", "branch.out"}
-        self._given = Staging(device, (spec for spec in graph.inputs if spec.name not in far))
-        self._taken = Staging(device, (spec for spec in outputs if spec.name not in far))
+        self._given = _stagings(device, (spec for spec in graph.inputs if spec.name not in far))
+        self._taken = _stagings(device, (spec for spec in outputs if spec.name not in far))
         self._bound = [Bound(device, inputs), Bound(device, outputs)]
         self._far = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
         self._seen: dict[str, tuple[weakref.ref[DeviceArray], int]] = {}
@@ -140,21 +147,27 @@ class Model:
         """See `static.Executor.run`: two copies and one launch, behind each other in the stream."""
         device, library = self._device, self._device.library
         device.enter()
+        given, taken = (self._near(stagings, buffers) for stagings in (self._given, self._taken))
+        arrays = {name: array for staging in given for name, array in staging.arrays.items()}
         for name, array in inputs.items():
-            store(self._given.arrays[name], array)
-        places = self._given.addresses | self._taken.addresses | self._places(buffers)
+            store(arrays[name], array)
+        places = {name: at for staging in (*given, *taken) for name, at in staging.addresses.items()}
         for bound in self._bound:
-            bound.bind(places)
-        self._given.upload()
+            bound.bind(places | self._places(buffers))
+        for staging in given:
+            staging.upload()
         where = f"graph {self._graph.name}"
         library.call("aclmdlExecuteAsync", self._id, *(b.handle for b in self._bound), device.stream, where=where)
-        self._taken.download()
+        for staging in taken:
+            staging.download()
         device.synchronize(where)
-        return {
-            name: to_host(self._taken.arrays[name], kind, out)
-            for name, (kind, out) in self._results.items()
-            if name not in buffers
-        }
+        got = {name: array for staging in taken for name, array in staging.arrays.items() if name not in buffers}
+        return {name: to_host(array, *self._results[name]) for name, array in got.items()}
+
+    @staticmethod
+    def _near(stagings: Sequence[Staging], buffers: Mapping[str, DeviceArray]) -> list[Staging]:
+        """Those of which something is in no buffer of the caller's."""
+        return [staging for staging in stagings if staging.arrays.keys() - buffers.keys()]
 
     def close(self) -> None:
         """Unloads it; its weights and work memory may go afterwards."""

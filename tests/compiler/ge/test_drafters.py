@@ -11,6 +11,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
@@ -76,13 +77,18 @@ def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
         assert len(drafted) == (3 if gear.draft else 0)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_speculation_changes_no_token(bundle: Bundle, temperature: float) -> None:
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.9, "top_p": 0.7}], ids=str)
+def test_speculation_changes_no_token(bundle: Bundle, sampling: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted in graphs; the plain text by the host's own draws. Some rows' nucleus is larger than a graph sees."""
     from draftwood.tools.reference.ge import GeEngine
 
     engine = GeEngine(bundle)
-    options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
+    options = Options(max_new_tokens=12, sampling=Sampling(seed=3, **sampling), ignore_eos=True)
     prompt = list(range(5, 25))
-    plain = Decoding(engine, prompt, options, policy_for(bundle, plain=True)).run()
+    with monkeypatch.context() as patched:
+        patched.setattr(GeEngine, "advance", StagedEngine.advance)
+        plain = Decoding(engine, prompt, options, policy_for(bundle, plain=True)).run()
+    assert engine.acceptance.host_draws == 0
     for gear in bundle.manifest.gears:
         assert Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids == plain.token_ids
+    assert (engine.acceptance.host_draws > 0) == ("top_p" in sampling)

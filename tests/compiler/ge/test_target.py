@@ -47,6 +47,7 @@ def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
         "prefill-t8-kv128",
         "decode-kv128",
         "verify-t5-kv128",
+        *(f"accept-{draws}-t{rows}" for rows in (2, 5) for draws in ("greedy", "sampled")),
         "draft",
     ]
     assert {graph.kind: graph.rows for graph in npu.graphs}["decode"] == 2  # padded: see DECODE_ROWS
@@ -55,7 +56,7 @@ def test_a_bundle_for_the_npu_alone(copied: tuple[Path, Manifest]) -> None:
         assert (folder / graph.file).is_file() and (folder / graph.file).with_suffix(".txt").is_file()
     assert [gear.graph for gear in manifest.gears] == ["decode-kv128", "verify-t5-kv128"]
     script = (folder / "npu" / "atc.sh").read_text()
-    assert script.count("\natc ") == 4 and "--precision_mode_v2=origin" in script and "Ascend910B3" in script
+    assert script.count("\natc ") == 8 and "--precision_mode_v2=origin" in script and "Ascend910B3" in script
     assert encode(Bundle.open(folder).manifest) == encode(manifest)
 
 

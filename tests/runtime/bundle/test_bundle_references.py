@@ -77,6 +77,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "output": (lambda m: end(m, "step", "choice").update(name="chosen"), "gives .*chosen.* beside caches"),
     "same name": (lambda m: end(m, "step", "bias").update(name="total"), "named 'total'"),
     "run-time size": (lambda m: end(m, "decode-kv128", "tokens").update(shape=["T"]), "has sizes that are chosen"),
+    "half an acceptance": (
+        lambda m: graphs_of(m).append(graph(m, "decode-kv128") | {"kind": "accept", "name": "a"}),
+        "expected two graphs that accept 1 rows, greedy and sampled, got 1",
+    ),
     "rows": (lambda m: end(m, "verify-t7-kv128", "tokens").update(shape=[8]), "tokens int64 .8.; expected 7"),
     "small candidates": (lambda m: m["trees"][-1].update(width=11, file=None), "a tree exactly where it has no file"),
     "noise": (lambda m: end(m, "draft", "noise").update(shape=[1, 300]), "takes noise .*expected a row for each of 2"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims, Drafter
@@ -14,7 +15,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation import drafting
-from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
 from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -240,11 +241,32 @@ MEDUSA = Drafter(
 )
 
 
+def test_rows_on_a_device_are_read_back_only_where_others_wait_beside_them() -> None:
+    reads: list[np.ndarray] = []
+    cache = DraftCache(
+        structs.replace(MEDUSA, layers=1, kv_heads=1, head_dim=1), lambda shape: np.ones(shape, np.float32)
+    )
+
+    def appended(tokens: list[int]) -> None:
+        buffer = cache.next_rows(3)
+        buffer[: len(tokens)] = np.array(tokens)[:, None]
+        cache.append(np.array(tokens), DeviceRows(buffer, len(tokens), lambda rows: reads.append(rows) or rows.copy()))
+
+    appended([5, 6])
+    assert cache.on_device is not None and cache.after(2, 9).tolist() == [6, 9] and not reads
+    cache.drafted(7)
+    appended([7])
+    assert cache.waiting == 1 and cache.length == 2 and cache.on_device is not None and not reads
+    appended([8])
+    appended([4])
+    assert cache.on_device is None and cache.features(3)[:, 0].tolist() == [7, 8, 4]
+
+
 def test_medusa_keeps_the_last_row_alone() -> None:
     cache = DraftCache(MEDUSA, np.zeros)
     cache.append(np.arange(5), np.full((1, 2), 4.0, np.float32))
     cache.append(np.array([0, 2]), np.array([[0, 1], [4, 5]], np.float32))
-    assert cache.waiting == 1 and cache.rows(1, 8)[1].tolist() == [[4.0, 5.0]]
+    assert cache.waiting == 1 and cache.features(1).tolist() == [[4.0, 5.0]]
     cache.rollback(3)
     assert cache.waiting == 1
 

@@ -1,0 +1,117 @@
+"""Acceptance: the teacher's draw at every row of a verified tree, and the walk down the tree, inside a graph.
+
+It reads what a verify step leaves on the device, and gives what the host must know: a token a row, whether it is sure,
+and the path. Where a row of the path is not sure the host walks itself, and draws that row from its logits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.steps.draw import Settings, greedy, sampled
+from draftwood.compiler.steps.step import Step, StepSizes, tensor
+from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.noise import ROUNDS
+
+# T rows, V vocabulary, F features, L levels = P places of a path, D depth
+
+Draws = Literal["greedy", "sampled"]
+
+
+class AcceptStep(nn.Module):
+    """Outputs ``drawn`` int64 [T], ``sure`` bool [T], ``path`` int64 [P], its last row repeated, ``length`` int64 [1],
+    the path's rows, and with a drafter ``features.out``, those of the path's rows, or of its last alone."""
+
+    def __init__(self, draws: Draws, places: int, kept_rows: int) -> None:
+        super().__init__()
+        self.draws, self.places, self.kept_rows = draws, places, kept_rows
+
+    def forward(self, logits, tokens, parents, depths, visible, *more):  # type: ignore[no-untyped-def]
+        features, settings = more[: bool(self.kept_rows)], more[bool(self.kept_rows) :]
+        drawn, sure = sampled(logits, depths, Settings(*settings)) if settings else greedy(logits)
+        path, length = walked(tokens, parents, depths, visible, drawn, self.places)
+        kept = path if self.kept_rows > 1 else path[-1:]
+        return (drawn, sure, path, length, *(rows.index_select(0, kept) for rows in features))
+
+
+def walked(
+    tokens_T: Tensor, parents_T: Tensor, depths_T: Tensor, visible_TT: Tensor, drawn_T: Tensor, places: int
+) -> tuple[Tensor, Tensor]:
+    """The accepted path int64 [P], its last row repeated, and how many rows it has, the root counted, int64 [1].
+
+    `draftwood.trees.acceptance.accept` in a graph's operators. A padded row is its own and has depth 0.
+    """
+    order_T = torch.arange(tokens_T.shape[0], device=tokens_T.device)
+    carries_T = tokens_T == drawn_T.index_select(0, parents_T)
+    # Of siblings that carry the token the first alone counts; the root is no sibling of its children.
+    elder_TT = (parents_T[:, None] == parents_T) & (order_T < order_T[:, None]) & (order_T > 0)
+    matched_T = (carries_T & ~(elder_TT & carries_T).any(1)) | (order_T == 0)
+    reached_T = ~(visible_TT & ~matched_T).any(1)
+    last_1 = torch.where(reached_T, depths_T, -1).float().argmax(0)[None]
+    depth_1 = depths_T.index_select(0, last_1)
+    place_P = torch.arange(places, device=tokens_T.device).minimum(depth_1)
+    on_path_PT = visible_TT.index_select(0, last_1) & (depths_T == place_P[:, None])
+    return on_path_PT.float().argmax(1), depth_1 + 1
+
+
+def accept_step(
+    draws: Draws, rows: int, sizes: StepSizes, vocabulary: int, features: int = 0, kept_rows: int = 0
+) -> Step:
+    """Acceptance for trees of ``rows`` rows; of ``features`` columns, 0 without a drafter, it keeps so many rows."""
+    inputs = [
+        tensor("logits", sizes.dtype, rows, vocabulary),
+        *tree_inputs(rows),
+        *([tensor("features", sizes.dtype, rows, features)] if features else []),
+        *(draw_inputs(sizes.path_rows) if draws == "sampled" else []),
+    ]
+    outputs = [
+        tensor("drawn", "int64", rows),
+        tensor("sure", "bool", rows),
+        tensor("path", "int64", sizes.path_rows),
+        tensor("length", "int64", 1),
+        *([tensor("features.out", sizes.dtype, kept_rows, features)] if features else []),
+    ]
+    name = accept_name(draws, rows)
+    signature = GraphSignature(
+        name=name,
+        kind="accept",
+        file=f"onnx/{name}.onnx",
+        rows=rows,
+        slots=0,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        aliases={},
+    )
+    return Step(AcceptStep(draws, sizes.path_rows, kept_rows), signature)
+
+
+def rebuilt_accept(signature: GraphSignature) -> Step:
+    """The step that a signature came from."""
+    places = next(spec.shape[0] for spec in signature.outputs if spec.name == "path")
+    kept = next((spec.shape[0] for spec in signature.outputs if spec.name == "features.out"), 0)
+    draws: Draws = "sampled" if any(spec.name == "keys" for spec in signature.inputs) else "greedy"
+    return Step(AcceptStep(draws, int(places), int(kept)), signature)
+
+
+def accept_name(draws: Draws, rows: int) -> str:
+    """Name of the graph."""
+    return f"accept-{draws}-t{rows}"
+
+
+def tree_inputs(rows: int) -> list[TensorSignature]:
+    """A tree's tokens and tables."""
+    return [
+        tensor("tokens", "int64", rows),
+        tensor("parents", "int64", rows),
+        tensor("depths", "int64", rows),
+        tensor("visible", "bool", rows, rows),
+    ]
+
+
+def draw_inputs(levels: int) -> list[TensorSignature]:
+    """How rows are drawn: the fields of `draw.Settings`."""
+    numbers = [tensor(name, "float32", 1) for name in ("temperature", "top_k", "top_p")]
+    return [tensor("keys", "int32", 3, ROUNDS, levels), *numbers]

@@ -1,0 +1,203 @@
+"""Acceptance as graphs do it: where a draw is sure it is the host's, and the walk is the host's walk."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.compiler.onnx.lowering import lower_to_onnx
+from draftwood.compiler.steps.accept import accept_step, walked
+from draftwood.compiler.steps.draw import Settings, greedy, sampled
+from draftwood.compiler.steps.noise import block_noise, own_noise
+from draftwood.compiler.steps.step import StepSizes
+from draftwood.compiler.steps.tracing import trace
+from draftwood.noise import BLOCK, gumbel_row, key_of, keys_of
+from draftwood.runtime.engines.acceptance import fill_settings
+from draftwood.runtime.speculation.sampling import Sampling, distribution, draw
+from draftwood.trees import Topology, tensorize, walk
+
+LEVELS, LENGTH = 4, 100
+RNG = np.random.default_rng
+FILTERS: list[dict] = [{}, {"top_k": 5}, {"top_k": 60}, {"top_p": 0.9}, {"top_p": 0.4}, {"top_p": 0.7, "top_k": 12}]
+
+
+def settings(sampling: Sampling, vocabulary: int, levels: int = LEVELS, position: int = LENGTH + 1) -> Settings:
+    inputs = {"keys": np.zeros((3, 6, levels), np.int32)}
+    inputs |= {name: np.zeros(1, np.float32) for name in ("temperature", "top_k", "top_p")}
+    fill_settings(inputs, sampling, position, vocabulary)
+    return Settings(*map(torch.from_numpy, inputs.values()))
+
+
+def drawn(logits: np.ndarray, levels: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    given = settings(sampling, logits.shape[1])
+    tokens, sure = sampled(torch.from_numpy(logits), torch.from_numpy(levels), given)
+    return tokens.numpy(), sure.numpy()
+
+
+def compared(logits: np.ndarray, levels: np.ndarray, sampling: Sampling) -> float:
+    """Every sure row is the host's; gives the share that is not sure."""
+    tokens, sure = drawn(logits, levels, sampling)
+    for row in np.flatnonzero(sure):
+        assert tokens[row] == draw(logits[row], sampling, LENGTH + 1 + int(levels[row]))
+    return float(1 - sure.mean())
+
+
+@pytest.mark.parametrize("vocabulary", [8, 101, 4160, 9000])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_a_sure_draw_is_the_hosts(vocabulary: int, filters: dict) -> None:
+    """Peaked and flat rows, fp32 and bf16, whose equal logits are many; of 96 rows few are left to the host."""
+    random, unsure = RNG(vocabulary), []
+    for seed in range(6):
+        logits = (random.standard_normal((16, vocabulary)) * (2, 4, 6)[seed % 3]).astype(np.float32)
+        logits[:, : vocabulary // 2] += 8 * random.random()
+        if seed % 2:
+            logits = torch.from_numpy(logits).bfloat16().float().numpy()
+        logits[3, 1:5], logits[4] = -np.inf, np.round(logits[4])
+        sampling = Sampling(temperature=(0.3, 0.8, 1.2)[seed // 2], seed=seed, **filters)
+        unsure.append(compared(logits, random.integers(0, LEVELS, 16), sampling))
+    if vocabulary <= BLOCK or "top_p" not in filters:
+        assert np.mean(unsure) <= 0.1
+
+
+@given(st.data())
+def test_any_small_row(data: st.DataObject) -> None:
+    """Logits of few values, so that ties decide what top-k and top-p keep."""
+    rows = st.lists(st.lists(st.integers(-3, 3), min_size=7, max_size=7), min_size=2, max_size=2)
+    logits = np.array(data.draw(rows), np.float32) / 2
+    sampling = Sampling(
+        temperature=data.draw(st.sampled_from([0.05, 0.7, 1.0, 3.0])),
+        top_k=data.draw(st.integers(0, 8)),
+        top_p=data.draw(st.sampled_from([1e-4, 0.25, 0.5, 0.99, 1.0])),
+        seed=data.draw(st.integers(0, 99)),
+    )
+    compared(logits, np.array([0, 3]), sampling)
+
+
+def test_what_cannot_be_sure_is_not() -> None:
+    """Two tokens a hair apart; a nucleus of all tokens; NaN, +inf, nothing but -inf; and greedy alike."""
+    sampling, noise = Sampling(temperature=1.0, seed=3), gumbel_row(200, key_of(3, LENGTH + 1))
+    logits = np.zeros((5, 200), np.float32)
+    logits[0] = -30
+    logits[0, [7, 90]] = 5 - noise[[7, 90]]
+    logits[1, 0], logits[2, 0], logits[3], logits[4, 4] = np.nan, np.inf, -np.inf, 50
+    assert drawn(logits, np.zeros(5, np.int64), sampling)[1].tolist() == [False] * 4 + [True]
+    flat = np.zeros((1, 200), np.float32)
+    assert not drawn(flat, np.zeros(1, np.int64), Sampling(temperature=1.0, top_p=0.9))[1].any()
+    tokens, sure = greedy(torch.from_numpy(logits))
+    assert sure.tolist() == [True, False, False, False, True] and int(tokens[4]) == 4
+
+
+def test_the_noise_differs_from_the_hosts_by_rounding_alone() -> None:
+    """Of 9000 ids a position; the margin of a draw is a hundred times what is allowed here."""
+    keys = torch.from_numpy(np.stack(keys_of(5, range(40, 44)))[..., 0])
+    least, lane = block_noise(keys, -(-9000 // BLOCK))
+    ids = torch.arange(9000, dtype=torch.int32)
+    own = torch.where(lane[:, ids // BLOCK] == ids % BLOCK, 0.0, own_noise(keys, ids.expand(4, -1)))
+    got = -torch.log(own + least[:, ids // BLOCK]).numpy()
+    want = np.stack([gumbel_row(9000, key_of(5, position)) for position in range(40, 44)])
+    assert np.abs(got - want).max() < 1e-5
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.8}], ids=str)
+def test_the_draws_law_is_exact(filters: dict) -> None:
+    """Chi-square of 6000 positions against the exact distribution; six deviations, a false alarm in 1e8."""
+    logits, sampling, count = RNG(1).normal(0, 1.5, 8).astype(np.float32), Sampling(temperature=0.9, **filters), 6000
+    given = settings(sampling, 8, levels=count)
+    tokens, sure = sampled(torch.from_numpy(np.tile(logits, (count, 1))), torch.arange(count), given)
+    assert sure.float().mean() > 0.99
+    exact = distribution(logits, sampling) * count
+    seen = np.bincount(tokens.numpy(), minlength=8)
+    assert not seen[exact == 0].any()
+    freedom = int((exact > 0).sum()) - 1
+    excess = ((seen - exact) ** 2)[exact > 0] @ (1 / exact[exact > 0])
+    assert excess < freedom + 6 * math.sqrt(2 * freedom)
+
+
+def all_trees(most: int) -> Iterator[Topology]:
+    """Every ordered tree of one to ``most`` draft nodes: non-decreasing parents that precede their children."""
+    for nodes in range(1, most + 1):
+        for parents in itertools.product(*(range(row) for row in range(1, nodes + 1))):
+            if all(left <= right for left, right in itertools.pairwise(parents)):
+                yield Topology((0, *parents), (0, *(parents[:row].count(p) for row, p in enumerate(parents))))
+
+
+def tables(tree: Topology) -> tuple[torch.Tensor, ...]:
+    """Parents, depths and mask, a padded row at the end."""
+    buffers, mask = tensorize(tree), np.eye(tree.rows + 1, dtype=bool)
+    mask[:-1, :-1] = buffers.mask
+    return tuple(map(torch.from_numpy, (np.append(buffers.parents, 0), np.append(buffers.depths, 0), mask)))
+
+
+def test_the_walk_is_the_hosts_on_every_tree_of_up_to_five_nodes() -> None:
+    """Tokens of a vocabulary of three, so that siblings often carry the same."""
+    random = RNG(2)
+    for tree in all_trees(5):
+        for _ in range(10):
+            tokens, draws = random.integers(0, 3, (2, tree.rows + 1))
+            tokens[-1] = tokens[0]
+            path, length = walked(torch.from_numpy(tokens), *tables(tree), torch.from_numpy(draws), places=7)
+            want = walk(tensorize(tree), tokens[:-1], lambda row, depth, draws=draws: int(draws[row])).rows
+            assert tuple(path[: int(length)].tolist()) == want
+            assert set(path[int(length) :].tolist()) <= {want[-1]}
+
+
+@cache
+def teacher(prefix: tuple[int, ...]) -> np.ndarray:
+    """Logits of eight tokens that follow from the whole prefix."""
+    return RNG((5, *prefix)).normal(0, 1.5, 8).astype(np.float32)
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.8}], ids=str)
+def test_every_tree_of_up_to_five_nodes_gives_the_plain_text(filters: dict) -> None:
+    """64 trees, each drafted by who knows the teacher, in steps that draw and walk as a graph does."""
+    trees = list(all_trees(5))
+    assert len(trees) == 64
+    for number, tree in enumerate(trees):
+        sampling, text = Sampling(temperature=0.9, seed=number, **filters), (0,)
+        while len(text) < 6:
+            text += accepted_tokens(tree, sampling, text)
+        for at in range(1, 6):
+            assert text[at] == draw(teacher(text[:at]), sampling, at)
+
+
+def accepted_tokens(tree: Topology, sampling: Sampling, text: tuple[int, ...]) -> tuple[int, ...]:
+    """One step behind a text, whose last token is the root."""
+    parents, depths, mask = tables(tree)
+    rows = [text]
+    for row in range(1, tree.rows):
+        above = rows[tree.parents[row]]
+        rows.append((*above, int(np.argsort(-teacher(above))[tree.ranks[row]])))
+    logits = torch.from_numpy(np.stack([teacher(row) for row in (*rows, text)]))
+    tokens = torch.tensor([row[-1] for row in (*rows, text)])
+    drawn_T, sure_T = sampled(logits, depths, settings(sampling, 8, levels=6, position=len(text)))
+    path, length = walked(tokens, parents, depths, mask, drawn_T, places=6)
+    assert sure_T[path].all()
+    chosen = path[: int(length)].tolist()
+    return (*tokens[chosen[1:]].tolist(), int(drawn_T[chosen[-1]]))
+
+
+def test_onnxruntime_accepts_alike(tmp_path: Path) -> None:
+    """The step as standard operators, against itself in PyTorch: every output, of a vocabulary of many blocks."""
+    step = accept_step("sampled", 5, StepSizes(branch_rows=5, path_rows=LEVELS), 5000, features=6, kept_rows=LEVELS)
+    lower_to_onnx(step, trace(step), {}, "none", tmp_path / "accept.onnx")
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False  # the pool of tests/conftest.py
+    session = onnxruntime.InferenceSession(str(tmp_path / "accept.onnx"), options, providers=["CPUExecutionProvider"])
+    buffers, random = tensorize(Topology.backbone(2, 2)), RNG(3)
+    for seed in range(4):
+        logits = (4 * random.standard_normal((5, 5000))).astype(np.float32)
+        how = settings(Sampling(temperature=0.9, seed=seed, top_k=20 * (seed % 2)), 5000)
+        given = (random.integers(0, 9, 5), buffers.parents, buffers.depths, buffers.mask)
+        inputs = [logits, *given, random.random((5, 6), np.float32), *(t.numpy() for t in how)]
+        names = [spec.name for spec in step.signature.inputs]
+        got = session.run(None, dict(zip(names, inputs, strict=True)))
+        want = step.module(*(torch.tensor(array) for array in inputs))
+        assert all(np.array_equal(one, other.numpy()) for one, other in zip(got, want, strict=True))

@@ -1,0 +1,57 @@
+"""What a step moves between the host and the device, by its graphs' signatures: launches, and bytes each way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature
+
+# Bytes of a number.
+_BYTES = {"int64": 8, "int32": 4, "bool": 1, "float32": 4, "float16": 2, "bfloat16": 2}
+# Stays on the device: what a step leaves for acceptance and for the next step.
+_KEPT = {"branch", "branch.out", "logits", "features", "features.out"}
+# What a step without acceptance in a graph reads back.
+_TEACHER = {"logits", "features"}
+
+
+def host_traffic(manifest: Manifest, graphs: Iterable[GraphSignature]) -> list[dict[str, Any]]:
+    """A row for every gear, greedy and sampled, of a graph set that accepts on the device.
+
+    ``host_acceptance`` is what would be read back if the host accepted. The rare rows that a graph leaves to the host
+    (`draftwood.runtime.engines.acceptance`) are not counted, nor are features that wait from plain steps.
+    """
+    known = list(graphs)
+    rows = [_gear(gear, draws, known) for gear in manifest.gears for draws in ("greedy", "sampled")]
+    return [row for row in rows if row is not None]
+
+
+def _gear(gear: Gear, draws: str, graphs: list[GraphSignature]) -> dict[str, Any] | None:
+    named = {graph.name: graph for graph in graphs}
+    verify = named[gear.graph]
+    accept = named.get(f"accept-{draws}-t{verify.rows}")
+    if accept is None:
+        return None
+    draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft or ""))
+    run = [graph for graph in (draft, verify, accept) if graph is not None]
+    read = sum(_size(spec) for graph in run for spec in _moved(graph.outputs, graph))
+    held = sum(_size(spec) for spec in verify.outputs if spec.name in _TEACHER)
+    decided = sum(_size(spec) for spec in _moved(accept.outputs, accept))
+    return {
+        "gear": gear.name,
+        "draws": draws,
+        "launches": len(run),
+        "read_bytes": read,
+        "written_bytes": sum(_size(spec) for graph in run for spec in _moved(graph.inputs, graph)),
+        "host_acceptance_read_bytes": read - decided + held,
+    }
+
+
+def _moved(specs: Iterable[TensorSignature], graph: GraphSignature) -> list[TensorSignature]:
+    held = _KEPT | set(graph.caches) | set(graph.aliases)
+    return [spec for spec in specs if spec.name not in held]
+
+
+def _size(spec: TensorSignature) -> int:
+    return _BYTES[spec.dtype] * prod(int(size) for size in spec.shape)
