@@ -99,13 +99,13 @@ def _drafted(
 
 def _misplaced(cache: DraftCache) -> None:
     """Every one of three states in the place of the next; of a single state its parts."""
-    rows = cache.rows
+    features = cache.features
 
-    def turned(count: int, following: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        after_n, features_nF = rows(count, following)
-        return after_n, np.roll(features_nF, features_nF.shape[1] // 3, axis=1)
+    def turned(count: int) -> NDArray[np.float32]:
+        features_nF = features(count)
+        return np.roll(features_nF, features_nF.shape[1] // 3, axis=1)
 
-    cache.rows = turned  # type: ignore[method-assign]
+    cache.features = turned  # type: ignore[method-assign]
 
 
 def _forgotten(cache: DraftCache) -> None:
