@@ -16,7 +16,7 @@ from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
 from draftwood.planning import Planning
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 8
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20

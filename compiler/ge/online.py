@@ -76,7 +76,7 @@ class TorchairExecutor:
         return step
 
     def read(self, buffer: Tensor) -> NDArray:
-        """See `draftwood.runtime.engines.static.Executor.read`."""
+        """See `draftwood.runtime.engines.executor.Executor.read`."""
         return host(buffer)
 
 

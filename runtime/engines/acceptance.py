@@ -7,7 +7,6 @@ that row from its logits, the one row that is then read back. So the text is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.noise import keys_of
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.sessions import allocate, fixed
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.kv_cache import Buffer
@@ -23,9 +23,6 @@ from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import Accepted, TreeBuffers, walk
-
-if TYPE_CHECKING:
-    from draftwood.runtime.engines.static import Executor
 
 # T rows of a graph, V vocabulary, F features
 

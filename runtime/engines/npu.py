@@ -12,7 +12,8 @@ from importlib.metadata import entry_points
 from draftwood.environment import npu_count
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.static import Executor, StaticEngine
+from draftwood.runtime.engines.executor import Executor
+from draftwood.runtime.engines.static import StaticEngine
 
 EXECUTORS = "draftwood.executors"
 

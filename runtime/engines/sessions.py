@@ -147,7 +147,7 @@ class OnnxExecutor:
 
     @staticmethod
     def read(buffer: Buffer) -> NDArray[np.float32]:
-        """See `static.Executor.read`."""
+        """See `executor.Executor.read`."""
         return np.asarray(buffer, np.float32)
 
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
@@ -155,7 +155,7 @@ class OnnxExecutor:
         self._opened: dict[str, tuple[Bindings, dict[str, NDArray]]] = {}
 
     def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
-        """See `static.Executor.run`."""
+        """See `executor.Executor.run`."""
         bindings, outputs = self.open(graph)
         for name, array in inputs.items():
             bindings.input(name, array)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acceptance import Acceptance, fill_tree
 from draftwood.runtime.engines.engine import StagedEngine, one_row
+from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -27,29 +27,6 @@ from draftwood.runtime.speculation.step import Draft, StepOutcome, StepTimes, Te
 
 # What the host fills for a step; caches and branch lie where the executor has put them.
 _SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"}
-
-
-class Executor(Protocol):
-    """Runs graphs on one device, and has the memory that they read and write there."""
-
-    @property
-    def zeros(self) -> Zeros:
-        """Makes a buffer of zeros of a shape on the device."""
-
-    def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
-        """Runs a graph; opens it when it is first needed.
-
-        Args:
-            inputs: the small inputs by name, in the host's memory.
-            buffers: by name what lies on the device: the caches, which are written in place, inputs that are read
-                there, such as ``branch``, and outputs that stay there, such as ``branch.out``.
-
-        Returns:
-            The other outputs by name, fp32 or whole numbers in the host's memory, valid until the next run.
-        """
-
-    def read(self, buffer: Buffer) -> NDArray[np.float32]:
-        """A buffer, or rows of one, in the host's memory."""
 
 
 class StaticEngine(StagedEngine):

@@ -45,7 +45,7 @@ class InterpreterExecutor:
     def run(
         self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
     ) -> dict[str, NDArray]:
-        """See `draftwood.runtime.engines.static.Executor.run`."""
+        """See `draftwood.runtime.engines.executor.Executor.run`."""
         if graph.name not in self._opened:
             self._opened[graph.name] = self.interpreter(graph)
         results = self._opened[graph.name].run(self.gathered(graph, inputs, buffers), self.observe)
@@ -55,7 +55,7 @@ class InterpreterExecutor:
         return {name: host(value) for name, value in outputs.items()}
 
     def read(self, buffer: Tensor) -> NDArray[np.float32]:
-        """See `draftwood.runtime.engines.static.Executor.read`."""
+        """See `draftwood.runtime.engines.executor.Executor.read`."""
         return host(buffer)
 
     def interpreter(self, signature: GraphSignature) -> Interpreter:

@@ -51,11 +51,11 @@ class AclExecutor:
         return DeviceArray.zeros(self.device, self._kind, shape)
 
     def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
-        """See `static.Executor.run`."""
+        """See `executor.Executor.run`."""
         return self._models[graph.name].run(inputs, buffers)
 
     def read(self, buffer: DeviceArray) -> NDArray[np.float32]:
-        """See `static.Executor.read`."""
+        """See `executor.Executor.read`."""
         return np.asarray(buffer)
 
     def close(self) -> None:

@@ -144,7 +144,7 @@ class Model:
         }
 
     def run(self, inputs: Mapping[str, NDArray], buffers: Mapping[str, DeviceArray]) -> dict[str, NDArray]:
-        """See `static.Executor.run`: two copies and one launch, behind each other in the stream."""
+        """See `executor.Executor.run`: two copies and one launch, behind each other in the stream."""
         device, library = self._device, self._device.library
         device.enter()
         given, taken = (self._near(stagings, buffers) for stagings in (self._given, self._taken))
