@@ -78,7 +78,8 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A finished text. ``token_ids`` are the new tokens, the end token counted; ``decode_seconds`` those behind the first."""
+    """A finished text. ``token_ids`` are the new tokens, the end token counted; ``decode_seconds`` are those of all but
+    the first."""
 
     token_ids: tuple[int, ...]
     text: str | None

@@ -152,8 +152,9 @@ class Model:
         for name, array in inputs.items():
             store(arrays[name], array)
         places = {name: at for staging in (*given, *taken) for name, at in staging.addresses.items()}
+        places |= self._places(buffers)
         for bound in self._bound:
-            bound.bind(places | self._places(buffers))
+            bound.bind(places)
         for staging in given:
             staging.upload()
         where = f"graph {self._graph.name}"
