@@ -28,6 +28,8 @@ COMMANDS = {
     "check": "compare every graph of a bundle with eager PyTorch",
     "run": "answer one prompt with a bundle",
     "bench": "compare speculative with plain decoding: tokens and speed",
+    "evaluate": "measure a suite: exactness, speed and every experiment, into a folder that can be resumed",
+    "report": "draw what evaluate measured: a page, pictures, tables; or hold two runs against each other",
     "calibrate": "count the rank paths that a teacher's text takes through a drafter's candidates",
     "profile": "measure, or model, how long the steps of a gear take",
     "replay": "replay policies over recorded texts, without a model",

@@ -21,14 +21,14 @@ class Prefilled:
     max_batch = 1
 
     def __init__(self, engine: StagedEngine, prompt_n: NDArray[np.int64], slots: int) -> None:
-        self.bundle, self._engine = engine.bundle, engine
-        self._behind = engine.begin(slots)
+        self.bundle, self.behind = engine.bundle, engine
+        self._filled = engine.begin(slots)
         # The engine's next step writes over its outputs.
-        self._logits_V = engine.prefill(self._behind, prompt_n).logits_BRV[0, -1].copy()
+        self._logits_V = engine.prefill(self._filled, prompt_n).logits_BRV[0, -1].copy()
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         """A copy of the text behind its prompt, at ``slots`` slots or the prefill's, if those are more."""
-        state = copy.deepcopy(self._behind)
+        state = copy.deepcopy(self._filled)
         state.sampling = sampling or Sampling()
         if state.slots < slots:
             state.grow(slots)
@@ -41,7 +41,7 @@ class Prefilled:
 
     def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
         """A step of the engine that prefilled."""
-        return self._engine.step(states, gear)
+        return self.behind.step(states, gear)
 
     def close(self) -> None:
         """Nothing is open here."""

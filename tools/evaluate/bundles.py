@@ -1,0 +1,163 @@
+"""The bundles that are evaluated: a shipped pair of a size with planned trees or given ones, built once and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from draftwood.runtime.bundle import Bundle
+from draftwood.tools import demo
+from draftwood.tools.demo.sizes import bundle_name, models
+from draftwood.trees import Topology, tensorize
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import read_calibration
+from draftwood.trees.gears import Limits
+from draftwood.trees.spec import Budget
+
+NODES = 15
+LEAST_SLOTS = 1024
+PREFILL_ROWS = (128,)  # the CPU's engine prefills with the step of any size
+
+Trees = tuple[tuple[str, Topology | Budget], ...]
+
+
+def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callable[[str], None]) -> Path:
+    """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens; built unless it is there."""
+    from draftwood.trees.plan_file import format_plan
+    from draftwood.trees.spec import read_specs
+
+    greedy, sampled = counted(drafter, sampled=False), counted(drafter, sampled=True)
+    plan = format_plan(_plan(greedy, sampled))
+    folder = work / bundle_name("planned", size, drafter, (kv_lengths(reach), plan))
+    if not folder.exists():
+        file = work / f"{folder.name}.plan.json"
+        file.write_text(plan)
+        specs = read_specs(f"plan:{file}")
+        _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan)
+    return folder
+
+
+def tree_bundle(size: str, drafter: str, reach: int, trees: Trees, work: Path, say: Callable[[str], None]) -> Path:
+    """The pair with ``trees``, plain decoding first; of a drafter that ranks levels the largest one alone."""
+    if drafter != "demo-eagle3":
+        trees = (trees[0], largest(trees))
+    folder = work / bundle_name("trees", size, drafter, (kv_lengths(reach), trees))
+    if not folder.exists():
+        _build(size, drafter, reach, folder, say, trees=distinct(trees))
+    return folder
+
+
+def largest(trees: Trees) -> tuple[str, Topology]:
+    """A tree that has the rows, the depth and the ranks of any of ``trees``."""
+    rows, depth, width = (max(getattr(tree, of) for _, tree in trees) for of in ("rows", "depth", "width"))
+    chain = [(0,) * level for level in range(1, depth + 1)]
+    more = [(rank,) for rank in range(1, width)]
+    wider = [(0,) * level + (rank,) for level in range(1, depth) for rank in range(1, width)]
+    paths = [*chain, *more, *wider]
+    return "largest", Topology.from_paths(paths[: max(rows - 1, depth + width - 1)])
+
+
+def distinct(trees: Trees) -> Trees:
+    """Each tree once, under its first name."""
+    names: dict[Topology | Budget, str] = {}
+    for name, tree in trees:
+        names.setdefault(tree, name)
+    return tuple((name, tree) for tree, name in names.items())
+
+
+def windowed_bundle(size: str, drafter: str, reach: int, window: int, work: Path, say: Callable[[str], None]) -> Path:
+    """The planned pair whose drafter's layers see the last ``window`` tokens alone; the teacher sees all."""
+    trees = (("plain", Topology.plain()), ("tree", counted(drafter, sampled=False).rank_paths().best_tree(NODES)))
+    folder = work / bundle_name(f"window{window}", size, drafter, (kv_lengths(reach), trees))
+    if not folder.exists():
+        source = models(size, work, drafter)[1]
+        own = with_fields(
+            source,
+            work / f"{source.name}-window{window}",
+            sliding_window=window,
+            use_sliding_window=True,
+            layer_types=["sliding_attention"],
+        )
+        _build(size, drafter, reach, folder, say, trees=trees, own=own)
+    return folder
+
+
+def with_trees(bundle: Bundle, trees: Trees) -> Bundle:
+    """An opened bundle with more trees, without building them: one draft graph serves every tree of a drafter that
+    ranks levels, and the CPU's step takes any size up to the largest tree that was built."""
+    manifest = bundle.manifest
+    like = next(gear for gear in manifest.gears if gear.draft)
+    fixed = [(name, tree) for name, tree in trees if isinstance(tree, Topology)]
+    assert all(tree.rows <= manifest.dims.branch_rows and tree.depth < manifest.dims.path_rows for _, tree in fixed)
+    held = next(tree for tree in manifest.trees if tree.name == like.tree)
+    new_trees = tuple(
+        msgspec.structs.replace(held, name=name, rows=t.rows, depth=t.depth, width=t.width) for name, t in fixed
+    )
+    new_gears = tuple(msgspec.structs.replace(like, name=name, tree=name) for name, _ in fixed)
+    found = msgspec.structs.replace(manifest, trees=manifest.trees + new_trees, gears=manifest.gears + new_gears)
+    topologies = bundle.trees | {name: (tree, tensorize(tree)) for name, tree in fixed}
+    return Bundle(bundle.folder, found, topologies, bundle.files, bundle.verified)
+
+
+def counted(drafter: str, sampled: bool) -> Calibration:
+    """The rank paths that the demo teacher's own text took through a shipped drafter's candidates."""
+    return read_calibration(demo.resolve(drafter) / f"rank_paths_{'sampled' if sampled else 'greedy'}.json")
+
+
+def kv_lengths(reach: int) -> tuple[int, ...]:
+    """From ``LEAST_SLOTS`` on twice as long each time, until ``reach`` tokens and a tree fit."""
+    needed, slots = reach + 2 * NODES + 2, [LEAST_SLOTS]
+    while slots[-1] < needed:
+        slots.append(2 * slots[-1])
+    return tuple(slots)
+
+
+def with_fields(model: Path, out: Path, **fields: object) -> Path:
+    """The same weights under a configuration with other ``fields``."""
+    out.mkdir(exist_ok=True)
+    for path in model.iterdir():
+        if path.name != "config.json" and not (out / path.name).exists():
+            (out / path.name).symlink_to(path.resolve())
+    config = json.loads((model / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | fields))
+    return out
+
+
+def _plan(greedy: Calibration, sampled: Calibration):  # type: ignore[no-untyped-def]
+    import draftwood
+
+    return draftwood.plan(greedy, Limits(nodes=NODES), sampled=sampled)
+
+
+def _build(
+    size: str,
+    drafter: str,
+    reach: int,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    trees: Sequence[tuple[str, Topology | Budget]],
+    plan: object = None,
+    own: Path | None = None,
+) -> None:
+    import draftwood
+
+    say(f"building {folder.name}")
+    slots = kv_lengths(reach)
+    teacher, shipped = models(size, folder.parent, drafter)
+    config = json.loads((teacher / "config.json").read_text())
+    if config["max_position_embeddings"] < slots[-1]:  # more than the teacher was trained for
+        longer = folder.parent / f"{teacher.name}-{slots[-1]}"
+        teacher = with_fields(teacher, longer, max_position_embeddings=slots[-1])
+    request = draftwood.BuildRequest(
+        model=teacher,
+        drafter=own or shipped,
+        trees=tuple(trees),
+        slots=slots,
+        prefill_rows=PREFILL_ROWS,
+        plan=plan,  # type: ignore[arg-type]
+    )
+    draftwood.build(request, folder)

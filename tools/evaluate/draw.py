@@ -1,0 +1,125 @@
+"""How pictures look: one colour for a drafter everywhere, told apart by the colour-blind (Okabe and Ito), few lines.
+
+What is ink (text, axes) is drawn in one colour that the page replaces by its own, so that a picture is read on a light
+and on a dark page alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1f2a37"
+# Colours of a heat map span this far around equal speed, on a scale of factors.
+REACH = 2.5
+COLOURS = {
+    "plain": "#7a7a7a",
+    "medusa": "#e69f00",
+    "eagle3": "#0072b2",
+    "fasteagle": "#009e73",
+    "peagle": "#cc79a7",
+    "dflash": "#d55e00",
+}
+# Of what is no drafter (methods, stages, gears), in the order of their appearance.
+OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+
+def colour(way: str) -> str:
+    """A drafter's colour, by the first word of what is done with it."""
+    return COLOURS.get(way.removeprefix("demo-").split(" ")[0], COLOURS["plain"])
+
+
+def dashes(way: str) -> str:
+    """The adaptive policy's lines are whole, a fixed tree's dashed."""
+    return "-" if way.endswith("adaptive") or " " not in way else "--"
+
+
+def panels(canvas: Figure, titles: Sequence[str], share_y: bool = True) -> Iterator[Axes]:
+    """Axes side by side with their titles."""
+    drawn = canvas.subplots(1, max(len(titles), 1), squeeze=False, sharey=share_y)[0]
+    for axes, title in zip(drawn, titles, strict=False):
+        axes.set_title(title, loc="left")
+        yield axes
+
+
+def equal_speed(axes: Axes, across: bool = True) -> None:
+    """The line on which speculation gains nothing."""
+    (axes.axhline if across else axes.axvline)(1, color=INK, linewidth=0.9, linestyle=":")
+
+
+def label_ends(axes: Axes, ends: Iterable[tuple[float, float, str, str]], gap: float = 0.055) -> None:
+    """Words beside the ends of lines (x, y, text, colour), pushed apart where they would lie on each other."""
+    low, high = axes.get_ylim()
+    logarithmic = axes.get_yscale() == "log"
+
+    def place(y: float) -> float:
+        return axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1] if logarithmic else (
+            (y - low) / ((high - low) or 1)
+        )  # fmt: skip
+
+    last = -1.0
+    for x, y, text, ink in sorted(ends, key=lambda end: end[1]):
+        at = max(place(y), last + gap)
+        last = at
+        right = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
+        axes.annotate(text, (right + 0.02, at), xycoords="axes fraction", color=ink, fontsize=8, va="center",
+                      annotation_clip=False)  # fmt: skip
+
+
+def label_bars(axes: Axes, values: Sequence[float], form: str = "{:.2f}") -> None:
+    """The figure behind every horizontal bar."""
+    for at, value in enumerate(values):
+        axes.annotate(
+            form.format(value), (value, at), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8
+        )
+
+
+def legend(canvas: Figure, axes: Axes, columns: int = 4) -> None:
+    """One legend above all panels, of the first panel's names."""
+    handles, names = axes.get_legend_handles_labels()
+    canvas.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=8)
+
+
+def heat(axes: Axes, values: NDArray[np.float64], columns: Sequence[str], lines: Sequence[str]) -> None:
+    """Factors as colours around equal speed, with their figures; what was not measured stays empty."""
+    from matplotlib.colors import LogNorm
+
+    axes.imshow(values, aspect="auto", cmap="PuOr_r", norm=LogNorm(1 / REACH, REACH), origin="lower")
+    for (y, x), value in np.ndenumerate(values):
+        if value == value:
+            ink = "white" if abs(np.log(value)) > 0.75 * np.log(REACH) else "#1f2933"
+            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=ink)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(lines)), lines)
+    axes.grid(visible=False)

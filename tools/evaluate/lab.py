@@ -1,0 +1,165 @@
+"""What a section measures with: bundles that are open, their step times on this machine, and texts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from draftwood.planning import StepTime
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.sessions import share_threads
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_times
+from draftwood.tools.evaluate import bundles
+from draftwood.tools.evaluate.suite import Suite
+from draftwood.tools.measure.tune import tune
+from draftwood.tools.prompts import Prompt, read_prompts
+
+TUNE_SECONDS = 4.0
+STRIDE = 7
+# Behind so many tokens the tree that promises most is chosen.
+TYPICAL = 200
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An engine on one bundle, with the step times that were measured on this machine."""
+
+    engine: CpuEngine
+    drafter: str
+    digest: str
+    times: tuple[StepTime, ...]
+
+    def policies(self, name: str) -> Policies:
+        """``plain``, ``adaptive``, ``tree`` for the one that promises most, or a gear by its name."""
+        bundle = self.engine.bundle
+        if name == "plain":
+            return Policies(bundle, "plain")
+        if name == "adaptive":
+            return Policies(bundle, "adaptive", times=self.times)
+        return Policies(bundle, "fixed", self.tree if name == "tree" else name)
+
+    @cached_property
+    def tree(self) -> str:
+        """The gear of the fixed tree that promises most tokens a second, by counted paths and measured times."""
+        bundle, paths = self.engine.bundle, bundles.counted(self.drafter, sampled=False).rank_paths()
+        gears = Policies(bundle, "adaptive", times=self.times).gears
+        slots = min(gear.slots for gear in bundle.manifest.gears)
+
+        def worth(name: str) -> float:
+            tree = bundle.trees[bundle.gear(name).tree][0]
+            return paths.expected_accept_length(tree) / gears.times.us(gears.number[name], TYPICAL)
+
+        return max((gear.name for gear in bundle.manifest.gears if gear.draft and gear.slots == slots), key=worth)
+
+
+class Lab:
+    """The bench of one process. ``work`` keeps widened models and bundles from run to run."""
+
+    def __init__(self, suite: Suite, work: Path, threads: int | None = None) -> None:
+        self.suite, self.work, self.threads = suite, work, threads
+        work.mkdir(parents=True, exist_ok=True)
+        share_threads(threads)
+        # What the last section warmed up; another section's work goes through the processor's caches.
+        self.warmed: tuple[object, ...] = ()
+        self._open: dict[tuple[object, ...], Opened] = {}
+
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        """The suite's prompts."""
+        return read_prompts(self.suite.prompt_file)
+
+    def conversations(self, limit: int | None) -> list[list[Prompt]]:
+        """Prompts by conversation; ``limit`` of them, of every source alike."""
+        return conversations(self.prompts, limit)
+
+    def planned(self, size: str, drafter: str, reach: int = 0) -> Opened:
+        """The pair with planned trees, tuned on this machine."""
+        return self._opened(
+            ("planned", size, drafter, bundles.kv_lengths(reach)),
+            lambda: Bundle.open(bundles.planned_bundle(size, drafter, reach, self.work, self.say)),
+            tuned=True,
+        )
+
+    def trees(self, size: str, drafter: str, trees: bundles.Trees, reach: int = 0) -> Opened:
+        """The pair with ``trees``, not tuned; those of a drafter that ranks levels need no build of their own."""
+
+        def bundle() -> Bundle:
+            found = Bundle.open(bundles.tree_bundle(size, drafter, reach, trees, self.work, self.say))
+            return found if drafter == "demo-eagle3" else bundles.with_trees(found, trees)
+
+        return self._opened(("trees", size, drafter, bundles.kv_lengths(reach), trees), bundle, tuned=False)
+
+    def windowed(self, size: str, drafter: str, window: int, reach: int) -> Opened:
+        """The pair whose drafter sees ``window`` tokens; 0 for all."""
+
+        def bundle() -> Bundle:
+            return Bundle.open(bundles.windowed_bundle(size, drafter, reach, window, self.work, self.say))
+
+        return self._opened(("window", size, drafter, window), bundle, tuned=False)
+
+    def say(self, what: str) -> None:
+        """Tells the user what is done now, where it is no measurement."""
+        print(what, file=sys.stderr, flush=True)
+
+    def _opened(self, key: tuple[object, ...], make: Callable[[], Bundle], tuned: bool) -> Opened:
+        if key not in self._open:
+            # One size at a time, or the memory of a large one would be held beside the next.
+            self._open = {held: one for held, one in self._open.items() if held[1] == key[1]}
+            bundle = make()
+            engine = CpuEngine(bundle)
+            times = self._times(engine) if tuned else ()
+            self._open[key] = Opened(engine, str(key[2]), bundle_digest(bundle), times)
+        return self._open[key]
+
+    def _times(self, engine: CpuEngine) -> tuple[StepTime, ...]:
+        """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""
+        threads = self.threads or len(os.sched_getaffinity(0))
+        kept = tuned_times(engine.bundle, "cpu", threads)
+        if not kept:
+            self.say(f"timing the gears of {engine.bundle.folder.name}")
+            kept = tuple(tune(engine, TUNE_SECONDS))
+            keep_times(engine.bundle, "cpu", threads, kept)
+        return kept
+
+
+def conversations(prompts: list[Prompt], limit: int | None) -> list[list[Prompt]]:
+    """Prompts by conversation; with a limit they are taken from the sources in turn, evenly over each."""
+    whole: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        whole.setdefault(prompt.conversation, []).append(prompt)
+    if limit is None or limit >= len(whole):
+        return list(whole.values())
+    sources: dict[str, list[list[Prompt]]] = {}
+    for turns in whole.values():
+        sources.setdefault(turns[0].source, []).append(turns)
+    share, more = divmod(limit, len(sources))
+    found = []
+    for number, own in enumerate(sources.values()):
+        count = min(share + (number < more), len(own))
+        found += [own[at * len(own) // count] for at in range(count)]
+    return found
+
+
+def texts(engine: CpuEngine, prompts: list[Prompt], length: int) -> Iterator[tuple[str, list[int]]]:
+    """Names and ids of prompts of about ``length`` tokens: documents before a question, both of the prompts.
+
+    Every seventh prompt comes first, so that few texts are of many kinds.
+    """
+    tokenizer = engine.bundle.tokenizer
+    assert tokenizer is not None, "the demo teacher has a tokenizer"
+    for at in (at for first in range(STRIDE) for at in range(first, len(prompts), STRIDE)):
+        room = length - len(tokenizer.chat([{"role": "user", "content": prompts[at].text}]))
+        if room < 0:
+            continue
+        others, before = prompts[at + 1 :] + prompts[:at], list[int]()
+        while len(before) < room:  # a short file is read again
+            for other in others or prompts:
+                before += tokenizer.encode(other.text + "\n\n")
+        context = tokenizer.decode(before[:room])
+        yield prompts[at].id, tokenizer.chat([{"role": "user", "content": context + "\n\n" + prompts[at].text}])

@@ -1,0 +1,16 @@
+"""All sections, in the order in which the report shows them."""
+
+from draftwood.tools.evaluate.section import Section
+from draftwood.tools.evaluate.sections import budget, exactness, lengths, shapes, turns, window
+
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        turns.SECTION,
+        lengths.SECTION,
+        exactness.SECTION,
+        shapes.SECTION,
+        budget.SECTION,
+        window.SECTION,
+    )
+}

@@ -1,0 +1,184 @@
+"""Runs a suite: the tasks that have no row yet, one by one, here or on the workers of a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import RequestError
+from draftwood.runtime.policy.tuned import machine_name
+from draftwood.tools.evaluate.busy import Meter
+from draftwood.tools.evaluate.lab import Lab
+from draftwood.tools.evaluate.record import begin
+from draftwood.tools.evaluate.registry import SECTIONS
+from draftwood.tools.evaluate.rows import Rows
+from draftwood.tools.evaluate.section import Row, Task
+from draftwood.tools.evaluate.suite import Suite
+
+QUIET_SECONDS = 5.0  # between lines of progress where nobody watches a terminal
+
+
+def evaluate(suite: Suite, out: Path, work: Path, threads: int | None = None, scheduler: str | None = None) -> Rows:
+    """Measures what ``out`` does not have yet; every row is there as soon as it is measured.
+
+    Raises:
+        RequestError: ``out`` holds another run, or no worker answers at ``scheduler``.
+    """
+    tasks = tasks_of(suite)
+    begin(out, suite)
+    rows = Rows(out)
+    missing = [task for task in tasks if task.key not in rows.keys]
+    progress = Progress(missing, len(tasks))
+    measured = (
+        _here(missing, suite, work, threads, progress.begins)
+        if scheduler is None
+        else _on_cluster(missing, suite, work, threads, scheduler)
+    )
+    for task, row in measured:
+        rows.add(row)
+        progress.done(task, row)
+    return rows
+
+
+def tasks_of(suite: Suite) -> list[Task]:
+    """All tasks of a suite, in order; those of sections whose packages are not installed are left out, and said."""
+    found: list[Task] = []
+    for name, ask in suite.sections.items():
+        section = SECTIONS[name]
+        if lacking := [package for package in section.needs if importlib.util.find_spec(package) is None]:
+            print(f"{name} is left out: needs {', '.join(lacking)}", file=sys.stderr, flush=True)
+            continue
+        found += section.tasks(ask, suite)
+    return found
+
+
+def measure(task: Task, suite: Suite, lab: Lab) -> Row:
+    """One row. Where others were busy it is measured again, and the last try kept and marked."""
+    section, ask = SECTIONS[task.section], suite.sections[task.section]
+    section.prepare(task, ask, lab)
+    tries, busy = 0, True
+    while busy and tries < suite.tries:
+        meter = Meter()
+        found = section.measure(task, ask, lab)
+        load = meter.stop()
+        tries, busy = tries + 1, load.above(suite.busy_cores)
+    return {
+        "key": task.key,
+        "section": task.section,
+        "at": task.at,
+        "machine": machine_name(),
+        "load": {**asdict(load), "tries": tries, "busy": busy},
+        "found": found,
+    }
+
+
+def _here(
+    tasks: Sequence[Task], suite: Suite, work: Path, threads: int | None, begins: Callable[[Task], None]
+) -> Iterator[tuple[Task, Row]]:
+    lab = Lab(suite, work, threads)
+    for task in tasks:
+        begins(task)
+        yield task, measure(task, suite, lab)
+
+
+_labs: dict[tuple[str, str], Lab] = {}
+
+
+def measure_there(task: Task, suite: Suite, work: str, threads: int | None) -> Row:
+    """`measure` on a worker, which keeps what it has opened."""
+    key = suite.name, work
+    if key not in _labs:
+        _labs[key] = Lab(suite, Path(work), threads)
+    return measure(task, suite, _labs[key])
+
+
+def _on_cluster(
+    tasks: Sequence[Task], suite: Suite, work: Path, threads: int | None, address: str
+) -> Iterator[tuple[Task, Row]]:
+    """One task at a time on every host; a group's tasks all on one, so that a figure is of one machine."""
+    from distributed import Client, as_completed
+
+    with _client(Client, address) as client:
+        hosts = {info["host"]: name for name, info in client.scheduler_info(n_workers=-1)["workers"].items()}
+        if not hosts:
+            raise RequestError(f"--scheduler {address}: has no workers; start some with dask worker {address}")
+        queues = _shared_out(tasks, sorted(hosts.values()))
+
+        def submitted(worker: str) -> Any:
+            task = queues[worker].popleft()
+            future = client.submit(measure_there, task, suite, str(work), threads, workers=[worker], pure=False)
+            future.meant = (worker, task)
+            return future
+
+        running = as_completed([submitted(worker) for worker in queues if queues[worker]])
+        for future in running:
+            worker, task = future.meant
+            yield task, future.result()
+            if queues[worker]:
+                running.add(submitted(worker))
+
+
+def _shared_out(tasks: Sequence[Task], workers: Sequence[str]) -> dict[str, deque[Task]]:
+    """Groups by falling weight, each to the worker that has least to do."""
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.group, []).append(task)
+    queues: dict[str, deque[Task]] = {worker: deque() for worker in workers}
+    burden = dict.fromkeys(workers, 0.0)
+    for group in sorted(groups.values(), key=lambda own: -sum(task.weight for task in own)):
+        idlest = min(workers, key=burden.__getitem__)
+        queues[idlest].extend(group)
+        burden[idlest] += sum(task.weight for task in group)
+    return queues
+
+
+def _client(client: Callable[..., Any], address: str) -> Any:
+    try:
+        return client(address, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise RequestError(f"--scheduler {address}: nobody answers ({error}); expected HOST:PORT of Dask") from error
+
+
+class Progress:
+    """Says on stderr what is measured now, and how long the rest may take."""
+
+    def __init__(self, missing: Sequence[Task], total: int) -> None:
+        self._left = sum(task.weight for task in missing)
+        self._done, self._total = total - len(missing), total
+        # Of the rows that were measured; what they needed to be built is over once it is there.
+        self._weight = self._seconds = self._said = 0.0
+        if self._done:
+            print(f"{self._done} of {total} rows are there", file=sys.stderr, flush=True)
+
+    def begins(self, task: Task) -> None:
+        """Before a task; a terminal shows it at once."""
+        self._say(f"now {task.key}")
+
+    def done(self, task: Task, row: Row) -> None:
+        """Behind a task."""
+        self._done += 1
+        self._left -= task.weight
+        self._weight += task.weight
+        self._seconds += row["load"]["seconds"] * row["load"]["tries"]
+        if self._done == self._total:
+            self._said = 0.0
+        busy = ", the machine was busy" if row["load"]["busy"] else ""
+        self._say(f"{task.key} {row['load']['seconds']:.1f} s{busy}")
+
+    def _say(self, what: str) -> None:
+        now = time.monotonic()
+        if not sys.stderr.isatty() and self._said and now - self._said < QUIET_SECONDS:
+            return
+        self._said = now
+        left = f", {_minutes(self._seconds * self._left / self._weight)} left" if self._weight else ""
+        print(f"{self._done}/{self._total}{left}: {what}", file=sys.stderr, flush=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"

@@ -1,0 +1,95 @@
+"""Speed-up against the length of the text before the answer: OpenPangu-Medusa's sweep, with and without the policy.
+
+Every text is decoded plainly, by the adaptive policy, plainly again, and with every tree alone, behind one prefill.
+Plain against plain is the noise floor; the best tree alone in hindsight gives the policy's regret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from draftwood.errors import RequestError
+from draftwood.runtime.decoding import Options
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.evaluate.lab import Lab, Opened, texts
+from draftwood.tools.evaluate.prefilled import Prefilled
+from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
+from draftwood.tools.evaluate.section import Section, Task
+from draftwood.tools.evaluate.sections.lengths_shown import show
+from draftwood.tools.evaluate.suite import Ask, Suite
+
+NAME = "lengths"
+TEXTS = 4
+TOKEN_SECONDS = {"native": 0.007, "110m": 0.05, "500m": 0.25}
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A text of a length at a size, for a drafter and a temperature."""
+    for size in ask.sizes:
+        for drafter in ask.drafters:
+            for temperature in ask.temperatures:
+                for length in ask.lengths:
+                    for text in range(ask.limit or TEXTS):
+                        at = {"size": size, "drafter": drafter, "temperature": temperature, "length": length}
+                        weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
+                        yield Task(NAME, {**at, "text": text}, weight)
+
+
+def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:
+    return lab.planned(task.at["size"], task.at["drafter"], max(ask.lengths) + ask.max_new_tokens)
+
+
+def _ways(opened: Opened, ids: list[int]) -> dict[str, Way]:
+    """Trees are named without their KV lengths: one way grows through them."""
+    gears = opened.engine.bundle.manifest.gears
+    slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
+    behind = Prefilled(opened.engine, np.array(ids, np.int64), slots)
+    names = {PLAIN: PLAIN, "adaptive": "adaptive", "plain again": PLAIN}
+    names |= {gear.tree: gear.name for gear in gears if gear.draft and gear.slots == slots}
+    return {name: Way(behind, opened.policies(policy)) for name, policy in names.items()}
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Opens the bundle, and decodes a text of the length with each way once."""
+    place = (NAME, *list(task.at.values())[:-1])
+    if lab.warmed != place:
+        opened = _opened(task, ask, lab)
+        warm_up(_ways(opened, _text(task, opened, lab)[1]), _text(task, opened, lab)[1], _options(task, ask, lab))
+        lab.warmed = place
+
+
+def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
+    opened = _opened(task, ask, lab)
+    name, ids = _text(task, opened, lab)
+    found, _ = measure(_ways(opened, ids), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
+    return {"text": name, "prompt_tokens": len(ids), "ways": found, "bundle": opened.digest[:16]}
+
+
+def _text(task: Task, opened: Opened, lab: Lab) -> tuple[str, list[int]]:
+    number, length = task.at["text"], task.at["length"]
+    found = next(islice(texts(opened.engine, lab.prompts, length), number, None), None)
+    if found is None:
+        raise RequestError(f"suite {lab.suite.name}: fewer than {number + 1} prompts fit {length} tokens; lower limit")
+    return found
+
+
+def _options(task: Task, ask: Ask, lab: Lab) -> Options:
+    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
+    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=True)
+
+
+SECTION = Section(
+    name=NAME,
+    title="Lengths",
+    question="Where does it not pay: how does the speed-up change with the length of the text?",
+    source="OpenPangu-Medusa (arXiv 2603.03383), speed-up, overhead ratio and break-even against L",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure_text,
+    show=show,
+)

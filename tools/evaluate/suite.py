@@ -1,0 +1,114 @@
+"""Suites: what is measured, as data. A file in ``suites/`` or the user's own, in TOML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draftwood.errors import RequestError
+from draftwood.files import read_text
+from draftwood.tools import demo
+from draftwood.tools.demo.sizes import SIZES
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is asked of one section; what a section does not read has no effect on it.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
+
+    sizes: tuple[str, ...] = ("native",)
+    drafters: tuple[str, ...] = demo.DRAFTERS
+    temperatures: tuple[float, ...] = (0.0,)
+    # "adaptive", "plain" or "tree": the fixed tree that promises most on this machine.
+    policies: tuple[str, ...] = ("tree",)
+    # Tokens of text before the answer.
+    lengths: tuple[int, ...] = ()
+    # Conversations, or texts of a length; None takes all.
+    limit: int | None = None
+    max_new_tokens: int = 64
+    rounds: int = 3
+    # Nodes of trees, and levels: M and D.
+    nodes: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    # Tokens that a drafter sees at most; 0 for all.
+    windows: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in (("sizes", tuple(SIZES)), ("drafters", demo.DRAFTERS), ("policies", POLICIES)):
+            if strange := [one for one in getattr(self, name) if one not in known]:
+                raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
+        if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, self.limit or 1) < 1:
+            raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, limit: expected 1 or more")
+        if any(temperature < 0 for temperature in self.temperatures) or min(self.windows, default=0) < 0:
+            raise ValueError("temperatures, windows: expected 0 or more")
+
+
+POLICIES = ("adaptive", "tree", "plain")
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sections by name, in the order in which they are measured."""
+
+    name: str
+    sections: dict[str, Ask]
+    # Foreign processor time and steal that a task may see, in cores; above it the task is measured again.
+    busy_cores: float = 0.08
+    # Times a task is measured at most; the last one is kept, and marked.
+    tries: int = 3
+    seed: int = 1
+    # Prompt files by the name of a section's texts; the built-in prompts where none is given.
+    prompts: str | None = None
+
+    def only(self, sizes: tuple[str, ...] | None, sections: tuple[str, ...] | None, prompts: Path | None) -> Suite:
+        """The suite with other sizes in every section, with some of its sections, with a prompt file.
+
+        Raises:
+            RequestError: a section that it does not have, or a size that is not known.
+        """
+        if strange := [name for name in sections or () if name not in self.sections]:
+            raise RequestError(f"--sections {strange[0]}: suite {self.name} has {', '.join(self.sections)}")
+        kept = {name: ask for name, ask in self.sections.items() if sections is None or name in sections}
+        if sizes is not None:
+            try:
+                kept = {name: msgspec.structs.replace(ask, sizes=sizes) for name, ask in kept.items()}
+            except ValueError as error:
+                raise RequestError(f"--sizes: {error}") from error
+        given = str(prompts.resolve()) if prompts else self.prompts
+        return msgspec.structs.replace(self, sections=kept, prompts=given)
+
+    @property
+    def prompt_file(self) -> Path | None:
+        """The prompt file; None for the built-in prompts."""
+        return Path(self.prompts) if self.prompts else None
+
+    def builtins(self) -> dict[str, Any]:
+        """The suite as JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+def read_suite(name: str) -> Suite:
+    """A suite by its name or its file.
+
+    Raises:
+        RequestError: no such suite, a file that is none, or one that names a section that is not registered.
+    """
+    from draftwood.tools.evaluate.registry import SECTIONS
+
+    shipped = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    path = shipped.get(name, Path(name))
+    try:
+        suite = msgspec.toml.decode(read_text(path).encode(), type=Suite, strict=True)
+    except OSError as error:
+        raise RequestError(f"--suite {name}: {error.strerror}; expected {', '.join(shipped)} or a TOML file") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RequestError(f"--suite {path}: {error}") from error
+    if strange := [section for section in suite.sections if section not in SECTIONS]:
+        raise RequestError(f"--suite {path}: no section {strange[0]!r}; expected some of {', '.join(SECTIONS)}")
+    return suite
