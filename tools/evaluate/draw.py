@@ -29,6 +29,8 @@ COLOURS = {
 }
 # Of what is no drafter (methods, stages, gears), in the order of their appearance.
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")
+# Of methods, whose lines lie on each other.
+MANY = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,

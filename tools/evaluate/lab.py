@@ -55,7 +55,9 @@ class Opened:
             tree = bundle.trees[bundle.gear(name).tree][0]
             return paths.expected_accept_length(tree) / gears.times.us(gears.number[name], TYPICAL)
 
-        return max((gear.name for gear in bundle.manifest.gears if gear.draft and gear.slots == slots), key=worth)
+        # Counted paths say nothing of a budget tree.
+        fixed = (gear for gear in bundle.manifest.gears if gear.draft and gear.tree in bundle.trees)
+        return max((gear.name for gear in fixed if gear.slots == slots), key=worth)
 
 
 class Lab:

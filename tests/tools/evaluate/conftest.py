@@ -31,13 +31,10 @@ rounds = 2
 
 
 @pytest.fixture
-def suite_file(tiny_draft_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def suite_file(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A suite of few tokens; what it opens is tiny."""
 
-    def tiny(size: str, drafter: str, *_: object) -> Path:
-        return tiny_draft_bundles[drafter.removeprefix("demo-")]
-
-    monkeypatch.setattr(bundles, "planned_bundle", tiny)
+    monkeypatch.setattr(bundles, "planned_bundle", lambda *_: tiny_bundle)
     monkeypatch.setattr(lab, "TUNE_SECONDS", 0.01)
     prompts = [{"id": f"p{n}", "turns": [f"the cat {n}", "on the mat"], "category": f"c{n % 2}"} for n in range(3)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))

@@ -77,8 +77,8 @@ def _sweet_spot(points: list[Point]) -> str:
     return (
         f"{best.drafter}, {best.size}, temperature {best.temperature:g}: the sweet spot is M = {nodes}, D = {depth}:"
         f" {best.tokens_a_step:.2f} tokens in {best.ms_a_step:.2f} ms a step, {best.speedup.value:.2f} times plain"
-        f" decoding. The longest accept length has M = {most}, D = {deepest}: {longest.tokens_a_step:.2f} tokens, but in"
-        f" {longest.ms_a_step:.2f} ms."
+        f" decoding. The longest accept length has M = {most}, D = {deepest}: {longest.tokens_a_step:.2f} tokens, but"
+        f" in {longest.ms_a_step:.2f} ms."
     )
 
 

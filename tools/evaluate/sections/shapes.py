@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "shapes"
 PROMPTS = 6
 METHODS = {
-    "medusa-greedy": "Medusa's search",
+    "medusa-greedy": "Medusa's",
     "sequoia": "Sequoia",
     "backbone": "FastEagle's backbone",
     "chain": "chain",
@@ -207,9 +207,7 @@ def _draw(points: list[Point], of: str, canvas: Canvas) -> None:
     methods = list(dict.fromkeys(_method(point.way) for point in points if point.way != PLAIN))
     titles = [f"{drafter}, {size}, T {temperature:g}" for size, drafter, temperature in places]
     for axes, place in zip(draw.panels(canvas, titles), places, strict=True):
-        for method, ink in zip(
-            methods, ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#8a8a8a", "#d55e00"), strict=False
-        ):
+        for method, ink in zip(methods, draw.MANY, strict=False):
             own = sorted((p for p in points if p.place == place and _method(p.way) == method), key=lambda p: p.rows)
             if own:
                 axes.plot([getattr(p, of) for p in own], [p.tokens_a_step for p in own], color=ink, label=method,

@@ -144,7 +144,7 @@ def _summary(turns: list[Turn], places: list[Place]) -> Table:
     )
     note = (
         "Speed-up: seconds of plain decoding over seconds of the way, all turns together, with the 95 % interval of a"
-        " bootstrap over conversations; mean and percentiles are of turns. Accept length: tokens of a step, the bonus too."
+        " bootstrap over conversations; mean and percentiles are of turns. Accept length: tokens of a step."
     )
     return Table("Every drafter against plain decoding", columns, lines, rows, note)
 
