@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools import demo
 from draftwood.tools.demo.sizes import bundle_name, models
@@ -108,11 +109,9 @@ def counted(drafter: str, sampled: bool) -> Calibration:
 
 
 def kv_lengths(reach: int) -> tuple[int, ...]:
-    """From ``LEAST_SLOTS`` on twice as long each time, until ``reach`` tokens and a tree fit."""
-    needed, slots = reach + 2 * NODES + 2, [LEAST_SLOTS]
-    while slots[-1] < needed:
-        slots.append(2 * slots[-1])
-    return tuple(slots)
+    """``LEAST_SLOTS``, and a length at which ``reach`` tokens and a tree fit: on a CPU a longer one costs nothing."""
+    needed = -(-(reach + 2 * NODES + 2) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+    return (LEAST_SLOTS, needed) if needed > LEAST_SLOTS else (LEAST_SLOTS,)
 
 
 def with_fields(model: Path, out: Path, **fields: object) -> Path:

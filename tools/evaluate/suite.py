@@ -15,6 +15,9 @@ from draftwood.tools.demo.sizes import SIZES
 FOLDER = Path(__file__).parent / "suites"
 
 
+POLICIES = ("adaptive", "tree", "plain")
+
+
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is asked of one section; what a section does not read has no effect on it.
 
@@ -31,6 +34,8 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     lengths: tuple[int, ...] = ()
     # Conversations, or texts of a length; None takes all.
     limit: int | None = None
+    # The same of single sizes, in its place.
+    limits: dict[str, int] = {}
     max_new_tokens: int = 64
     rounds: int = 3
     # Nodes of trees, and levels: M and D.
@@ -43,13 +48,25 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for name, known in (("sizes", tuple(SIZES)), ("drafters", demo.DRAFTERS), ("policies", POLICIES)):
             if strange := [one for one in getattr(self, name) if one not in known]:
                 raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
-        if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, self.limit or 1) < 1:
+        if (
+            min(
+                self.rounds,
+                self.max_new_tokens,
+                *self.lengths,
+                *self.nodes,
+                *self.depths,
+                self.limit or 1,
+                *self.limits.values(),
+            )
+            < 1
+        ):
             raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, limit: expected 1 or more")
         if any(temperature < 0 for temperature in self.temperatures) or min(self.windows, default=0) < 0:
             raise ValueError("temperatures, windows: expected 0 or more")
 
-
-POLICIES = ("adaptive", "tree", "plain")
+    def limit_of(self, size: str) -> int | None:
+        """Conversations or texts at a size; None for all."""
+        return self.limits.get(size, self.limit)
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

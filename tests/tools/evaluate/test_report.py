@@ -33,6 +33,11 @@ PROBE = """
   document.body.insertAdjacentHTML("beforeend", `<pre id="probe">${JSON.stringify(found)}</pre>`);
 })</script>
 """
+FRAME = """<!doctype html><link rel="icon" href="data:,"><body>
+<iframe id="frame" width="{width}" height="900" frameborder="0" srcdoc="{page}"></iframe><script>
+const frame = document.getElementById("frame");
+addEventListener("load", () => document.body.append(frame.contentDocument.getElementById("probe")))
+</script></body>"""
 
 
 class Page(HTMLParser):
@@ -113,18 +118,19 @@ def test_a_running_folder_is_shown_as_such_and_a_prompt_cannot_steer_the_page(ti
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which Debian's package chromium brings")
-@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_every_figure_and_complains_of_nothing(tiny_run: Path, width: int, tmp_path: Path) -> None:
-    page = write_page(tiny_run)
-    page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
+    held = write_page(tiny_run).read_text().replace("</body>", PROBE + "</body>")
+    page = tmp_path / "framed.html"  # a window is never narrower than 500 pixels
+    page.write_text(FRAME.format(width=width, page=html.escape(held)))
     done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom",
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--dump-dom",
          "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr
-    found = json.loads(html.unescape(re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)[0]))
-    assert found["seen"] == found["figures"] >= 9 and found["wide"] <= found["inner"]
+    found = json.loads(html.unescape(re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)[-1]))
+    assert found["inner"] == width and found["seen"] == found["figures"] >= 9 and found["wide"] <= found["inner"]
     assert found["sorted"] == sorted(found["sorted"], reverse=True) and len(found["sorted"]) > 1
 
 

@@ -33,7 +33,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
         for drafter in ask.drafters:
             for temperature in ask.temperatures:
                 for length in ask.lengths:
-                    for text in range(ask.limit or TEXTS):
+                    for text in range(ask.limit_of(size) or TEXTS):
                         at = {"size": size, "drafter": drafter, "temperature": temperature, "length": length}
                         weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
                         yield Task(NAME, {**at, "text": text}, weight)

@@ -52,7 +52,7 @@ def tasks_of(name: str, trees: TreesOf, ask: Ask) -> Iterator[Task]:
     """A prompt at a size and temperature, for a drafter."""
     for size, drafter, temperature in product(ask.sizes, ask.drafters, ask.temperatures):
         weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(trees(drafter, ask))
-        for prompt in range(ask.limit or PROMPTS):
+        for prompt in range(ask.limit_of(size) or PROMPTS):
             at = {"size": size, "drafter": drafter, "temperature": temperature, "prompt": prompt}
             yield Task(name, at, weight)
 
@@ -113,7 +113,7 @@ def ids_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> list[int]:
     """The task's prompt."""
     tokenizer = opened(task, ask, lab, trees).engine.bundle.tokenizer
     assert tokenizer is not None, "the demo teacher has a tokenizer"
-    own = lab.conversations(ask.limit or PROMPTS)
+    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
     return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
 
 

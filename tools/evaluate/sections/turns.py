@@ -24,8 +24,9 @@ TOKEN_SECONDS = {"native": 0.003, "110m": 0.02, "500m": 0.09}
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A conversation at a size and a temperature."""
-    whole = conversations(read_prompts(suite.prompt_file), ask.limit)
+    prompts = read_prompts(suite.prompt_file)
     for size in ask.sizes:
+        whole = conversations(prompts, ask.limit_of(size))
         for temperature in ask.temperatures:
             for turns in whole:
                 weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(turns)

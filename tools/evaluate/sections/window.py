@@ -33,7 +33,7 @@ TREE = "tree"
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, with a drafter of every window."""
     for size, drafter, length in product(ask.sizes, DRAFTERS, ask.lengths):
-        for text in range(ask.limit or TEXTS):
+        for text in range(ask.limit_of(size) or TEXTS):
             weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(ask.windows)
             yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text}, weight)
 
