@@ -37,10 +37,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
+    from draftwood.tools.evaluate.registry import SECTIONS
     from draftwood.tools.evaluate.run import evaluate
     from draftwood.tools.evaluate.suite import read_suite
 
-    suite = read_suite(args.suite).only(_names(args.sizes), _names(args.sections), args.prompts)
+    suite = read_suite(args.suite, SECTIONS).only(_names(args.sizes), _names(args.sections), args.prompts)
     try:
         work = args.work or cache_home() / "draftwood" / "evaluate"
     except OSError as error:

@@ -15,7 +15,10 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_times
+from draftwood.tools import demo
+from draftwood.tools.demo.sizes import models
 from draftwood.tools.evaluate import bundles
+from draftwood.tools.evaluate.peers import PEERS, Generate
 from draftwood.tools.evaluate.suite import Suite
 from draftwood.tools.measure.tune import tune
 from draftwood.tools.prompts import Prompt, read_prompts
@@ -70,6 +73,7 @@ class Lab:
         # What the last section warmed up; another section's work goes through the processor's caches.
         self.warmed: tuple[object, ...] = ()
         self._open: dict[tuple[object, ...], Opened] = {}
+        self._peers: dict[tuple[str, str], Generate] = {}
 
     @cached_property
     def prompts(self) -> list[Prompt]:
@@ -104,6 +108,15 @@ class Lab:
             return Bundle.open(bundles.windowed_bundle(size, drafter, reach, window, self.work, self.say))
 
         return self._opened(("window", size, drafter, window), bundle, tuned=False)
+
+    def peer(self, size: str, name: str) -> Generate:
+        """Another program on the teacher of a size, opened once, with as many threads as ours."""
+        if (size, name) not in self._peers:
+            opens = PEERS[name][1]
+            assert opens is not None, "a peer that can be exported to"
+            teacher, _ = models(size, self.work, demo.DRAFTERS[0])
+            self._peers[size, name] = opens(teacher, self.work, self.threads or len(os.sched_getaffinity(0)))
+        return self._peers[size, name]
 
     def say(self, what: str) -> None:
         """Tells the user what is done now, where it is no measurement."""

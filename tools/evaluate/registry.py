@@ -1,7 +1,7 @@
 """All sections, in the order in which the report shows them."""
 
 from draftwood.tools.evaluate.section import Section
-from draftwood.tools.evaluate.sections import budget, exactness, lengths, shapes, turns, window
+from draftwood.tools.evaluate.sections import budget, exactness, lengths, peers, shapes, steps, turns, window
 
 SECTIONS: dict[str, Section] = {
     section.name: section
@@ -9,6 +9,8 @@ SECTIONS: dict[str, Section] = {
         turns.SECTION,
         lengths.SECTION,
         exactness.SECTION,
+        peers.SECTION,
+        steps.SECTION,
         shapes.SECTION,
         budget.SECTION,
         window.SECTION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,8 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for name, known in (("sizes", tuple(SIZES)), ("drafters", demo.DRAFTERS), ("policies", POLICIES)):
             if strange := [one for one in getattr(self, name) if one not in known]:
                 raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
-        if (
-            min(
-                self.rounds,
-                self.max_new_tokens,
-                *self.lengths,
-                *self.nodes,
-                *self.depths,
-                self.limit or 1,
-                *self.limits.values(),
-            )
-            < 1
-        ):
+        limits = [limit for limit in (self.limit, *self.limits.values()) if limit is not None]
+        if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, *limits) < 1:
             raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, limit: expected 1 or more")
         if any(temperature < 0 for temperature in self.temperatures) or min(self.windows, default=0) < 0:
             raise ValueError("temperatures, windows: expected 0 or more")
@@ -110,14 +101,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return found
 
 
-def read_suite(name: str) -> Suite:
-    """A suite by its name or its file.
+def read_suite(name: str, known: Collection[str]) -> Suite:
+    """A suite by its name or its file; ``known`` are the sections there are.
 
     Raises:
-        RequestError: no such suite, a file that is none, or one that names a section that is not registered.
+        RequestError: no such suite, a file that is none, or one that names another section.
     """
-    from draftwood.tools.evaluate.registry import SECTIONS
-
     shipped = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
     path = shipped.get(name, Path(name))
     try:
@@ -126,6 +115,6 @@ def read_suite(name: str) -> Suite:
         raise RequestError(f"--suite {name}: {error.strerror}; expected {', '.join(shipped)} or a TOML file") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"--suite {path}: {error}") from error
-    if strange := [section for section in suite.sections if section not in SECTIONS]:
-        raise RequestError(f"--suite {path}: no section {strange[0]!r}; expected some of {', '.join(SECTIONS)}")
+    if strange := [section for section in suite.sections if section not in known]:
+        raise RequestError(f"--suite {path}: no section {strange[0]!r}; expected some of {', '.join(known)}")
     return suite

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.tools.evaluate import bundles, lab
+from draftwood.tools.evaluate.registry import SECTIONS
 from draftwood.tools.evaluate.suite import read_suite
 
 SUITE = """
@@ -48,5 +49,5 @@ def tiny_run(suite_file: Path, tmp_path: Path) -> Path:
     """A whole run's folder."""
     from draftwood.tools.evaluate.run import evaluate
 
-    evaluate(read_suite(str(suite_file)), tmp_path / "run", tmp_path / "work")
+    evaluate(read_suite(str(suite_file), SECTIONS), tmp_path / "run", tmp_path / "work")
     return tmp_path / "run"

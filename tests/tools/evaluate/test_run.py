@@ -12,6 +12,7 @@ from draftwood.tools import cli
 from draftwood.tools.evaluate import busy, run
 from draftwood.tools.evaluate.exact import decoded
 from draftwood.tools.evaluate.record import read_record
+from draftwood.tools.evaluate.registry import SECTIONS
 from draftwood.tools.evaluate.rows import FILE, Rows, merge, read_rows
 from draftwood.tools.evaluate.suite import read_suite
 
@@ -26,7 +27,7 @@ def exact(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def test_every_task_has_a_row_with_equal_texts(tiny_run: Path, suite_file: Path) -> None:
     rows = read_rows(tiny_run)
-    assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(read_suite(str(suite_file)))]
+    assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(read_suite(str(suite_file), SECTIONS))]
     assert all(text.figures["equal"] for text in decoded(rows)) and len(list(decoded(rows))) == 6 * 2 * 4 + 4 * 4
     turn = rows[0]["found"]["turns"][1]
     assert turn["turn"] == 2 and turn["prompt_tokens"] > rows[0]["found"]["turns"][0]["prompt_tokens"]
@@ -67,7 +68,7 @@ def test_a_busy_row_is_measured_again_and_marked(
     suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite_file.write_text(suite_file.read_text().replace("tries = 1", "tries = 2").replace("100.0", "0.5"))
-    suite = read_suite(str(suite_file)).only(None, ("turns",), None)
+    suite = read_suite(str(suite_file), SECTIONS).only(None, ("turns",), None)
     above = iter([True, False, *[True] * 20])
     monkeypatch.setattr(busy.Load, "above", lambda load, cores: cores == 0.5 and next(above))
     rows = run.evaluate(suite, tmp_path / "run", tmp_path / "work").rows
@@ -91,14 +92,14 @@ def test_runs_of_one_suite_merge(suite_file: Path, tmp_path: Path) -> None:
 
 def test_a_cluster_measures_a_group_on_one_machine(suite_file: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    suite = read_suite(str(suite_file)).only(None, ("lengths",), None)
+    suite = read_suite(str(suite_file), SECTIONS).only(None, ("lengths",), None)
     # Threads of this process, where the tiny bundles are.
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
     ) as cluster:
         rows = run.evaluate(suite, tmp_path / "run", tmp_path / "work", scheduler=cluster.scheduler_address).rows
     assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(suite)]
-    queues = run._shared_out(run.tasks_of(read_suite(str(suite_file))), ["one", "two"])
+    queues = run._shared_out(run.tasks_of(read_suite(str(suite_file), SECTIONS)), ["one", "two"])
     assert all(len({task.group for task in queue}) == 1 for queue in queues.values())
 
 

@@ -16,18 +16,18 @@ from draftwood.trees import Topology
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
 def test_a_shipped_suite_asks_for_tasks_of_their_own_names(name: str) -> None:
-    suite = read_suite(name)
+    suite = read_suite(name, SECTIONS)
     tasks = tasks_of(suite)
     assert suite.name == name and len({task.key for task in tasks}) == len(tasks) > 20
     assert all(task.weight > 0 and task.section in SECTIONS for task in tasks)
 
 
 def test_the_paper_has_every_section_that_is_installed() -> None:
-    assert set(read_suite("paper").sections) == set(SECTIONS)
+    assert set(read_suite("paper", SECTIONS).sections) == set(SECTIONS)
 
 
 def test_sizes_and_sections_take_the_place_of_a_suites() -> None:
-    suite = read_suite("paper").only(("500m",), ("turns", "window"), Path("mine.jsonl"))
+    suite = read_suite("paper", SECTIONS).only(("500m",), ("turns", "window"), Path("mine.jsonl"))
     assert list(suite.sections) == ["turns", "window"] and suite.sections["turns"].sizes == ("500m",)
     assert suite.sections["turns"].limit_of("500m") == 8 and suite.prompts == str(Path("mine.jsonl").resolve())
     with pytest.raises(RequestError, match="--sections nope"):

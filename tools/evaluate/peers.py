@@ -1,0 +1,92 @@
+"""Other programs that decode the teacher's checkpoint, as far as they are installed (extra ``peers``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Ids of a prompt and how many tokens at most; the new tokens, greedy, the end token counted.
+Generate = Callable[[Sequence[int], int], Sequence[int]]
+# Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
+Open = Callable[[Path, Path, int], Generate]
+
+
+def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
+    """Transformers' own loop, fp32, eager PyTorch with its default attention."""
+    from draftwood.environment import hide_torch_npu
+
+    hide_torch_npu()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    opened = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    opened.generation_config.pad_token_id = 0  # nothing is padded; unset, it is warned of
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        given = torch.tensor([list(ids)])
+        with torch.inference_mode():
+            mask = torch.ones_like(given)
+            out = opened.generate(given, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)
+        found: list[int] = out[0, len(ids) :].tolist()
+        return found
+
+    return generate
+
+
+def prompt_lookup(model: Path, work: Path, threads: int) -> Generate:
+    """Transformers' speculation without a drafter: n-grams of the text so far."""
+    return transformers_generate(model, work, threads, prompt_lookup_num_tokens=8)
+
+
+def genai(model: Path, work: Path, threads: int) -> Generate:
+    """onnxruntime-genai on its own export of the checkpoint, fp32; it takes one thread unless told."""
+    import onnxruntime_genai
+
+    folder = work / f"genai-{model.name}"
+    if not (folder / "genai_config.json").exists():
+        given = ["-i", str(model), "-o", str(folder), "-p", "fp32", "-e", "cpu", "-c", str(work / "genai-cache")]
+        line = [sys.executable, "-m", "onnxruntime_genai.models.builder", *given]
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+    file = folder / "genai_config.json"
+    config = json.loads(file.read_text())
+    config["model"]["decoder"].setdefault("session_options", {})["intra_op_num_threads"] = threads
+    file.write_text(json.dumps(config, indent=1))
+    opened = onnxruntime_genai.Model(str(folder))
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        params = onnxruntime_genai.GeneratorParams(opened)
+        params.set_search_options(max_length=len(ids) + count, do_sample=False)
+        generator = onnxruntime_genai.Generator(opened, params)
+        generator.append_tokens(list(ids))
+        found: list[int] = []
+        while len(found) < count and not generator.is_done():
+            generator.generate_next_token()
+            found.append(int(generator.get_next_tokens()[0]))
+        return found
+
+    return generate
+
+
+# By name: the package that must be there, and what opens it; None where nothing here exports to it.
+PEERS: dict[str, tuple[str, Open | None]] = {
+    "transformers generate": ("transformers", transformers_generate),
+    "transformers prompt lookup": ("transformers", prompt_lookup),
+    "onnxruntime-genai": ("onnxruntime_genai", genai),
+    "llama.cpp": ("llama_cpp", None),
+    "OpenVINO GenAI": ("openvino_genai", None),
+}
+INSTALL = "pip install 'draftwood[peers]'"
+
+
+def why_missing(name: str) -> str:
+    """Why a peer does not run here; empty if it does."""
+    package, opens = PEERS[name]
+    if opens is None:
+        return "no export of the checkpoint to it yet"
+    return "" if importlib.util.find_spec(package) else f"not installed: {INSTALL}"

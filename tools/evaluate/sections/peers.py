@@ -1,0 +1,147 @@
+"""Other programs on the same checkpoint, in the same run: what is installed takes turns, what is not is named.
+
+Seconds are of a whole greedy text, its prompt counted, for not every peer tells the two apart. Threads are equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.evaluate import draw
+from draftwood.tools.evaluate.lab import Lab
+from draftwood.tools.evaluate.peers import PEERS, Generate, why_missing
+from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.evaluate.spread import Interval, ratio
+from draftwood.tools.evaluate.suite import Ask, Suite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+NAME = "peers"
+PROMPTS = 6
+TOKEN_SECONDS = {"native": 0.02, "110m": 0.15, "500m": 0.6}
+PLAIN = "draftwood plain"
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A prompt at a size, with every peer."""
+    for size in ask.sizes:
+        for prompt in range(ask.limit_of(size) or PROMPTS):
+            yield Task(NAME, {"size": size, "prompt": prompt}, TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds)
+
+
+def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
+    """Ours, plain and with every drafter and policy; then the peers that are installed."""
+    size, found = task.at["size"], {}
+    for drafter in ask.drafters:
+        opened = lab.planned(size, drafter)
+        for policy in ("plain", *ask.policies):
+            name = PLAIN if policy == "plain" else f"draftwood {drafter.removeprefix('demo-')} {policy}"
+            found.setdefault(name, partial(_ours, opened, policy))
+    return found | {name: lab.peer(size, name) for name in PEERS if not why_missing(name)}
+
+
+def _ours(opened: Any, policy: str, ids: Sequence[int], count: int) -> list[int]:
+    options = Options(max_new_tokens=count, sampling=Sampling())
+    return list(Decoding(opened.engine, ids, options, opened.policies(policy).new(True)).run().token_ids)
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Exports the checkpoint to whoever needs it, and lets each answer once."""
+    if lab.warmed != (NAME, task.at["size"]):
+        for generate in _ways(task, ask, lab).values():
+            generate(_ids(task, ask, lab), 8)
+        lab.warmed = (NAME, task.at["size"])
+
+
+def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on."""
+    ways, ids = _ways(task, ask, lab), _ids(task, ask, lab)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    texts: dict[str, list[int]] = {}
+    names = list(ways)
+    for number in range(ask.rounds):
+        shift = (task.at["prompt"] + number) % len(names)
+        for name in names[shift:] + names[:shift]:
+            began = time.perf_counter()
+            texts[name] = list(map(int, ways[name](ids, ask.max_new_tokens)))
+            seconds[name].append(round(time.perf_counter() - began, 6))
+    found = {
+        name: {"seconds": seconds[name], "tokens": len(text), "agree": _agreement(texts[PLAIN], text)}
+        for name, text in texts.items()
+    }
+    return {"prompt_tokens": len(ids), "programs": found, "missing": {n: w for n in PEERS if (w := why_missing(n))}}
+
+
+def _agreement(plain: list[int], other: list[int]) -> int:
+    pairs = zip(plain, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))
+
+
+def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
+    tokenizer = lab.planned(task.at["size"], ask.drafters[0]).engine.bundle.tokenizer
+    assert tokenizer is not None, "the demo teacher has a tokenizer"
+    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
+    return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
+
+
+Line = tuple[str, str, Interval, list[Row]]
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """Tokens a second of every program, its agreement, and who is missing."""
+    lines: list[Line] = []
+    for size in dict.fromkeys(row["at"]["size"] for row in rows):
+        own = [row for row in rows if row["at"]["size"] == size]
+        for name in own[0]["found"]["programs"]:
+            held = [row["found"]["programs"][name] for row in own]
+            rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
+            lines.append((size, name, rate, own))
+    yield Figure(
+        "peers", "Tokens a second, the prompt counted", partial(_draw, lines), [row["key"] for row in rows], (7.2, 3.8)
+    )
+    cells = []
+    for size, name, rate, own in lines:
+        held = [row["found"]["programs"][name] for row in own]
+        plain = [row["found"]["programs"][PLAIN]["tokens"] for row in own]
+        same = sum(count == one["agree"] == one["tokens"] for count, one in zip(plain, held, strict=True))
+        agree = sum(one["agree"] for one in held)
+        cells.append([size, name, rate, f"{same} of {len(own)}", f"{agree} of {sum(plain)}"])
+    columns = ("size", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
+    note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
+    yield Table("Programs", columns, cells, [[row["key"] for row in own] for *_, own in lines], note)
+    missing = rows[-1]["found"]["missing"]
+    if missing:
+        yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
+
+
+def _draw(lines: list[Line], canvas: Canvas) -> None:
+    sizes = list(dict.fromkeys(line[0] for line in lines))
+    for axes, size in zip(draw.panels(canvas, sizes, share_y=False), sizes, strict=True):
+        own = [line for line in lines if line[0] == size][::-1]
+        rates = [line[2].value for line in own]
+        inks = [draw.colour(line[1].removeprefix("draftwood ")) for line in own]
+        axes.barh(range(len(own)), rates, color=inks, height=0.7)
+        draw.label_bars(axes, rates, "{:.0f}")
+        axes.set_yticks(range(len(own)), [line[1] for line in own])
+        axes.set(xlabel="tokens a second", xlim=(0, 1.15 * max(rates)))
+        axes.grid(axis="y", visible=False)
+
+
+SECTION = Section(
+    name=NAME,
+    title="Peers",
+    question="How do other programs do on the same checkpoint?",
+    source="Draftwood",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure,
+    show=show,
+)
