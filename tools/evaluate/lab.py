@@ -18,7 +18,7 @@ from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_time
 from draftwood.tools import demo
 from draftwood.tools.demo.sizes import models
 from draftwood.tools.evaluate import bundles
-from draftwood.tools.evaluate.peers import PEERS, Generate
+from draftwood.tools.evaluate.peers import Generate, open_peer
 from draftwood.tools.evaluate.suite import Suite
 from draftwood.tools.measure.tune import tune
 from draftwood.tools.prompts import Prompt, read_prompts
@@ -73,7 +73,7 @@ class Lab:
         # What the last section warmed up; another section's work goes through the processor's caches.
         self.warmed: tuple[object, ...] = ()
         self._open: dict[tuple[object, ...], Opened] = {}
-        self._peers: dict[tuple[str, str], Generate] = {}
+        self._peers: dict[tuple[str, str], Generate | str] = {}
 
     @cached_property
     def prompts(self) -> list[Prompt]:
@@ -109,13 +109,12 @@ class Lab:
 
         return self._opened(("window", size, drafter, window), bundle, tuned=False)
 
-    def peer(self, size: str, name: str) -> Generate:
-        """Another program on the teacher of a size, opened once, with as many threads as ours."""
+    def peer(self, size: str, name: str) -> Generate | str:
+        """Another program on the teacher of a size, opened once, with as many threads as ours; or why it is not."""
         if (size, name) not in self._peers:
-            opens = PEERS[name][1]
-            assert opens is not None, "a peer that can be exported to"
             teacher, _ = models(size, self.work, demo.DRAFTERS[0])
-            self._peers[size, name] = opens(teacher, self.work, self.threads or len(os.sched_getaffinity(0)))
+            threads = self.threads or len(os.sched_getaffinity(0))
+            self._peers[size, name] = open_peer(name, teacher, self.work, threads)
         return self._peers[size, name]
 
     def say(self, what: str) -> None:

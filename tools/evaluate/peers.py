@@ -51,8 +51,7 @@ def genai(model: Path, work: Path, threads: int) -> Generate:
     folder = work / f"genai-{model.name}"
     if not (folder / "genai_config.json").exists():
         given = ["-i", str(model), "-o", str(folder), "-p", "fp32", "-e", "cpu", "-c", str(work / "genai-cache")]
-        line = [sys.executable, "-m", "onnxruntime_genai.models.builder", *given]
-        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-c", BUILDER, *given], check=True, capture_output=True)
     file = folder / "genai_config.json"
     config = json.loads(file.read_text())
     config["model"]["decoder"].setdefault("session_options", {})["intra_op_num_threads"] = threads
@@ -73,6 +72,14 @@ def genai(model: Path, work: Path, threads: int) -> Generate:
     return generate
 
 
+# The builder as a program of its own: it imports transformers, which must not see a torch_npu that has no CANN.
+BUILDER = """
+import runpy
+from draftwood.environment import hide_torch_npu
+hide_torch_npu()
+runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+"""
+
 # By name: the package that must be there, and what opens it; None where nothing here exports to it.
 PEERS: dict[str, tuple[str, Open | None]] = {
     "transformers generate": ("transformers", transformers_generate),
@@ -84,8 +91,22 @@ PEERS: dict[str, tuple[str, Open | None]] = {
 INSTALL = "pip install 'draftwood[peers]'"
 
 
+def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | str:
+    """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours."""
+    if why := why_missing(name):
+        return why
+    opens = PEERS[name][1]
+    assert opens is not None, "a peer that is not missing"
+    try:
+        return opens(model, work, threads)
+    except Exception as error:  # whatever it raises
+        told = getattr(error, "stderr", None) or b""
+        last = told.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
+        return f"cannot open the checkpoint: {last[0]:.200}"
+
+
 def why_missing(name: str) -> str:
-    """Why a peer does not run here; empty if it does."""
+    """Why a peer is not there; empty if it is."""
     package, opens = PEERS[name]
     if opens is None:
         return "no export of the checkpoint to it yet"

@@ -71,7 +71,7 @@ def figures(results: Sequence[Result], trace: Trace, plain: Result) -> dict[str,
     own = _decoding(plain)
     return {
         "seconds": [round(one.decode_seconds, 7) for one in results],
-        "first_seconds": [round(one.prefill_seconds, 7) for one in results],
+        "first_seconds": [round(one.first_token_seconds, 7) for one in results],
         "tokens": len(last.token_ids),
         "steps": last.steps,
         "equal": all(_decoding(one) == own for one in results),

@@ -16,7 +16,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.lab import Lab
-from draftwood.tools.evaluate.peers import PEERS, Generate, why_missing
+from draftwood.tools.evaluate.peers import PEERS, Generate
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
 from draftwood.tools.evaluate.spread import Interval, ratio
 from draftwood.tools.evaluate.suite import Ask, Suite
@@ -39,13 +39,15 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
     """Ours, plain and with every drafter and policy; then the peers that are installed."""
-    size, found = task.at["size"], {}
+    size = task.at["size"]
+    found: dict[str, Generate] = {}
     for drafter in ask.drafters:
         opened = lab.planned(size, drafter)
         for policy in ("plain", *ask.policies):
             name = PLAIN if policy == "plain" else f"draftwood {drafter.removeprefix('demo-')} {policy}"
             found.setdefault(name, partial(_ours, opened, policy))
-    return found | {name: lab.peer(size, name) for name in PEERS if not why_missing(name)}
+    others = {name: lab.peer(size, name) for name in PEERS}
+    return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
 
 
 def _ours(opened: Any, policy: str, ids: Sequence[int], count: int) -> list[int]:
@@ -77,7 +79,9 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         name: {"seconds": seconds[name], "tokens": len(text), "agree": _agreement(texts[PLAIN], text)}
         for name, text in texts.items()
     }
-    return {"prompt_tokens": len(ids), "programs": found, "missing": {n: w for n in PEERS if (w := why_missing(n))}}
+    others = {name: lab.peer(task.at["size"], name) for name in PEERS}
+    missing = {name: why for name, why in others.items() if isinstance(why, str)}
+    return {"prompt_tokens": len(ids), "programs": found, "missing": missing}
 
 
 def _agreement(plain: list[int], other: list[int]) -> int:
