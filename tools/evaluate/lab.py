@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
+from draftwood.errors import RequestError
 from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -108,6 +110,14 @@ class Lab:
             return Bundle.open(bundles.windowed_bundle(size, drafter, reach, window, self.work, self.say))
 
         return self._opened(("window", size, drafter, window), bundle, tuned=False)
+
+    def text(self, engine: CpuEngine, length: int, number: int) -> tuple[str, list[int]]:
+        """The ``number``-th text of a length, from 0; RequestError where the prompts do not make so many."""
+        found = next(islice(texts(engine, self.prompts, length), number, None), None)
+        if found is None:
+            what = f"fewer than {number + 1} prompts fit {length} tokens"
+            raise RequestError(f"suite {self.suite.name}: {what}; give others as --prompts, or lower the limit")
+        return found
 
     def peer(self, size: str, name: str) -> Generate | str:
         """Another program on the teacher of a size, opened once, with as many threads as ours; or why it is not."""

@@ -29,7 +29,7 @@ SUITE = Suite(
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
         "peers": Ask(**ONE),
-        "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(40,), windows=(8, 0)),
+        "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(100,), windows=(8, 0)),
     },
 )
 

@@ -7,15 +7,13 @@ Plain against plain is the noise floor; the best tree alone in hindsight gives t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from draftwood.errors import RequestError
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.evaluate.lab import Lab, Opened, texts
+from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.prefilled import Prefilled
 from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
 from draftwood.tools.evaluate.section import Section, Task
@@ -58,24 +56,17 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     place = (NAME, *list(task.at.values())[:-1])
     if lab.warmed != place:
         opened = _opened(task, ask, lab)
-        warm_up(_ways(opened, _text(task, opened, lab)[1]), _text(task, opened, lab)[1], _options(task, ask, lab))
+        _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
+        warm_up(_ways(opened, ids), ids, _options(task, ask, lab))
         lab.warmed = place
 
 
 def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
     opened = _opened(task, ask, lab)
-    name, ids = _text(task, opened, lab)
+    name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
     found, _ = measure(_ways(opened, ids), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
     return {"text": name, "prompt_tokens": len(ids), "ways": found, "bundle": opened.digest[:16]}
-
-
-def _text(task: Task, opened: Opened, lab: Lab) -> tuple[str, list[int]]:
-    number, length = task.at["text"], task.at["length"]
-    found = next(islice(texts(opened.engine, lab.prompts, length), number, None), None)
-    if found is None:
-        raise RequestError(f"suite {lab.suite.name}: fewer than {number + 1} prompts fit {length} tokens; lower limit")
-    return found
 
 
 def _options(task: Task, ask: Ask, lab: Lab) -> Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import draw
-from draftwood.tools.evaluate.lab import Lab, texts
+from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.prefilled import Prefilled
 from draftwood.tools.evaluate.protocol import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.evaluate.protocol import measure as measured
@@ -43,7 +43,7 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
     size, drafter, reach = task.at["size"], task.at["drafter"], max(ask.lengths) + ask.max_new_tokens
     opened = {window: lab.windowed(size, drafter, window, reach) for window in ask.windows}
     first = next(iter(opened.values()))
-    _, ids = next(islice(texts(first.engine, lab.prompts, task.at["length"]), task.at["text"], None))
+    _, ids = lab.text(first.engine, task.at["length"], task.at["text"])
     gears = first.engine.bundle.manifest.gears
     slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
     gear = next(gear.name for gear in gears if gear.draft and gear.slots == slots)
