@@ -75,8 +75,8 @@ class DraftModel(ABC):
     def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
         """Draft and extend steps of all trees, at all lengths; ``modules`` are the teacher and ``module``'s.
 
-        A step's module holds the network as ``drafter``, and the teacher's matrices that it reads as ``embed`` and
-        ``lm_head``: by these names the weights are found in the bundle.
+        A step's module holds the network as ``drafter``, and a `TeacherEnds` of the teacher's matrices that it reads as
+        ``teacher``: by these names the weights are found in the bundle.
         """
 
     @abstractmethod

@@ -48,12 +48,8 @@ class Step:
 
     def weight_name(self, parameter: str) -> str | None:
         """The bundle's name of a parameter or buffer of the module; None for a constant of the trace."""
-        name = parameter.removeprefix("decoder.").removeprefix("drafter.")
-        if parameter == "embed":
-            return "embed.weight"
-        if parameter == "lm_head":
-            return "embed.weight" if getattr(self.module, "tied_to_embedding", False) else "lm_head.weight"
-        return name if name != parameter or parameter.startswith("lm_head.") else None
+        holder, _, name = parameter.partition(".")
+        return name if holder in ("decoder", "drafter", "teacher") and name else None
 
 
 def tensor(name: str, dtype: str, *shape: int | str) -> TensorSignature:

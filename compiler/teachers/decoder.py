@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.teachers.block import Blocks, Form, Layer, Norm, Placement, place, place_rows
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.linear import OutputMatrix, QuantisedLinear, logits_of
+from draftwood.compiler.teachers.linear import rows_of
 
 # T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
@@ -34,6 +34,14 @@ class StepOutput(NamedTuple):
     caches: list[Tensor]
 
 
+class Embedding(nn.Embedding):
+    """A row for each token; it also scores hidden states where the output matrix is the embedding."""
+
+    def scores(self, hidden_RH: Tensor) -> Tensor:
+        """Logits [R, V]."""
+        return F.linear(hidden_RH, self.weight)
+
+
 class Decoder(nn.Module):
     """The whole teacher. Parameter names are the bundle's weight names; the caller fills them.
 
@@ -44,7 +52,7 @@ class Decoder(nn.Module):
     def __init__(self, config: TeacherConfig, positions: int, aux_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.config, self.aux_layers = config, aux_layers
-        self.embed = nn.Embedding(config.vocabulary, config.hidden)
+        self.embed = Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleList(self.make_layer(i) for i in range(config.layers))
         self.norm = Norm(config.hidden, config.rms_norm_eps)
         if not config.tied:
@@ -63,13 +71,6 @@ class Decoder(nn.Module):
         """F: width of a row of features."""
         return self.config.hidden * max(len(self.aux_layers), 1)
 
-    @property
-    def head_weight(self) -> OutputMatrix:
-        """The output matrix [V, H]: the embedding where the two are tied; a layer where it is quantised."""
-        if self.config.tied:
-            return self.embed.weight
-        return self.lm_head if isinstance(self.lm_head, QuantisedLinear) else self.lm_head.weight
-
     def embedded(self, tokens_T: Tensor) -> Tensor:
         """[T, H] of token ids, as the first block gets them."""
         return self.embed(tokens_T)
@@ -87,7 +88,7 @@ class Decoder(nn.Module):
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         """Teacher logits [R, V] of final hidden states."""
-        return logits_of(hidden_RH, self.head_weight)
+        return self.embed.scores(hidden_RH) if self.config.tied else self.lm_head(hidden_RH)
 
     def step(
         self,
@@ -221,3 +222,32 @@ class Decoder(nn.Module):
         logits_RV = self.head(hidden_RH)
         features = torch.cat(states, -1) if states else hidden_RH
         return StepOutput(logits_RV, logits_RV.argmax(-1), features, join(news), written)
+
+
+class TeacherEnds(nn.Module):
+    """The teacher's embedding and output matrix, those of them that a drafter's step reads.
+
+    A step holds it as ``teacher``, so its parameters have the teacher's own weight names.
+    """
+
+    def __init__(self, decoder: Decoder, embeds: bool = False, scores: bool = False) -> None:
+        super().__init__()
+        tied = decoder.config.tied
+        self.embed = decoder.embed if embeds or (scores and tied) else None
+        self.lm_head = decoder.lm_head if scores and not tied else None
+
+    def embedded(self, tokens_R: Tensor) -> Tensor:
+        """[R, H] of token ids."""
+        assert self.embed is not None, "the step did not say that it embeds tokens with the teacher's matrix"
+        return self.embed(tokens_R)
+
+    def scores(self, hidden_RH: Tensor) -> Tensor:
+        """Logits [R, V] of hidden states."""
+        if self.lm_head is not None:
+            return self.lm_head(hidden_RH)
+        assert self.embed is not None, "the step did not say that it reads the teacher's output matrix"
+        return self.embed.scores(hidden_RH)
+
+    def rows(self, ids_S: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows of some ids, [S, H], of the output matrix."""
+        return self.embedded(ids_S) if self.lm_head is None else rows_of(self.lm_head, ids_S, dtype)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import draftwood.kernels  # noqa: F401 (registers the operator)
 
@@ -26,19 +25,10 @@ class QuantisedLinear(nn.Module):
         return torch.ops.draftwood.quantised_linear(x, self.weight, self.weight_scale, self.bias)
 
 
-# What makes logits of hidden states: a matrix [V, H], or a layer where it is quantised.
-OutputMatrix = Tensor | QuantisedLinear
-
-
-def logits_of(hidden: Tensor, head: OutputMatrix) -> Tensor:
-    """[..., V] of hidden states [..., H]."""
-    return head(hidden) if isinstance(head, QuantisedLinear) else F.linear(hidden, head)
-
-
-def rows_of(head: OutputMatrix, ids_S: Tensor, dtype: torch.dtype) -> Tensor:
+def rows_of(head: nn.Linear | QuantisedLinear, ids_S: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows of some ids, [S, H], as numbers of ``dtype``."""
     if not isinstance(head, QuantisedLinear):
-        return head.index_select(0, ids_S)
+        return head.weight.index_select(0, ids_S)
     columns_HS = head.weight.index_select(1, ids_S).to(torch.float32)
     return (columns_HS * head.weight_scale.index_select(0, ids_S)).transpose(0, 1).to(dtype)
 

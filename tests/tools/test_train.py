@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.drafters.common.block import Block, Sizes
-from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.eagle3 import network as compiled_eagle3
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.fasteagle import network as compiled_fasteagle
@@ -179,7 +180,9 @@ def test_the_compiler_runs_the_cell_that_was_trained(folder: Path, tmp_path: Pat
     opened = open_fasteagle(tmp_path, Checkpoint.open(folder / "noise"))
     module = compiled_fasteagle.CellCascade(opened.config, 64)
     module.load_state_dict({**{name: opened.weight(name).float() for name in opened.names()}, **opened.buffers(64)})
-    shared = TeacherWeights(model.model.embed_tokens.weight, model.lm_head.weight)
+    shared = SimpleNamespace(
+        embedded=model.model.embed_tokens, scores=model.lm_head, rows=lambda ids, dtype: model.lm_head.weight[ids]
+    )
     batch = States(model, Distilled.open(folder / "unread"), drafter.aux).batch(np.array([5]))
     ids, noise = batch.ids_BS[0], torch.randn(3, VOCABULARY)
     with torch.no_grad():
@@ -349,7 +352,7 @@ def test_the_compiler_drafts_what_was_trained(
     module = (compiled_eagle3.Eagle3 if kind == "eagle3" else compiled_fasteagle.FastEagle)(opened.config, 64)
     weights = {name: opened.weight(name).float() for name in opened.names()}
     module.load_state_dict({**weights, **opened.buffers(64)})
-    shared = TeacherWeights(model.model.embed_tokens.weight, model.lm_head.weight)
+    shared = SimpleNamespace(embedded=model.model.embed_tokens, scores=model.lm_head)
     batch = States(model, texts, drafter.aux).batch(np.array([5]))
     ids, count = batch.ids_BS[0], int(batch.there_BC.sum())
     with torch.no_grad():

@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.fixed_tree import Growth
 from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.linear import OutputMatrix, logits_of
+from draftwood.compiler.teachers.decoder import TeacherEnds
+from draftwood.compiler.teachers.linear import rows_of
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, N query heads, K key/value heads,
 # G = N / K, D head dimension, C cache slots, H hidden, V vocabulary, U draft vocabulary
@@ -29,13 +29,6 @@ from draftwood.compiler.teachers.linear import OutputMatrix, logits_of
 def cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in a dtype; x itself if it has it, for torch.export records an assertion for a cast that does nothing."""
     return x if x.dtype == dtype else x.to(dtype)
-
-
-class TeacherWeights(NamedTuple):
-    """The teacher's matrices that a drafter without its own reads: embedding and output, each [V, H]."""
-
-    embed_VH: Tensor | None = None
-    head_VH: OutputMatrix | None = None
 
 
 class Waiting(NamedTuple):
@@ -207,43 +200,41 @@ class CachedNetwork(nn.Module):
         self.register_buffer("draft_cos", torch.empty(positions, block.head_dim))
         self.register_buffer("draft_sin", torch.empty(positions, block.head_dim))
 
-    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Extended:
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Extended:
         """Writes the waiting rows into the caches, key then value of every layer, and runs the last that counts.
 
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D].
         """
         raise NotImplementedError
 
-    def root(self, extended: Extended, teacher: TeacherWeights, noise_DU: Tensor) -> Growth:
+    def root(self, extended: Extended, teacher: TeacherEnds, noise_DU: Tensor) -> Growth:
         """The root as a tree of D levels grows from it, where candidates depend on the nodes above them.
 
         ``noise`` has a row for every level: nodes of one depth stand at one position.
         """
         raise NotImplementedError
 
-    def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
+    def levels(self, extended: Extended, teacher: TeacherEnds) -> Tensor:
         """The hidden states that rank the tokens behind the root [I, H], where one pass makes all levels."""
         return extended.normed
 
-    def embed(self, tokens_R: Tensor, teacher: TeacherWeights) -> Tensor:
+    def embed(self, tokens_R: Tensor, teacher: TeacherEnds) -> Tensor:
         """[R, H] of the teacher's token ids."""
         if self.config.own_embedding:
             return self.draft_embed(tokens_R)
-        assert teacher.embed_VH is not None, "this drafter reads the teacher's embedding"
-        return F.embedding(tokens_R, teacher.embed_VH)
+        return teacher.embedded(tokens_R)
 
-    def head(self, teacher: TeacherWeights) -> OutputMatrix:
-        """The output matrix [U, H]."""
+    def rows(self, ids_S: Tensor, teacher: TeacherEnds, dtype: torch.dtype) -> Tensor:
+        """The rows of some draft ids, [S, H], of the output matrix."""
         if self.config.has_head:
-            return self.draft_head.weight
-        assert teacher.head_VH is not None, "this drafter reads the teacher's output matrix"
-        return teacher.head_VH
+            return rows_of(self.draft_head, ids_S, dtype)
+        return teacher.rows(ids_S, dtype)
 
-    def logits(self, normed_RH: Tensor, teacher: TeacherWeights) -> Tensor:
+    def logits(self, normed_RH: Tensor, teacher: TeacherEnds) -> Tensor:
         """[R, U] of hidden states behind the last norm."""
-        return logits_of(normed_RH, self.head(teacher))
+        return self.draft_head(normed_RH) if self.config.has_head else teacher.scores(normed_RH)
 
-    def best(self, normed_RH: Tensor, teacher: TeacherWeights, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
+    def best(self, normed_RH: Tensor, teacher: TeacherEnds, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
         """The k best tokens of every row, best first: the teacher's ids int64 [R, k], log-probabilities [R, k].
 
         ``noise`` [R, U] or [1, U] is what drafter and teacher share, times the temperature: 0 for greedy text.

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
 from draftwood.compiler.steps.step import Step, cached, tensor
 from draftwood.compiler.teachers.block import Form
-from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
 
 # P rows that extend the cache, F features, D levels, U draft vocabulary
@@ -26,17 +26,12 @@ _EXAMPLE_SLOTS, _EXAMPLE_ROWS = 192, 5
 
 
 class CachedStep(nn.Module):
-    """Holds the drafter, and those of the teacher's matrices that it reads, as ``embed`` and ``lm_head``."""
+    """Holds the drafter, and those of the teacher's matrices that it reads."""
 
     def __init__(self, drafter: CachedNetwork, decoder: Decoder, form: Form) -> None:
         super().__init__()
-        self.drafter, self.form, self.tied_to_embedding = drafter, form, decoder.config.tied
-        self.embed = None if drafter.config.own_embedding else decoder.embed.weight
-        self.lm_head = None if drafter.config.has_head else decoder.head_weight
-
-    @property
-    def teacher(self) -> TeacherWeights:
-        return TeacherWeights(self.embed, self.lm_head)
+        self.drafter, self.form = drafter, form
+        self.teacher = TeacherEnds(decoder, not drafter.config.own_embedding, not drafter.config.has_head)
 
     def extended(
         self, tokens: Tensor, features: Tensor, committed: Tensor, accepted: Tensor, caches: Sequence[Tensor]

@@ -13,9 +13,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting
 from draftwood.compiler.drafters.dflash.config import DFlashConfig
 from draftwood.compiler.teachers.block import Form, Norm
+from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # P rows that extend the cache, B rows of the block, I levels, H hidden
 
@@ -43,7 +44,7 @@ class DFlash(CachedNetwork):
         self.feature_norm = Norm(config.block.hidden, config.block.rms_norm_eps)
         self.stack = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
-    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Denoised:
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Denoised:
         """Writes the waiting rows' states into the caches and runs the block behind them.
 
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every layer.

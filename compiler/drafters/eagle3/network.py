@@ -14,10 +14,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting
 from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, F width of the teacher's states, H hidden,
 # K key/value heads, D head dimension, C cache slots
@@ -69,7 +70,7 @@ class Rows:
 
     drafter: Eagle3
     written: Written
-    teacher: TeacherWeights
+    teacher: TeacherEnds
     noise: tuple[Tensor, ...]
     hidden: Hidden
     depth: int = 0
@@ -113,7 +114,7 @@ class Eagle3(CachedNetwork):
             features_PF = torch.cat([norm(state) for norm, state in zip(norms, states, strict=True)], -1)
         return self.fc(features_PF)
 
-    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Written:
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Written:
         """Writes the waiting rows into the caches and runs the last that counts, whose output is the root's.
 
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every block.
@@ -129,7 +130,7 @@ class Eagle3(CachedNetwork):
         root = self._through(entering, attend, at.last_1)
         return Written(root, written, waiting.committed_1, at.unseen_C)
 
-    def root(self, extended: Written, teacher: TeacherWeights, noise_DU: Tensor) -> Rows:  # type: ignore[override]
+    def root(self, extended: Written, teacher: TeacherEnds, noise_DU: Tensor) -> Rows:  # type: ignore[override]
         return Rows(self, extended, teacher, tuple(noise_DU.split(1)), extended.root)
 
     def level(
@@ -140,7 +141,7 @@ class Eagle3(CachedNetwork):
         branch: Branch | None,
         masked_RS: Tensor,
         written: Written,
-        teacher: TeacherWeights,
+        teacher: TeacherEnds,
     ) -> tuple[Hidden, Branch]:
         """Runs tree rows of one depth >= 1 on the hidden states of their parents.
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Extended, TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Extended, Waiting
 from draftwood.compiler.drafters.fasteagle.cell import Cell
 from draftwood.compiler.drafters.fasteagle.config import FastEagleConfig
 from draftwood.compiler.teachers.block import Form
-from draftwood.compiler.teachers.linear import rows_of
+from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # P rows that extend the cache, F width of the teacher's states, H hidden, I levels, D levels of a tree, E nodes of a
 # depth, S tokens of a shortlist, U draft vocabulary, R width of the cell's state, X = 3R
@@ -48,7 +48,7 @@ class FastEagle(CachedNetwork):
         self.root_states = config.block.layers
         self.cascade = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
-    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherWeights, form: Form = "fused") -> Cascade:
+    def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Cascade:
         """Runs the waiting rows through all blocks, which write them into the caches.
 
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every block.
@@ -80,7 +80,7 @@ class Nodes:
     """
 
     drafter: CellCascade
-    teacher: TeacherWeights
+    teacher: TeacherEnds
     # Of every level: its hidden state, what the cell reads of it, its noise, its logits with their noise.
     levels_DH: Tensor
     reads_DX: Tensor
@@ -97,7 +97,7 @@ class Nodes:
         if self.hidden_EH is None:
             return drafter.chosen(self.logits_DU[at], k)
         ids_S = self.short_DS[self.depth]
-        rows_SH = rows_of(drafter.head(self.teacher), ids_S, self.hidden_EH.dtype)
+        rows_SH = drafter.rows(ids_S, self.teacher, self.hidden_EH.dtype)
         noise_1S = self.noise_DU[at].index_select(1, ids_S)
         return drafter.chosen(drafter.perturbed(F.linear(self.hidden_EH, rows_SH), noise_1S), k, ids_S)
 
@@ -118,7 +118,7 @@ class CellCascade(FastEagle):
         super().__init__(config, positions)
         self.cell = Cell(config.block.hidden, config.cell_size)
 
-    def root(self, extended: Extended, teacher: TeacherWeights, noise_DU: Tensor) -> Nodes:
+    def root(self, extended: Extended, teacher: TeacherEnds, noise_DU: Tensor) -> Nodes:
         levels_DH = extended.normed[: noise_DU.shape[0]]
         logits_DU = self.perturbed(self.logits(levels_DH, teacher), noise_DU)
         short_DS = logits_DU.topk(self.config.cell_shortlist, -1).indices

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.teachers.linear import OutputMatrix, logits_of
+from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # H hidden, V vocabulary, I heads (levels), K candidates a level
 
@@ -32,7 +32,7 @@ class Head(nn.Module):
 class MedusaHeads(nn.Module):
     """Head i proposes the token i + 2 places after the one whose hidden state is given (0-based i).
 
-    Tied heads have no output matrix of their own: they are given the teacher's, [V, H]. Heads that rank a part of the
+    Tied heads have no output matrix of their own: they are given the teacher's. Heads that rank a part of the
     vocabulary, ``drafted`` ids, have a map to the teacher's.
     """
 
@@ -56,15 +56,15 @@ class MedusaHeads(nn.Module):
             self.register_buffer("teacher_ids", torch.zeros(drafted, dtype=torch.int64))
 
     def forward(
-        self, hidden_1H: Tensor, noise_IV: Tensor, lm_head_VH: OutputMatrix | None, candidates: int
+        self, hidden_1H: Tensor, noise_IV: Tensor, teacher: TeacherEnds, candidates: int
     ) -> tuple[Tensor, Tensor]:
         """Returns tokens int64 [I, K] and their log-probabilities [I, K], best first.
 
         ``noise`` is what drafter and teacher share, times the temperature: 0 for greedy text.
         """
         heads = cast(Iterable[Head], self.heads)
-        if lm_head_VH is not None:
-            logits_IV = logits_of(torch.cat([head.features(hidden_1H) for head in heads]), lm_head_VH)
+        if self.tied:
+            logits_IV = teacher.scores(torch.cat([head.features(hidden_1H) for head in heads]))
         else:
             logits_IV = torch.cat([head.out(head.features(hidden_1H)) for head in heads])
         logits_IV = logits_IV + noise_IV

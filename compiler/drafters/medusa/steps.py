@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from draftwood.compiler.drafters.common.ranked import ranked_outputs
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.steps.step import Step, tensor
-from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.manifest import GraphSignature
 
 
@@ -16,12 +16,11 @@ class MedusaStep(nn.Module):
 
     def __init__(self, heads: MedusaHeads, decoder: Decoder, candidates: int) -> None:
         super().__init__()
-        self.drafter, self.candidates, self.tied_to_embedding = heads, candidates, decoder.config.tied
-        if heads.tied:
-            self.lm_head = decoder.head_weight
+        self.drafter, self.candidates = heads, candidates
+        self.teacher = TeacherEnds(decoder, scores=heads.tied)
 
     def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        return self.drafter(features, noise, self.lm_head if self.drafter.tied else None, self.candidates)
+        return self.drafter(features, noise, self.teacher, self.candidates)
 
 
 def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:

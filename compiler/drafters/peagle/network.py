@@ -12,9 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import Extended, TeacherWeights
+from draftwood.compiler.drafters.common.layers import Extended
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Written
 from draftwood.compiler.drafters.peagle.config import PEagleConfig
+from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # M mask rows, I = M + 1 levels, H hidden, F width of the teacher's states
 
@@ -28,7 +29,7 @@ class PEagle(Eagle3):
         super().__init__(config, positions)
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.features))
 
-    def levels(self, extended: Extended, teacher: TeacherWeights) -> Tensor:
+    def levels(self, extended: Extended, teacher: TeacherEnds) -> Tensor:
         written = cast(Written, extended)
         masks = self.config.levels - 1
         if not masks:

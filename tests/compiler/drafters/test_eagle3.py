@@ -1,6 +1,7 @@
 """EAGLE-3 against the paper's equations, in every published layout, and over fixed trees."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.fixed_tree import FixedTree
-from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.common.tree_step import TreeStep
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.trees import Topology
 
 # fp32 against float64 through a block and its feedback four levels deep.
@@ -142,7 +143,7 @@ def inputs_of(variant: Variant, decoder: Decoder, warm: Callable, form: str = "f
 def test_hidden_states_and_logits(variant: Variant, decoder: Decoder, warm: Callable, text: tuple, form: str) -> None:
     tokens, rows, committed, accepted, *caches = inputs_of(variant, decoder, warm, form)
     drafter, oracle = variant.drafter, variant.oracle
-    teacher = TeacherWeights(decoder.embed.weight, decoder.head_weight)
+    teacher = TeacherEnds(decoder, embeds=True, scores=True)
     written = drafter.extend(Waiting(tokens, rows, committed, accepted), caches, teacher, form)
     hidden, branch, drafted = written.root, None, [17, 3, 88, 40]
     for depth in range(len(drafted) + 1):
@@ -214,7 +215,7 @@ def test_the_cache_holds_accepted_text_alone(plain: Variant, decoder: Decoder, w
         changed = (before != after).view(2, 32, 16).any(-1)
         assert changed[:, 8:11].all() and not changed[:, :8].any() and not changed[:, 11:31].any()
     waiting = Waiting(inputs[0][:3], inputs[1][:3], inputs[2], inputs[3])
-    again = plain.drafter.extend(waiting, inputs[4:], TeacherWeights(decoder.embed.weight, decoder.head_weight))
+    again = plain.drafter.extend(waiting, inputs[4:], TeacherEnds(decoder, embeds=True, scores=True))
     for ours, theirs in zip((key, value), again.caches, strict=True):
         torch.testing.assert_close(
             ours.view(2, 32, 16)[:, :11], theirs.view(2, 32, 16)[:, :11], rtol=0, atol=1e-5
@@ -295,7 +296,7 @@ def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -
     drafter.load_state_dict(plain.drafter.state_dict())
     drafter.bfloat16()
     half = [t.bfloat16() if t.is_floating_point() else t for t in inputs]
-    teacher = TeacherWeights(decoder.embed.weight.bfloat16(), None)
+    teacher = TeacherEnds(deepcopy(decoder).bfloat16(), embeds=True)
     written = drafter.extend(Waiting(*half[:4]), half[4:], teacher)
     root = drafter.root(written, teacher, torch.zeros(RAGGED.depth, 40, dtype=torch.bfloat16))
     tokens, scores = FixedTree(RAGGED).grow(root)

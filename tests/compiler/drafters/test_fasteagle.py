@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.levels import LevelStep
 from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.errors import CheckpointError
 
 LEVELS = 3
@@ -122,7 +122,7 @@ def test_caches_are_those_of_one_pass_over_the_text(rows: Model, decoder: Decode
     _, _, *caches = step(*given(step, inputs))
     features, tokens = torch.tensor(text[0][:, :192]).float(), torch.tensor(text[1])
     count = torch.tensor([11])
-    waiting, teacher = Waiting(tokens, features, count, count), TeacherWeights(decoder.embed.weight, None)
+    waiting, teacher = Waiting(tokens, features, count, count), TeacherEnds(decoder, embeds=True)
     at_once = rows.drafter.extend(waiting, inputs[4:], teacher).caches
     for place, (ours, theirs, before) in enumerate(zip(caches, at_once, inputs[4:], strict=True)):
         ours, theirs, before = (t.view(2, 32, 16) for t in (ours, theirs, before))

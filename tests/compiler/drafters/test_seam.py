@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
@@ -30,6 +29,7 @@ from draftwood.compiler.drafters.widening import Widening
 from draftwood.compiler.steps.step import Step, tensor
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored
 from draftwood.errors import BundleError, RequestError, TreeError
@@ -63,12 +63,12 @@ class LinearNetwork(nn.Module):
 
 
 class LinearStep(nn.Module):
-    def __init__(self, network: LinearNetwork, head_VH: Tensor, tied: bool, ranked: int) -> None:
+    def __init__(self, network: LinearNetwork, decoder: Decoder, ranked: int) -> None:
         super().__init__()
-        self.drafter, self.lm_head, self.tied_to_embedding, self.ranked = network, head_VH, tied, ranked
+        self.drafter, self.teacher, self.ranked = network, TeacherEnds(decoder, scores=True), ranked
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        logits_IV = F.linear(torch.cat([turn(features) for turn in self.drafter.turns]), self.lm_head)
+        logits_IV = self.teacher.scores(torch.cat([turn(features) for turn in self.drafter.turns]))
         top_IK, tokens_IK = logits_IV.topk(self.ranked, -1)
         return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)
 
@@ -113,7 +113,7 @@ class LinearModel(DraftModel):
             inputs=(tensor("features", dtype, 1, decoder.feature_width),),
             outputs=tuple(ranked_outputs(self.config.levels, ranked, dtype)),
         )  # fmt: skip
-        return [Step(LinearStep(network, decoder.head_weight, decoder.config.tied, ranked), signature)]
+        return [Step(LinearStep(network, decoder, ranked), signature)]
 
     def manifest(self, digest, teacher, trees):
         return m.Drafter(

@@ -110,9 +110,10 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
     """The networks themselves, over the whole text at once: none of the runtime's bookkeeping is shared."""
     import torch
 
-    from draftwood.compiler.drafters.common.layers import TeacherWeights, Waiting
+    from draftwood.compiler.drafters.common.layers import Waiting
     from draftwood.compiler.drafters.registry import drafter_of
     from draftwood.compiler.targets.modules import load_modules
+    from draftwood.compiler.teachers.decoder import TeacherEnds
     from draftwood.compiler.teachers.registry import described_config
 
     engine, manifest = engines[kind], engines[kind].bundle.manifest
@@ -129,7 +130,7 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
         torch.zeros(2, 2, 1, 2, 16), [torch.zeros(256, 16) for _ in range(4)], form="eager",
     )  # fmt: skip
     whole = torch.tensor([length])
-    teacher = TeacherWeights(decoder.embed.weight, decoder.head_weight)
+    teacher = TeacherEnds(decoder, embeds=True, scores=True)
     waiting = Waiting(torch.tensor(text[1:]), out.features_RF, whole, whole)
     wanted = drafter.extend(waiting, [torch.zeros_like(c) for c in ours], teacher, "eager")
     for mine, theirs in zip(ours, wanted.caches, strict=True):
