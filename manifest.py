@@ -175,6 +175,8 @@ class Precision(_Struct, frozen=True):
 class GraphSet(_Struct, frozen=True):
     """What was lowered for one target: the graphs of one rank of it, over one file of weights.
 
+    All ranks of a target have the same graphs; a rank's weights alone say which part of the model it computes.
+
     ``onnx`` is what onnxruntime runs. ``ge`` is for an Ascend NPU: one ``.air`` file a graph, beside its text, and
     ``atc.sh``. Graphs of one name are siblings in all sets; a decode graph of ``ge`` may have more rows than one.
     """
@@ -230,10 +232,20 @@ class Manifest(_Struct, frozen=True):
         """What was lowered for a target and rank, if anything was."""
         return next((one for one in self.graph_sets if (one.target, one.rank) == (target, rank)), None)
 
+    def rank_sets(self, target: str) -> tuple[GraphSet, ...]:
+        """The graph sets of all ranks of a target, in order; none where nothing was lowered for it."""
+        found = (one for one in self.graph_sets if one.target == target)
+        return tuple(sorted(found, key=lambda one: one.rank))
+
     def graphs_of(self, target: str, rank: int = 0) -> tuple[GraphSignature, ...]:
         """The graphs of a target and rank; none where nothing was lowered for it."""
         found = self.graph_set(target, rank)
         return found.graphs if found else ()
+
+
+def heads_of_rank(heads: int, ranks: int) -> int:
+    """Key/value heads that each of ``ranks`` devices has; fewer heads than devices are held by several of them."""
+    return max(heads // ranks, 1) if heads else 0
 
 
 def cache_names(layers: int) -> list[str]:

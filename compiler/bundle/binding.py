@@ -14,6 +14,8 @@ from draftwood.compiler.bundle.sources import Sources
 from draftwood.compiler.bundle.staging import exclusive
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
+from draftwood.compiler.ranks.share import Share
+from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.precision import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import BundleError, CheckpointError, RequestError
@@ -37,9 +39,10 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
 
 def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
     manifest = m.read_manifest(folder)
-    npu = manifest.graph_set("ge")
-    if npu is None:
+    sets = manifest.rank_sets("ge")
+    if not sets:
         raise BundleError(f"{folder}: holds no NPU graphs; build it with --target ge")
+    npu = sets[0]
     if npu.weights in manifest.files:
         raise BundleError(f"{folder}: has its weights already; build another bundle for other weights")
     precision = PRECISIONS.get(npu.precision.name)
@@ -59,13 +62,17 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
     if opened and wanted and drafter:
         kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)
         _same(folder, drafter, *kinds)
-    entries = Sources(teacher, opened).weights(manifest.dims.context + 1)
-    _write(folder, npu, {entry.name: precision.stored(entry).read for entry in entries})
+    entries = [precision.stored(entry) for entry in Sources(teacher, opened).weights(manifest.dims.context + 1)]
+    block = opened.model.block(teacher.config) if opened else teacher.config
+    for one in sets:
+        share = Share(one.rank, one.ranks)
+        _write(folder, one, {e.name: e.read for e in rank_entries(entries, teacher.config, block, share)})
+    written = {one.weights: m.list_file(folder / one.weights) for one in sets}
     bound = msgspec.structs.replace(
         manifest,
         teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest()),
         drafter=msgspec.structs.replace(wanted, digest=opened.digest()) if wanted and opened else None,
-        files=dict(sorted((manifest.files | {npu.weights: m.list_file(folder / npu.weights)}).items())),
+        files=dict(sorted((manifest.files | written).items())),
     )
     part = folder / f"{m.MANIFEST_FILE}.part"
     part.write_bytes(m.encode(bound))

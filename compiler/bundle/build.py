@@ -31,7 +31,7 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
     sources = Sources.open(request)
     check_fit(request, sources)
     with staged(out) as folder:
-        graph_sets = tuple(_lower(name, folder, request, sources, progress) for name in request.targets)
+        graph_sets = tuple(one for name in request.targets for one in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)
         tokenizer = _copy_tokenizer(request.model, folder)
         manifest = _manifest(request, sources, graph_sets, tokenizer, _files(folder))
@@ -39,7 +39,9 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
     return manifest
 
 
-def _lower(name: str, folder: Path, request: BuildRequest, sources: Sources, progress: Progress) -> m.GraphSet:
+def _lower(
+    name: str, folder: Path, request: BuildRequest, sources: Sources, progress: Progress
+) -> tuple[m.GraphSet, ...]:
     target, config = TARGETS[name], sources.teacher.config
     precision = request.precisions.get(name) or target.precision(config)
     lowering = Lowering(
@@ -52,6 +54,7 @@ def _lower(name: str, folder: Path, request: BuildRequest, sources: Sources, pro
         mode=request.weights,
         held=sources.teacher.entries,
         soc=request.soc,
+        ranks=request.ranks if target.splits else 1,
         progress=progress,
     )
     return target.lower(lowering)

@@ -19,6 +19,8 @@ from draftwood.trees.spec import Budget, GearSpec
 PREFILL_ROWS = (32, 128)
 # A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
 SLOT_MULTIPLE = 128
+# Devices of one machine at most: beyond it links are another kind.
+MOST_RANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,8 @@ class BuildRequest:
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name.
     soc: str = DEFAULT_SOC
+    # On how many devices the graphs of targets that split a model run together.
+    ranks: int = 1
     # What is built of the trees and KV lengths; every tree at every length where none are given.
     gears: tuple[GearSpec, ...] = ()
     # Also the step with the same bits in every tree, for a CPU.
@@ -55,6 +59,11 @@ def check_request(request: BuildRequest, out: Path) -> None:
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
     _check_targets(request)
+    if not 1 <= request.ranks <= MOST_RANKS:
+        raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
+    if request.ranks > 1 and not any(TARGETS[name].splits for name in request.targets):
+        able = " or ".join(target.name for target in TARGETS.values() if target.splits)
+        raise RequestError(f"--ranks {request.ranks}: splits the graphs of an NPU; give --target {able} as well")
     for slots in request.slots:
         if slots % SLOT_MULTIPLE or slots <= 0:
             raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")

@@ -11,6 +11,7 @@ from draftwood.compiler.bundle.request import SLOT_MULTIPLE, BuildRequest
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.model import DraftModel, Modules, OpenedDrafter
 from draftwood.compiler.drafters.registry import check_tree, describe_drafter, open_drafter
+from draftwood.compiler.ranks.share import check_ranks
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.registry import family_of
@@ -73,6 +74,10 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
             f"--kv {longest}: the teacher knows {config.max_positions} positions; choose at most"
             f" {config.max_positions // SLOT_MULTIPLE * SLOT_MULTIPLE}"
         )
+    if request.ranks > 1:
+        check_ranks(config, request.ranks, "the teacher")
+        if drafter is not None:
+            check_ranks(drafter.block(config), request.ranks, "the drafter")
     for gear in request.shapes.gears:
         if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
             raise TreeError(

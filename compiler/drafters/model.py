@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,14 @@ class DraftModel(ABC):
     @abstractmethod
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         """What the manifest says of it: all that a runtime needs to know of the kind."""
+
+    def shared(self, ranks: int) -> Self:
+        """What one of ``ranks`` devices runs of it; a kind without blocks of its own is the same everywhere."""
+        return self
+
+    def block(self, teacher: TeacherConfig) -> TeacherConfig:
+        """The sizes of its decoder blocks; the teacher's where it has none."""
+        return teacher
 
     def widening(self) -> Widening | None:
         """How it grows with a teacher that is made larger; None where nobody has said."""

@@ -7,19 +7,33 @@ a written cache sees is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, Declared, Edge, Graph, Node
-from draftwood.compiler.ge.operators import OPERATORS, Call
+from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, Declared, Graph, Node
+from draftwood.compiler.ge.memory import memory
+from draftwood.compiler.ge.operators import Call
+from draftwood.compiler.ge.operators.collective import COLLECTIVES
 from draftwood.errors import BundleError, LoweringError, RequestError
 
 Observer = Callable[[Node, tuple[Tensor, ...]], None]
 
 _GIVEN = (*SOURCES, "FileConstant")
+
+
+class Meeting(NamedTuple):
+    """A collective that a rank has come to, and what it brings."""
+
+    node: Node
+    value: Tensor
+
+
+# Yields at every collective, is sent its result, and returns the outputs.
+Run = Generator[Meeting, Tensor, list[Tensor]]
 
 
 class Interpreter:
@@ -48,13 +62,17 @@ class Interpreter:
             RequestError: an input is missing, unknown, or not what the graph declares.
             LoweringError: a node cannot be executed as it is stated; names it.
         """
+        with torch.no_grad():
+            return _alone(self.started(inputs, observe))
+
+    def started(self, inputs: Mapping[str, Tensor], observe: Observer | None = None) -> Run:
+        """`run` as one rank of several: stops at every collective, and goes on with the result that it is sent."""
         _check_inputs(self.graph, inputs)
         given = {**self._constants, **inputs}
         kept = {t.untyped_storage().data_ptr() for t in given.values()}
-        with torch.no_grad():
-            outputs = self._plan.execute(given, observe)
-            # A device copies its outputs; a view of a cache would change with the next step.
-            return [t.clone() if t.untyped_storage().data_ptr() in kept else t.contiguous() for t in outputs]
+        outputs = yield from self._plan.execute(given, observe)
+        # A device copies its outputs; a view of a cache would change with the next step.
+        return [t.clone() if t.untyped_storage().data_ptr() in kept else t.contiguous() for t in outputs]
 
 
 def shapes(graph: Graph) -> dict[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]:
@@ -73,8 +91,18 @@ def shapes(graph: Graph) -> dict[str, tuple[tuple[torch.dtype, tuple[int, ...]],
     def note(node: Node, outputs: tuple[Tensor, ...]) -> None:
         found[node.name] = tuple((t.dtype, tuple(t.shape)) for t in outputs)
 
-    _Plan.of(graph).execute(given, note)
+    _alone(_Plan.of(graph).execute(given, note))
     return found
+
+
+def _alone(run: Run) -> list[Tensor]:
+    """The outputs of a run that meets nobody."""
+    try:
+        node, _ = next(run)
+    except StopIteration as end:
+        outputs: list[Tensor] = end.value
+        return outputs
+    raise LoweringError(f"node {node.name} ({node.type}): joins several ranks; run all of them together")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +125,32 @@ class _Plan:
         _check_order(graph)
         held = (*_GIVEN, "Const", "NetOutput")
         calls = {node.name: Call.of(node) for node in graph.nodes.values() if node.type not in held}
-        owned, detached = _memory(graph)
+        owned, detached = memory(graph)
         return cls(graph, calls, _last_reads(graph), owned, detached)
 
-    def execute(self, given: Mapping[str, Tensor], observe: Observer | None) -> list[Tensor]:
+    def execute(self, given: Mapping[str, Tensor], observe: Observer | None) -> Run:
         values: dict[str, tuple[Tensor, ...]] = {}
         result: list[Tensor] = []
         for node in self.graph.nodes.values():
             if node.type == "NetOutput":
                 result = [_output(self.graph, node, i, values) for i in range(len(node.operands))]
                 continue
-            outputs = self._compute(node, given, values)
+            if node.type in COLLECTIVES and not (value := self._operand(node, values)).is_meta:
+                outputs: tuple[Tensor, ...] = ((yield Meeting(node, value)),)
+            else:
+                outputs = self._compute(node, given, values)
             if observe is not None:
                 observe(node, outputs)
             values[node.name] = outputs
             for name in self.last[node.name]:
                 del values[name]
         return result
+
+    @staticmethod
+    def _operand(node: Node, values: Mapping[str, tuple[Tensor, ...]]) -> Tensor:
+        (edge,) = node.operands
+        assert edge is not None, node
+        return values[edge.node][edge.output].contiguous()
 
     def _compute(
         self, node: Node, given: Mapping[str, Tensor], values: Mapping[str, tuple[Tensor, ...]]
@@ -156,85 +193,6 @@ def _last_reads(graph: Graph) -> dict[str, list[str]]:
     for name, final in reader.items():
         last[final].append(name)
     return last
-
-
-def _memory(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
-    """(``owned``, ``detached``) of a plan, and the proof that the order of writes decides nothing.
-
-    A reader of a written value must run before the write by its place in the graph, or read what the write gives.
-    Only the name of a cache itself may also be read by what runs behind the write: it is the same memory on
-    every device, which a reshaped value made before the write need not be.
-    """
-    before = _ancestors(graph)
-    number = {name: i for i, name in enumerate(graph.nodes)}
-
-    def runs_before(first: str, second: str) -> bool:
-        return bool(before[second] >> number[first] & 1)
-
-    roots = _roots(graph)
-    writes: dict[Edge, list[str]] = {}
-    for node in graph.nodes.values():
-        if _is(node, "writes"):
-            root = _root(roots, node.operands[0])
-            if graph.nodes[root.node].type in ("Data", "Const", "FileConstant"):
-                kind = graph.nodes[root.node].type
-                raise LoweringError(f"graph {graph.name}: {node.type} {node.name} writes into {kind} {root.node}")
-            writes.setdefault(root, []).append(node.name)
-    owned, detached = set(), set()
-    for node, i, edge in _reads(graph):
-        root = _root(roots, edge)
-        cache = graph.nodes[root.node].type == "RefData"
-        for write in writes.get(root, ()):
-            if node.name == write and i == 0:
-                owned |= set() if cache else {write}
-            elif edge.node == write or runs_before(write, edge.node):
-                pass  # it reads what was written
-            elif runs_before(node.name, write):
-                detached |= set() if _is(node, "writes") or _is(node, "views") else {node.name}
-            elif not (cache and edge == root and runs_before(write, node.name)):
-                raise LoweringError(
-                    f"graph {graph.name}: whether {node.type} {node.name} reads {root.node} before or after"
-                    f" {graph.nodes[write].type} {write} writes it is not defined"
-                )
-    return frozenset(owned), frozenset(detached)
-
-
-def _ancestors(graph: Graph) -> dict[str, int]:
-    """Node -> bits of all nodes that its inputs, of value or of order, wait for."""
-    before: dict[str, int] = {}
-    bit: dict[str, int] = {}
-    for i, node in enumerate(graph.nodes.values()):
-        bits = 0
-        for edge in node.inputs:
-            if edge is not None:
-                bits |= before[edge.node] | bit[edge.node]
-        before[node.name], bit[node.name] = bits, 1 << i
-    return before
-
-
-def _roots(graph: Graph) -> dict[Edge, Edge]:
-    """Results that are another value's memory, written or reshaped -> the value that the memory was made for."""
-    roots: dict[Edge, Edge] = {}
-    for node in graph.nodes.values():
-        if _is(node, "writes") or _is(node, "views"):
-            roots[Edge(node.name, 0)] = _root(roots, node.operands[0])
-    return roots
-
-
-def _root(roots: Mapping[Edge, Edge], edge: Edge | None) -> Edge:
-    assert edge is not None, "the first operand of a write or a view is not optional"
-    return roots.get(edge, edge)
-
-
-def _is(node: Node, kind: str) -> bool:
-    return node.type in OPERATORS and bool(getattr(OPERATORS[node.type], kind))
-
-
-def _reads(graph: Graph) -> Iterator[tuple[Node, int, Edge]]:
-    for node in graph.nodes.values():
-        for i, edge in enumerate(node.operands):
-            if edge is not None:
-                yield node, i, edge
 
 
 def _output(graph: Graph, node: Node, i: int, values: Mapping[str, tuple[Tensor, ...]]) -> Tensor:

@@ -26,6 +26,8 @@ _ROTARY_MUL = "CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul: 4-D BNSD, BSND 
 _APPLY_ROTARY = "ops-transformer 9.1.0, posembedding/apply_rotary_pos_emb, README and op_host tiling for 910B"
 _SCATTER = "ops-nn, index/scatter_nd_update: var of 1 to 8 dimensions, indices of 2 and more"
 _WIDE = "GE's fusion passes for Concat, Pack and Split divide nodes of more than 63 tensors"
+_HCOM = "GE, docs/en/design/constraints/memory-constraints.md and known_shape_runtime.md"
+_HCCL = "CANN 8.5.0, API reference of HcclAllReduce: int8 to int64, float16, float32 and bfp16"
 _TOP_K = "ops-math, TopKV2's aclnn table: float16, float32 and bfloat16 on the AI Core, whole numbers on the AI CPU"
 _GATING = "ops-transformer, moe/moe_gating_top_k_softmax/README: k of at most 1024"
 _ROUTING = "ops-transformer, moe/moe_init_routing_v3/README, constraints for Atlas A2 and A3"
@@ -233,6 +235,32 @@ def _finalize(use: Use) -> Iterator[Broken]:
         yield "error", f"scales are {use.given['scales'][0]}; expected the type of the rows"
 
 
+def _collective(use: Use) -> Iterator[Broken]:
+    group = str(use.node.attributes.get("group", ""))
+    if not group or len(group) > 128:
+        yield "error", f"a group's name of {len(group)} characters; expected 1 to 128"
+    edge = use.node.input("x")
+    if edge is not None and (held := _held(use.graph, edge)):
+        yield (
+            "error",
+            f"sends {held}, whose address a static graph cannot refresh; expected a computed tensor ({_HCOM})",
+        )
+    if any(reader.type == "NetOutput" for reader, _ in use.graph.readers(use.node.name)):
+        yield "error", f"its result is an output of the graph; expected another operator behind it ({_HCOM})"
+    if use.node.type == "HcomAllReduce" and use.given["x"][0] is torch.bfloat16:
+        yield "warning", f"the definition lists no bfloat16; HCCL itself adds it up on A2 and A3 ({_HCCL})"
+
+
+def _held(graph: Graph, edge: Edge) -> str:
+    """What of the graph's inputs and weights an edge is a view of; "" if it is computed."""
+    node = graph.nodes[edge.node]
+    while node.type in _VIEWS:
+        first = node.inputs[0]
+        assert first is not None
+        node = graph.nodes[first.node]
+    return f"{node.type} {node.name}" if node.type in ("Data", "RefData", "Const", "FileConstant") else ""
+
+
 _ANY = Rule(ALL)
 RULES: Mapping[str, Rule] = {
     "RotaryMul": Rule(FLOATS, _ROTARY_MUL, _rotary_mul),
@@ -274,6 +302,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("SoftmaxV2", "Swish", "Sigmoid", "Tanh", "Div", "RealDiv", "Exp", "Log"), Rule(FLOATS)),
     # By its definition it takes no bfloat16, but none is left where it would run.
     "Identity": Rule(ALL, "GE takes it out before it compiles"),
+    **dict.fromkeys(("HcomAllReduce", "HcomAllGather"), Rule(FLOATS, DEFINITION, _collective)),
     "MaskedFill": Rule(NUMBERS - {torch.uint8}),
     "ArgMaxV2": Rule(FLOATS),
 }

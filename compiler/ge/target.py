@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.safetensors_file import byte_offset
+from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.drafters.model import Modules
 from draftwood.compiler.ge.atc import atc_script
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
@@ -17,6 +21,7 @@ from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
+from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.targets.precision import BF16, FP16, Precision, w8a8
@@ -26,8 +31,9 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import LoweringError, RequestError
 from draftwood.versions import least_cann
 
-INDEX_FILE = "npu/weights.json"
-WEIGHTS_FILE = "npu/weights.bin"
+FOLDER = "npu"
+INDEX_FILE = "weights.json"
+WEIGHTS_FILE = "weights.bin"
 # With one query row the fused attention may ignore its mask past 512 slots (vllm-project/vllm-ascend issue 15503);
 # a second row, which nobody reads, costs nothing next to the weights.
 DECODE_ROWS = 2
@@ -38,6 +44,7 @@ class GeTarget(Target):
 
     name = "ge"
     modes = ("copy", "link", "none")
+    splits = True
 
     def precision(self, config: TeacherConfig) -> Precision:
         """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
@@ -53,18 +60,18 @@ class GeTarget(Target):
                 " takes one of float16 and bfloat16 for all"
             )
 
-    def lower(self, lowering: Lowering) -> m.GraphSet:
-        """Writes ``npu/``.
+    def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
+        """Writes ``npu/``: the graphs, which all ranks share, and the weights of every rank.
 
         Raises:
             LoweringError: a step has an operator without a converter, copies a cache, or breaks a rule of the fused
                 attention.
         """
-        (lowering.folder / "npu").mkdir()
+        (lowering.folder / FOLDER).mkdir()
         index = _plan(lowering)
-        write_index(lowering.folder / INDEX_FILE, index)
         with shapes_only(lowering.precision.weights) as mode:
             modules = lowering.modules()
+        _check_shapes(lowering, index, modules)
         types, asked = lowering.precision.types, lowering.shapes
         sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
         steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
@@ -72,32 +79,34 @@ class GeTarget(Target):
         graphs, used = [], set[str]()
         for step in [*steps, *draft_steps(asked, sizes, lowering.drafter, modules, static=True)]:
             lowering.progress(f"npu {step.signature.name}")
-            graph, operators = _lower(lowering.folder, step, index, mode)
+            with group_of(lowering.ranks):
+                graph, operators = _lower(lowering.folder, step, index, mode)
             graphs.append(graph)
             used |= operators
-        (lowering.folder / "npu" / "atc.sh").write_text(atc_script([graph.file for graph in graphs], lowering.soc))
-        if lowering.mode != "none":
-            lowering.progress("npu weights")
-            _write(lowering, index)
-        return m.GraphSet(
-            target=self.name,
-            rank=0,
-            ranks=1,
-            precision=types,
-            weights=WEIGHTS_FILE,
-            index=INDEX_FILE,
-            soc=lowering.soc,
-            graphs=tuple(graphs),
-            needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
+        if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
+            (lowering.folder / FOLDER / "atc.sh").write_text(atc_script([graph.file for graph in graphs], lowering.soc))
+        return tuple(
+            m.GraphSet(
+                target=self.name,
+                rank=rank,
+                ranks=lowering.ranks,
+                precision=types,
+                weights=f"{folder}/{WEIGHTS_FILE}",
+                index=f"{folder}/{INDEX_FILE}",
+                soc=lowering.soc,
+                graphs=tuple(graphs),
+                needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
+            )
+            for rank, folder in enumerate(_write(lowering, index))
         )
 
 
 def _plan(lowering: Lowering) -> WeightIndex:
-    entries, dtype = lowering.weights, lowering.precision.weights
+    entries, dtype = lowering.rank_weights(0), lowering.precision.weights
     return plan_weights(
         {e.name: e.shape for e in entries},
         dtype,
-        Path(WEIGHTS_FILE).name,
+        WEIGHTS_FILE,
         {e.name: e.parts for e in entries},
         _linked(lowering) if lowering.mode == "link" else {},
         {e.name: e.dtype for e in entries if e.dtype not in (None, dtype)},
@@ -111,17 +120,46 @@ def _linked(lowering: Lowering) -> dict[str, tuple[Path, int]]:
     held = lowering.held
     return {
         e.name: (held[e.parts[0]].file.resolve(), byte_offset(held[e.parts[0]].file, e.parts[0]))
-        for e in lowering.weights
+        for e in lowering.rank_weights(0)
         if len(e.parts) == 1 and e.parts[0] in held
     }
 
 
-def _write(lowering: Lowering, index: WeightIndex) -> None:
+def _check_shapes(lowering: Lowering, index: WeightIndex, modules: Modules) -> None:
+    """The plan of the split and the networks must say the same of every weight."""
+    for name, value in chain.from_iterable(module.state_dict().items() for module in modules if module):
+        found = index.constants[name].shape if name in index.constants else None
+        if found != tuple(value.shape):
+            raise LoweringError(
+                f"--ranks {lowering.ranks}: weight {name} is cut to {found}; the network of a rank has"
+                f" {tuple(value.shape)}; the plan of the split knows no such layer, build for one rank"
+            )
+
+
+def rank_folder(rank: int, ranks: int) -> str:
+    """Where the weights of a rank and their index lie in a bundle."""
+    return FOLDER if ranks == 1 else f"{FOLDER}/rank-{rank}"
+
+
+def _write(lowering: Lowering, index: WeightIndex) -> Iterator[str]:
+    """Index and weights of every rank; yields the folder of each. One tensor is in memory at a time."""
+    for rank in range(lowering.ranks):
+        name = rank_folder(rank, lowering.ranks)
+        folder = lowering.folder / name
+        folder.mkdir(exist_ok=True)
+        write_index(folder / INDEX_FILE, index)
+        if lowering.mode != "none":
+            lowering.progress("npu weights" if lowering.ranks == 1 else f"npu weights of rank {rank}")
+            _write_weights(folder / WEIGHTS_FILE, lowering.rank_weights(rank), index)
+        yield name
+
+
+def _write_weights(path: Path, entries: Sequence[WeightEntry], index: WeightIndex) -> None:
     """The weights file; those that stay in the checkpoint's are read as well, to be checked."""
-    reads = {e.name: e.read for e in lowering.weights}
-    write_npu_weights(lowering.folder / WEIGHTS_FILE, index, lambda name: reads[name]())
+    reads = {e.name: e.read for e in entries}
+    write_npu_weights(path, index, lambda name: reads[name]())
     for name, constant in index.constants.items():
-        if constant.location != Path(WEIGHTS_FILE).name:
+        if constant.location != path.name:
             reads[name]()
 
 
@@ -130,7 +168,7 @@ def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -
     signature = step.signature
     with mode:
         program = trace(step)
-    air = folder / "npu" / f"{signature.name}.air"
+    air = folder / FOLDER / f"{signature.name}.air"
     air.write_bytes(lower_to_ge(step, program, index))
     graph = Graph.load(air)
     prove_in_place(graph, signature)

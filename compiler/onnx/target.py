@@ -37,7 +37,7 @@ class OnnxTarget(Target):
                 " alone; choose another target"
             )
 
-    def lower(self, lowering: Lowering) -> m.GraphSet:
+    def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
         lowering.progress("weights")
         file = lowering.folder / WEIGHTS_FILE
         file.parent.mkdir()
@@ -52,7 +52,7 @@ class OnnxTarget(Target):
             lowering.progress(step.signature.name)
             path = lowering.folder / step.signature.file
             lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path)
-        return m.GraphSet(
+        graphs = m.GraphSet(
             target=self.name,
             rank=0,
             ranks=1,
@@ -62,3 +62,4 @@ class OnnxTarget(Target):
             soc=None,
             graphs=tuple(step.signature for step in steps),
         )
+        return (graphs,)

@@ -10,21 +10,34 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import map_tensors
 from draftwood.compiler.drafters.model import DraftModel, Modules
+from draftwood.compiler.ranks.modules import split_layers
+from draftwood.compiler.ranks.share import shared_config
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.registry import make_decoder
 
 
-def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: int) -> Modules:
-    """Teacher and drafter without values, rotary tables as long as the cache, on the device of the context."""
-    decoder = make_decoder(config, positions, drafter.aux_layers if drafter else ()).requires_grad_(False)
-    return decoder, drafter.module(config, positions).requires_grad_(False) if drafter else None
+def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: int, ranks: int = 1) -> Modules:
+    """Teacher and drafter without values, rotary tables as long as the cache, on the device of the context.
+
+    With ``ranks`` they are what each of so many devices runs.
+    """
+    aux_layers = drafter.aux_layers if drafter else ()
+    network = drafter.shared(ranks).module(config, positions) if drafter else None
+    decoder = make_decoder(shared_config(config, ranks), positions, aux_layers)
+    for module in (decoder, network):
+        if module is not None:
+            split_layers(module, ranks)
+            module.requires_grad_(False)
+    return decoder, network
 
 
-def load_modules(weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: DraftModel | None) -> Modules:
-    """The same over a memory map of a bundle's weights."""
+def load_modules(
+    weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: DraftModel | None, ranks: int = 1
+) -> Modules:
+    """The same over a memory map of a bundle's weights, those of any one rank."""
     tensors = map_tensors(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):
-        modules = make_modules(config, drafter, tensors["rope_cos"].shape[0])
+        modules = make_modules(config, drafter, tensors["rope_cos"].shape[0], ranks)
     for module in modules:
         if module is not None:
             module.load_state_dict({name: tensors[name] for name in module.state_dict()}, assign=True)

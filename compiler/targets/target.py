@@ -15,6 +15,8 @@ from draftwood import manifest as m
 from draftwood.compiler.checkpoints.safetensors_file import Entry
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.model import DraftModel, Modules
+from draftwood.compiler.ranks.share import Share
+from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.targets.precision import Precision
 from draftwood.compiler.targets.steps import Shapes
@@ -43,11 +45,18 @@ class Lowering:
     held: Mapping[str, Entry]
     # The chip that an NPU's compile commands name.
     soc: str
+    # On how many devices an NPU's graphs run together.
+    ranks: int
     progress: Progress
 
     def modules(self) -> Modules:
-        """Teacher and drafter without values, on the device of the context."""
-        return make_modules(self.config, self.drafter, max(self.shapes.slots))
+        """Teacher and drafter without values, as a rank runs them, on the device of the context."""
+        return make_modules(self.config, self.drafter, max(self.shapes.slots), self.ranks)
+
+    def rank_weights(self, rank: int) -> list[WeightEntry]:
+        """Every weight, as the precision stores it, of one rank."""
+        block = self.drafter.block(self.config) if self.drafter else self.config
+        return rank_entries(self.weights, self.config, block, Share(rank, self.ranks))
 
 
 class Target(ABC):
@@ -57,6 +66,8 @@ class Target(ABC):
     name: ClassVar[str]
     # What it can do with the weights.
     modes: ClassVar[tuple[WeightMode, ...]]
+    # Whether its graphs can run on several devices together.
+    splits: ClassVar[bool] = False
 
     @abstractmethod
     def precision(self, config: TeacherConfig) -> Precision:
@@ -67,5 +78,5 @@ class Target(ABC):
         """Raises RequestError where it cannot compute in this precision."""
 
     @abstractmethod
-    def lower(self, lowering: Lowering) -> m.GraphSet:
-        """Writes its graphs and their weights into the bundle, and says what they are."""
+    def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
+        """Writes its graphs and their weights into the bundle, and says what they are, rank by rank."""

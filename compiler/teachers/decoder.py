@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from draftwood.compiler.teachers.block import Blocks, Form, Layer, Norm, Placement, place, place_rows
 from draftwood.compiler.teachers.config import TeacherConfig

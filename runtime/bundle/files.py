@@ -17,7 +17,7 @@ from draftwood.errors import BundleError
 from draftwood.files import open_regular
 from draftwood.manifest import File
 
-PRODUCTS = ("npu/om", "npu/.binding")
+PRODUCTS = ("npu/om", ".binding")
 
 
 def check_files(folder: Path, files: dict[str, File]) -> None:
@@ -73,7 +73,7 @@ def _found(folder: Path) -> Iterator[str]:
     """Files and links in the bundle's folders, by their names relative to it."""
     for at, folders, names in os.walk(folder):
         here = Path(at).relative_to(folder)
-        folders[:] = [name for name in folders if (here / name).as_posix() not in PRODUCTS]
+        folders[:] = [name for name in folders if not {name, (here / name).as_posix()} & {*PRODUCTS}]
         links = [name for name in folders if (folder / here / name).is_symlink()]
         if here != Path():
             yield from ((here / name).as_posix() for name in (*names, *links))

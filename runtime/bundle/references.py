@@ -22,6 +22,7 @@ from draftwood.manifest import (
     Tree,
     cache_names,
     draft_cache_names,
+    heads_of_rank,
     settled_names,
 )
 from draftwood.noise import ROUNDS
@@ -61,9 +62,10 @@ def faults(manifest: Manifest) -> Iterator[str]:
     yield from _sets(manifest)
     yield from _listed(manifest)
     yield from _dims(manifest)
-    for graph in (graph for graphs in graph_sets(manifest) for graph in graphs):
-        own = [*_aliases(graph), *_kind(graph), *_shapes(graph, manifest)]
-        yield from (f"graph {graph.name}: {fault}" for fault in own)
+    for one in manifest.graph_sets:
+        for graph in one.graphs:
+            own = [*_aliases(graph), *_kind(graph), *_shapes(graph, manifest, one.ranks)]
+            yield from (f"graph {graph.name}: {fault}" for fault in own)
     for graphs in graph_sets(manifest):
         for gear in manifest.gears:
             yield from (f"gear {gear.name}: {fault}" for fault in _gear(gear, graphs, manifest))
@@ -115,6 +117,12 @@ def _sets(manifest: Manifest) -> Iterator[str]:
             yield "graph set ge has no weight index; expected the file that says where each weight lies"
     ranks = {(one.target, one.ranks) for one in manifest.graph_sets}
     yield from (f"graph sets of {name} disagree about their number of ranks" for name in _twice(t for t, _ in ranks))
+    for target in dict.fromkeys(one.target for one in manifest.graph_sets):
+        sets = manifest.rank_sets(target)
+        if len(sets) < sets[0].ranks:
+            yield f"{len(sets)} graph sets of {target}; expected one for each of {sets[0].ranks} ranks"
+        if any(one.graphs != sets[0].graphs or one.precision != sets[0].precision for one in sets):
+            yield f"graph sets of {target} differ from rank to rank; expected the same graphs of all"
 
 
 def _dims(manifest: Manifest) -> Iterator[str]:
@@ -177,8 +185,9 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
 
 
-def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
-    """Sizes by the manifest's dims: of each tensor the product of its sizes, or the last of them."""
+def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[str]:
+    """Sizes by the manifest's dims: of each tensor the product of its sizes, or the last of them; of caches and branch
+    a rank has its own heads."""
     dims, drafter = manifest.dims, manifest.drafter
     drafts = graph.kind in ("draft", "extend")
     if drafts and drafter is None:
@@ -188,6 +197,7 @@ def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
     if drafts and drafter is not None:
         layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
     layers = 0 if graph.kind == "accept" else layers
+    heads = heads_of_rank(heads, ranks)
     if graph.caches != (draft_cache_names(layers) if drafts else cache_names(layers)):
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
@@ -195,7 +205,7 @@ def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
     caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots)
     pairs = {"logits": dims.vocabulary}
     pairs |= {"features": drafter.features, "features.out": drafter.features} if drafter else {}
-    expected = _sizes(graph, manifest) | caches
+    expected = _sizes(graph, manifest, ranks) | caches
     for spec in (*graph.inputs, *graph.outputs):
         if spec.name in expected and _elements(spec) != expected[spec.name]:
             yield f"{_shown(spec)}; expected {expected[spec.name]} elements, run-time sizes aside"
@@ -203,11 +213,11 @@ def _shapes(graph: GraphSignature, manifest: Manifest) -> Iterator[str]:
             yield f"{_shown(spec)}; expected rows of {pairs[spec.name]}"
 
 
-def _sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
+def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, int]:
     """Elements of the inputs and outputs that an engine fills or reads, by name."""
     dims, rows = manifest.dims, graph.rows or 1
     found = {"tokens": rows, "committed": 1, "accepted": 1}
-    row = dims.layers * 2 * dims.kv_heads * dims.head_dim
+    row = dims.layers * 2 * heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
     if graph.kind == "bitwise":
         return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3, "branch": row}
     if graph.kind == "step":

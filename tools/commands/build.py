@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="split the NPU's graphs over so many devices (default 1)"
+    )
     parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -107,6 +110,7 @@ def main(args: argparse.Namespace) -> int:
         weights=args.weights,
         soc=_soc(args.soc),
         bitwise=args.bitwise,
+        ranks=args.ranks,
     )
     watch = Stopwatch()
     manifest = draftwood.build(request, args.out, progress=watch.next)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
 from draftwood import manifest as m
 from draftwood.compiler.drafters.common.config import CachedConfig
@@ -16,6 +16,7 @@ from draftwood.compiler.drafters.common.steps import extend_step
 from draftwood.compiler.drafters.common.tree_step import grown, tree_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
+from draftwood.compiler.ranks.share import shared_config
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
@@ -40,6 +41,12 @@ class CachedModel(DraftModel):
     @property
     def aux_layers(self) -> tuple[int, ...]:
         return self.config.aux_layers
+
+    def shared(self, ranks: int) -> Self:
+        return replace(self, config=replace(self.config, block=shared_config(self.config.block, ranks)))
+
+    def block(self, teacher: TeacherConfig) -> TeacherConfig:
+        return self.config.block
 
     def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
         decoder, drafter = modules[0], cast(CachedNetwork, modules[1])

@@ -1,0 +1,69 @@
+"""Executes the graphs of all ranks together: every rank runs up to a collective, which is computed of what all bring.
+
+A device would wait for ever where ranks come to different collectives, or one comes to none; here that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.ge.interpreter import Interpreter, Meeting, Observer, Run
+from draftwood.compiler.ge.operators.collective import joined, ranks_of
+from draftwood.errors import LoweringError
+
+
+def run_ranks(
+    ranks: Sequence[Interpreter], inputs: Sequence[Mapping[str, Tensor]], observe: Observer | None = None
+) -> list[list[Tensor]]:
+    """The outputs of every rank; RefData inputs are written in place. ``observe`` sees what rank 0 computes.
+
+    Raises:
+        RequestError, LoweringError: as ``Interpreter.run``, or the ranks do not come to the same collective.
+    """
+    with torch.no_grad():
+        return _run(
+            [
+                rank.started(given, observe if number == 0 else None)
+                for number, (rank, given) in enumerate(zip(ranks, inputs, strict=True))
+            ]
+        )
+
+
+def _run(runs: Sequence[Run]) -> list[list[Tensor]]:
+    sent: list[Tensor | None] = [None] * len(runs)
+    while True:
+        found = [_advanced(run, value) for run, value in zip(runs, sent, strict=True)]
+        met = [one for one in found if isinstance(one, Meeting)]
+        if not met:
+            return [one for one in found if not isinstance(one, Meeting)]
+        _check(met, len(runs))
+        result = joined(met[0].node.type, [one.value for one in met])
+        sent = [result.clone() for _ in runs]
+
+
+def _advanced(run: Run, value: Tensor | None) -> Meeting | list[Tensor]:
+    try:
+        return next(run) if value is None else run.send(value)
+    except StopIteration as end:
+        outputs: list[Tensor] = end.value
+        return outputs
+
+
+def _check(met: Sequence[Meeting], ranks: int) -> None:
+    node, value = met[0]
+    if len(met) < ranks:
+        raise LoweringError(f"node {node.name} ({node.type}): {len(met)} of {ranks} ranks come to it, the others end")
+    if ranks_of(node.attributes) != ranks:
+        raise LoweringError(
+            f"node {node.name} ({node.type}): its group {node.attributes.get('group')!r} is not of {ranks} ranks"
+        )
+    for rank, (other, theirs) in enumerate(met):
+        same = (other.type, other.attributes, theirs.shape, theirs.dtype)
+        if same != (node.type, node.attributes, value.shape, value.dtype):
+            raise LoweringError(
+                f"rank 0 comes to {node.type} {node.name} of {list(value.shape)}, rank {rank} to {other.type}"
+                f" {other.name} of {list(theirs.shape)}; ranks would wait for each other for ever"
+            )

@@ -1,0 +1,76 @@
+"""The layers of a network that is split: each runs its device's part and joins the results as the plan says.
+
+A network is made with a device's sizes (`shared_config`); here its layers are replaced where something has to be
+joined. All devices run the same program: what a device is, its weights alone say, the first token of its part of the
+embedding among them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood.compiler.ranks.collectives import gathered, summed
+from draftwood.compiler.ranks.plan import split_of
+from draftwood.compiler.teachers.decoder import Embedding
+
+# T rows, H hidden, V tokens of all, U tokens of one rank
+
+
+class SummedLinear(nn.Linear):
+    """Reads its device's part; the sum over the devices is the result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return summed(super().forward(x))
+
+
+class GatheredLinear(nn.Linear):
+    """Makes its device's columns; all of them side by side are the result."""
+
+    def __init__(self, whole: nn.Linear, ranks: int) -> None:
+        super().__init__(whole.in_features, -(-whole.out_features // ranks), bias=whole.bias is not None)
+        self.ranks, self.whole_features = ranks, whole.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gathered(super().forward(x), self.ranks, self.whole_features)
+
+
+class SplitEmbedding(Embedding):
+    """Has the rows of tokens ``start`` to ``start + U - 1``; a token of another device is zero here."""
+
+    start: Tensor
+
+    def __init__(self, whole: nn.Embedding, ranks: int) -> None:
+        super().__init__(-(-whole.num_embeddings // ranks), whole.embedding_dim)
+        self.ranks, self.tokens = ranks, whole.num_embeddings
+        self.register_buffer("start", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        own_T = tokens_T - self.start
+        held_T = own_T.clamp(0, self.num_embeddings - 1)
+        rows_TH = super().forward(held_T)
+        return summed(torch.where((held_T == own_T)[:, None], rows_TH, torch.zeros_like(rows_TH)))
+
+    def scores(self, hidden_TH: Tensor) -> Tensor:
+        return gathered(F.linear(hidden_TH, self.weight), self.ranks, self.tokens)
+
+
+def split_layers(network: nn.Module, ranks: int) -> None:
+    """Replaces the layers of a network, made with one device's sizes, that join what ``ranks`` devices have."""
+    if ranks == 1:
+        return
+    for name, layer in list(network.named_modules()):
+        split = split_of(name)
+        if split is None or split.joined == "apart" or isinstance(layer, nn.ModuleList):
+            continue
+        network.set_submodule(name, _joining(layer, split.joined, ranks), strict=True)
+
+
+def _joining(layer: nn.Module, joined: str, ranks: int) -> nn.Module:
+    if isinstance(layer, nn.Embedding):
+        return SplitEmbedding(layer, ranks)
+    assert isinstance(layer, nn.Linear), f"{type(layer).__name__} has a name of the plan and is no linear layer"
+    if joined == "gathered":
+        return GatheredLinear(layer, ranks)
+    return SummedLinear(layer.in_features, layer.out_features, bias=layer.bias is not None)

@@ -1,0 +1,59 @@
+"""What one of several devices holds: which share of heads, of the feed-forward's width, of a vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.errors import RequestError
+from draftwood.manifest import heads_of_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of device ``rank`` of ``ranks``, counted from 0."""
+
+    rank: int
+    ranks: int
+
+    def of(self, units: int) -> tuple[int, int]:
+        """(first, count) of what it holds of ``units`` things; all devices hold equally many.
+
+        Where there are fewer than devices, several devices hold the same; the last ones' may run past the end.
+        """
+        if units < self.ranks:
+            return self.rank * units // self.ranks, 1
+        count = -(-units // self.ranks)
+        return self.rank * count, count
+
+
+def shared_config(config: TeacherConfig, ranks: int) -> TeacherConfig:
+    """The sizes of the network that one of ``ranks`` devices runs; hidden size and vocabulary stay whole."""
+    if ranks == 1:
+        return config
+    return replace(
+        config,
+        heads=config.heads // ranks,
+        kv_heads=heads_of_rank(config.kv_heads, ranks),
+        intermediate=-(-config.intermediate // ranks),
+    )
+
+
+def check_ranks(config: TeacherConfig, ranks: int, what: str) -> None:
+    """RequestError where ``ranks`` devices cannot have equal shares of the network that ``what`` names."""
+    heads, kv_heads = config.heads, config.kv_heads
+
+    def fits(n: int) -> bool:
+        return heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+
+    if not fits(ranks):
+        able = ", ".join(str(n) for n in range(1, heads + 1) if fits(n))
+        raise RequestError(
+            f"--ranks {ranks}: {what} has {heads} query and {kv_heads} key/value heads; expected a number of ranks that"
+            f" divides the query heads, and the key/value heads or is a multiple of them; choose one of {able}"
+        )
+    # The last device must have a row of its own: its first one is among its weights as a token's id.
+    if (ranks - 1) * -(-config.vocabulary // ranks) >= config.vocabulary:
+        raise RequestError(
+            f"--ranks {ranks}: {what} has {config.vocabulary} tokens; expected some for every rank; choose fewer ranks"
+        )
