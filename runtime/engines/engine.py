@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.manifest import Gear, GraphSignature
+from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.drafting import Drafting
@@ -62,6 +63,8 @@ class StagedEngine(ABC):
     max_batch = 1
     # Whether every row has the bits of plain decoding, and is held to them.
     bitwise = False
+    # Devices that the model is split over; each has its heads of every cache.
+    ranks = 1
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
         self.bundle = bundle
@@ -71,7 +74,8 @@ class StagedEngine(ABC):
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         drafter = self.bundle.manifest.drafter
-        draft = DraftCache(drafter, self.zeros) if drafter else None
+        heads = heads_of_rank(drafter.kv_heads, self.ranks) if drafter else 0
+        draft = DraftCache(replace(drafter, kv_heads=heads), self.zeros) if drafter else None
         return SequenceState(self.new_kv(slots), draft, sampling)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature
+from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acceptance import Acceptance, fill_tree
 from draftwood.runtime.engines.engine import StagedEngine, one_row
@@ -52,7 +53,9 @@ class StaticEngine(StagedEngine):
 
     def new_kv(self, slots: int) -> KvCache:
         cache_zeros = token_rows(self.zeros) if self._by_token else self.zeros
-        return KvCache(self.bundle.manifest.dims, slots, self._branch_rows, self.zeros, cache_zeros)
+        dims = self.bundle.manifest.dims
+        own = replace(dims, kv_heads=heads_of_rank(dims.kv_heads, self.ranks))
+        return KvCache(own, slots, self._branch_rows, self.zeros, cache_zeros)
 
     def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
         at = 0

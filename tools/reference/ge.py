@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,13 +11,17 @@ from torch import Tensor
 
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter
+from draftwood.compiler.ge.lockstep import run_ranks
 from draftwood.compiler.ge.online import declared, host
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
+from draftwood.errors import InvariantError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acceptance import fill_tree
 from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.tools.reference.ranks import RankBuffers, of_rank
 from draftwood.trees import TreeBuffers
 
 Observe = Callable[[Node, tuple[Tensor, ...]], None]
@@ -35,45 +38,58 @@ class InterpreterExecutor:
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         self.observe: Observe | None = None
         self._folder, self._mutate = bundle.folder, mutate
-        self._weights = bundle_npu_weights(bundle.folder, graphs)
-        self._opened: dict[str, Interpreter] = {}
+        self._weights = [bundle_npu_weights(bundle.folder, one) for one in bundle.manifest.rank_sets("ge")]
+        self._opened: dict[str, list[Interpreter]] = {}
 
-    def zeros(self, shape: tuple[int, ...]) -> Tensor:
-        """A buffer in the graphs' element type."""
-        return torch.zeros(shape, dtype=self.dtype)
+    def zeros(self, shape: tuple[int, ...]) -> Buffer:
+        """A buffer in the graphs' element type, of every rank where there are several."""
+        parts = [torch.zeros(shape, dtype=self.dtype) for _ in self._weights]
+        return RankBuffers(parts) if len(parts) > 1 else parts[0]
 
     def run(
-        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
+        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Buffer]
     ) -> dict[str, NDArray]:
         """See `draftwood.runtime.engines.executor.Executor.run`."""
         if graph.name not in self._opened:
-            self._opened[graph.name] = self.interpreter(graph)
-        results = self._opened[graph.name].run(self.gathered(graph, inputs, buffers), self.observe)
-        outputs = dict(zip(graph.results, results, strict=True))
-        for name in outputs.keys() & buffers.keys():
-            buffers[name].copy_(outputs.pop(name))
-        return {name: host(value) for name, value in outputs.items()}
+            self._opened[graph.name] = [self.interpreter(graph, rank) for rank in range(len(self._weights))]
+        given = [self.gathered(graph, inputs, buffers, rank) for rank in range(len(self._weights))]
+        found = run_ranks(self._opened[graph.name], given, self.observe)
+        outputs = [dict(zip(graph.results, results, strict=True)) for results in found]
+        _check_alike(graph, outputs)
+        for rank, own in enumerate(outputs):
+            for name in own.keys() & buffers.keys():
+                of_rank(buffers[name], rank).copy_(own.pop(name))
+        return {name: host(value) for name, value in outputs[0].items()}
 
-    def read(self, buffer: Tensor) -> NDArray[np.float32]:
+    def read(self, buffer: Buffer) -> NDArray[np.float32]:
         """See `draftwood.runtime.engines.executor.Executor.read`."""
-        return host(buffer)
+        return host(of_rank(buffer, 0))
 
-    def interpreter(self, signature: GraphSignature) -> Interpreter:
+    def interpreter(self, signature: GraphSignature, rank: int = 0) -> Interpreter:
         """A graph of the bundle, ready to run."""
-        return Interpreter(self._mutate(Graph.load(self._folder / signature.file)), self._weights)
+        return Interpreter(self._mutate(Graph.load(self._folder / signature.file)), self._weights[rank])
 
     def gathered(
-        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]
+        self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, Buffer], rank: int = 0
     ) -> dict[str, Tensor]:
-        """Every input of the graph by name; what lies in buffers is their own memory."""
+        """Every input of a rank's graph by name; what lies in buffers is the rank's own memory."""
+        buffers = {name: of_rank(buffer, rank) for name, buffer in buffers.items()}
         types, caches = {spec.name: getattr(torch, spec.dtype) for spec in graph.inputs}, set(graph.caches)
         given = {name: torch.from_numpy(array).to(types[name]) for name, array in inputs.items()}
         held = [spec for spec in graph.inputs if spec.name in buffers]
         return given | {s.name: declared(b, s) if s.name in caches else b for s in held for b in (buffers[s.name],)}
 
 
+def _check_alike(graph: GraphSignature, outputs: Sequence[Mapping[str, Tensor]]) -> None:
+    """All that the graphs give but a rank's rows of its own caches must be the same on all ranks: bit for bit."""
+    for rank, own in enumerate(outputs):
+        for name, value in own.items():
+            if name != "branch.out" and not torch.equal(value, outputs[0][name]):
+                raise InvariantError(f"graph {graph.name}: {name} of rank {rank} differs from that of rank 0")
+
+
 class GeEngine(StaticEngine):
-    """Decodes with the NPU's graphs on this machine's CPU."""
+    """Decodes with the NPU's graphs on this machine's CPU, those of all ranks together."""
 
     executor: InterpreterExecutor
 
@@ -84,6 +100,7 @@ class GeEngine(StaticEngine):
         mutate: Callable[[Graph], Graph] = lambda graph: graph,
     ) -> None:
         executor = InterpreterExecutor(bundle, mutate)
+        self.ranks = len(bundle.manifest.rank_sets("ge"))
         super().__init__(bundle, bundle.manifest.graphs_of("ge"), executor)
 
     def inputs_of(self, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> dict[str, Tensor]:
