@@ -27,7 +27,7 @@ _APPLY_ROTARY = "ops-transformer 9.1.0, posembedding/apply_rotary_pos_emb, READM
 _SCATTER = "ops-nn, index/scatter_nd_update: var of 1 to 8 dimensions, indices of 2 and more"
 _WIDE = "GE's fusion passes for Concat, Pack and Split divide nodes of more than 63 tensors"
 _HCOM = "GE, docs/en/design/constraints/memory-constraints.md and known_shape_runtime.md"
-_HCCL = "CANN 8.5.0, API reference of HcclAllReduce: int8 to int64, float16, float32 and bfp16"
+_HCCL = "CANN 8.5.0, API reference of HcclAllReduce and HcclAllGather: float16, float32 and bfp16 on A2 and A3"
 _TOP_K = "ops-math, TopKV2's aclnn table: float16, float32 and bfloat16 on the AI Core, whole numbers on the AI CPU"
 _GATING = "ops-transformer, moe/moe_gating_top_k_softmax/README: k of at most 1024"
 _ROUTING = "ops-transformer, moe/moe_init_routing_v3/README, constraints for Atlas A2 and A3"
@@ -248,7 +248,7 @@ def _collective(use: Use) -> Iterator[Broken]:
     if any(reader.type == "NetOutput" for reader, _ in use.graph.readers(use.node.name)):
         yield "error", f"its result is an output of the graph; expected another operator behind it ({_HCOM})"
     if use.node.type == "HcomAllReduce" and use.given["x"][0] is torch.bfloat16:
-        yield "warning", f"the definition lists no bfloat16; HCCL itself adds it up on A2 and A3 ({_HCCL})"
+        yield "warning", "the operator's definition lists no bfloat16, which HCCL itself adds up"
 
 
 def _held(graph: Graph, edge: Edge) -> str:
@@ -302,7 +302,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("SoftmaxV2", "Swish", "Sigmoid", "Tanh", "Div", "RealDiv", "Exp", "Log"), Rule(FLOATS)),
     # By its definition it takes no bfloat16, but none is left where it would run.
     "Identity": Rule(ALL, "GE takes it out before it compiles"),
-    **dict.fromkeys(("HcomAllReduce", "HcomAllGather"), Rule(FLOATS, DEFINITION, _collective)),
+    **dict.fromkeys(("HcomAllReduce", "HcomAllGather"), Rule(FLOATS, _HCCL, _collective)),
     "MaskedFill": Rule(NUMBERS - {torch.uint8}),
     "ArgMaxV2": Rule(FLOATS),
 }
