@@ -42,6 +42,11 @@ def shared_config(config: TeacherConfig, ranks: int) -> TeacherConfig:
 def check_ranks(config: TeacherConfig, ranks: int, what: str) -> None:
     """RequestError where ``ranks`` devices cannot have equal shares of the network that ``what`` names."""
     heads, kv_heads = config.heads, config.kv_heads
+    if config.quantised and ranks > 1:
+        raise RequestError(
+            f"--ranks {ranks}: {what} is quantised; expected plain weights, for a row's scale would be another on every"
+            " rank; build for one rank"
+        )
 
     def fits(n: int) -> bool:
         return heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
