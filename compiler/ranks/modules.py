@@ -18,13 +18,6 @@ from draftwood.compiler.teachers.decoder import Embedding
 # T rows, H hidden, V tokens of all, U tokens of one rank
 
 
-class SummedLinear(nn.Linear):
-    """Reads its device's part; the sum over the devices is the result."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return summed(super().forward(x))
-
-
 class GatheredLinear(nn.Linear):
     """Makes its device's columns; all of them side by side are the result."""
 
@@ -57,20 +50,22 @@ class SplitEmbedding(Embedding):
 
 
 def split_layers(network: nn.Module, ranks: int) -> None:
-    """Replaces the layers of a network, made with one device's sizes, that join what ``ranks`` devices have."""
+    """Makes the layers of a network, made with one device's sizes, join what ``ranks`` devices have."""
     if ranks == 1:
         return
     for name, layer in list(network.named_modules()):
         split = split_of(name)
         if split is None or split.joined == "apart" or isinstance(layer, nn.ModuleList):
             continue
-        network.set_submodule(name, _joining(layer, split.joined, ranks), strict=True)
+        if isinstance(layer, nn.Embedding):
+            network.set_submodule(name, SplitEmbedding(layer, ranks), strict=True)
+        elif split.joined == "gathered":
+            assert isinstance(layer, nn.Linear), f"{name} has a name of the plan and is no linear layer"
+            network.set_submodule(name, GatheredLinear(layer, ranks), strict=True)
+        else:
+            layer.register_forward_hook(_summed)
 
 
-def _joining(layer: nn.Module, joined: str, ranks: int) -> nn.Module:
-    if isinstance(layer, nn.Embedding):
-        return SplitEmbedding(layer, ranks)
-    assert isinstance(layer, nn.Linear), f"{type(layer).__name__} has a name of the plan and is no linear layer"
-    if joined == "gathered":
-        return GatheredLinear(layer, ranks)
-    return SummedLinear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+def _summed(layer: nn.Module, given: tuple[Tensor, ...], part: Tensor) -> Tensor:
+    """The sum over the devices of what a layer makes of its device's part."""
+    return summed(part)

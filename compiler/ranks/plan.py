@@ -46,6 +46,8 @@ SPLITS: dict[str, Split] = {
     "o": Split("inputs", ("heads",), "summed"),
     "gate_up": Split("outputs", ("rows", "rows"), "apart"),
     "down": Split("inputs", ("rows",), "summed"),
+    # A mixture's experts, whose gate_up and down are split as those of an MLP; every device runs all of them.
+    "experts": Split("inputs", ("rows",), "summed"),
     "lm_head": _COLUMNS,
     "draft_head": _COLUMNS,
     # A drafter's: states of the teacher to one hidden state, Medusa's residual blocks and output matrices.
@@ -54,6 +56,12 @@ SPLITS: dict[str, Split] = {
     "blocks": _COLUMNS,
     "out": _COLUMNS,
 }
+
+
+def layer_of(name: str) -> tuple[str, str]:
+    """(layer, kind) of a weight, such as ``layers.3.qkv`` and ``bias``; a matrix of its own is a layer's weight."""
+    layer, _, kind = name.rpartition(".")
+    return (layer, kind) if kind in ("weight", "bias") else (name, "weight")
 
 
 def split_of(layer: str) -> Split | None:
@@ -68,7 +76,7 @@ def cut(name: str, whole: Tensor, config: TeacherConfig, share: Share) -> Tensor
     Rows past the end of what there is are zeros, which add nothing to a sum; logits of such rows are dropped. A bias
     behind a sum is the first device's alone.
     """
-    layer, _, kind = name.rpartition(".")
+    layer, kind = layer_of(name)
     split = split_of(layer)
     if split is None:
         return whole

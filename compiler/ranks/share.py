@@ -8,6 +8,9 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
 from draftwood.manifest import heads_of_rank
 
+# Fields of a teacher's sizes that a device has a part of: the width of an MLP, and of an expert.
+WIDTHS = ("intermediate", "expert_intermediate")
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -31,12 +34,8 @@ def shared_config(config: TeacherConfig, ranks: int) -> TeacherConfig:
     """The sizes of the network that one of ``ranks`` devices runs; hidden size and vocabulary stay whole."""
     if ranks == 1:
         return config
-    return replace(
-        config,
-        heads=config.heads // ranks,
-        kv_heads=heads_of_rank(config.kv_heads, ranks),
-        intermediate=-(-config.intermediate // ranks),
-    )
+    widths = {name: -(-getattr(config, name) // ranks) for name in WIDTHS if hasattr(config, name)}
+    return replace(config, heads=config.heads // ranks, kv_heads=heads_of_rank(config.kv_heads, ranks), **widths)
 
 
 def check_ranks(config: TeacherConfig, ranks: int, what: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.weight import WeightEntry
-from draftwood.compiler.ranks.plan import TOKENS, cut, split_of
+from draftwood.compiler.ranks.plan import TOKENS, cut, layer_of, split_of
 from draftwood.compiler.ranks.share import Share
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.registry import family_of
@@ -25,7 +25,7 @@ def rank_entries(
     found: list[WeightEntry] = []
     own = family_of(teacher).parts(teacher).keys()
     for entry in entries:
-        layer = entry.name.rpartition(".")[0]
+        layer, _ = layer_of(entry.name)
         split = split_of(layer)
         if split is None or share.ranks == 1:
             found.append(entry)

@@ -55,6 +55,11 @@ class Experts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(E, 2 * I, H))
         self.down = nn.Parameter(torch.empty(E, H, I))
 
+    def forward(self, normed_TH: Tensor, ids_TK: Tensor, shares_TK: Tensor) -> Tensor:
+        """The weighed sum of the experts that each row goes to."""
+        mixed_TH: Tensor = torch.ops.draftwood.experts(normed_TH, ids_TK, shares_TK, self.gate_up, self.down)
+        return mixed_TH
+
 
 class MixtureLayer(Layer):
     """Every row's MLP is the weighed sum of the experts that its router scores highest."""
@@ -67,9 +72,7 @@ class MixtureLayer(Layer):
 
     def mlp(self, normed_TH: Tensor) -> Tensor:
         shares_TK, ids_TK = self.route(normed_TH)
-        mixed_TH: Tensor = torch.ops.draftwood.experts(
-            normed_TH, ids_TK, shares_TK, self.experts.gate_up, self.experts.down
-        )
+        mixed_TH: Tensor = self.experts(normed_TH, ids_TK, shares_TK)
         return mixed_TH
 
     def route(self, normed_TH: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from draftwood.compiler.ranks.share import Share, check_ranks
 from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.compiler.teachers.glm4 import Glm4Config
 from draftwood.compiler.teachers.registry import FAMILIES, family_of, make_decoder
 from draftwood.errors import RequestError
@@ -31,6 +32,15 @@ TEACHERS = {
     **{name: replace(CONFIG, family=name) for name, one in FAMILIES.items() if one.config is TeacherConfig},
     "normed": replace(CONFIG, family="qwen3", qk_norm=True, qkv_bias=False, o_bias=False),
     "tied": replace(CONFIG, tied=True),
+    "mixture": MixtureConfig(
+        **{f: getattr(CONFIG, f) for f in CONFIG.__slots__ if f != "family"},
+        family="qwen3-moe",
+        experts=3,
+        experts_per_token=2,
+        expert_intermediate=10,
+        shares_normalised=True,
+        dense_layers=(0,),
+    ),
     "glm4": Glm4Config(**{**{f: getattr(CONFIG, f) for f in CONFIG.__slots__}, "family": "glm4", "rotary_dim": 4}),
 }
 
