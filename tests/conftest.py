@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -286,3 +287,91 @@ def quantised_teacher(
 ) -> Path:
     """The tiny teacher, all of its linear layers in int8."""
     return save_quantised(tiny_teacher, tmp_path_factory.mktemp("quantised") / "teacher")
+
+
+# The mask token of the drafters below: the tiny teacher's last one.
+MASK = 299
+
+
+def small_block(random: Any, at: str, width: int, scale: float = 0.05) -> dict:
+    import torch
+
+    rows = {"q": 64, "k": 32, "v": 32}
+    made = {f"self_attn.{side}_proj.weight": torch.randn(n, width, generator=random) for side, n in rows.items()}
+    made |= {f"mlp.{side}_proj.weight": torch.randn(96, 64, generator=random) for side in ("gate", "up")}
+    made["self_attn.o_proj.weight"] = torch.randn(64, 64, generator=random)
+    made["mlp.down_proj.weight"] = torch.randn(64, 96, generator=random)
+    norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), 64) | dict.fromkeys(
+        ("self_attn.q_norm", "self_attn.k_norm"), 16
+    )
+    ones = {f"{at}.{name}.weight": torch.ones(size) for name, size in norms.items()}
+    return {f"{at}.{name}": tensor * scale for name, tensor in made.items()} | ones
+
+
+def save_peagle(folder: Path, sizes: dict) -> None:
+    """Two layers, Qwen3's; the root's row often proposes the token before it again."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(2)
+    tensors = small_block(random, "layers.0", 128) | small_block(random, "layers.1", 64)
+    tensors |= {"layers.0.hidden_norm.weight": torch.ones(64), "norm.weight": torch.ones(64)}
+    tensors["fc.weight"] = torch.cat((torch.eye(64), torch.randn(64, 128, generator=random) * 0.02), 1)
+    tensors["mask_hidden"] = torch.randn(1, 1, 192, generator=random)
+    own = {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": MASK}
+    block = sizes | {"num_hidden_layers": 2, "model_type": "qwen3"}
+    rest = {"draft_vocab_size": 300, "num_depths": 3, "aux_layer_ids": [0, 1, 2], "transformer_layer_config": block}
+    (folder / "config.json").write_text(json.dumps(own | rest))
+    save_file(tensors, folder / "model.safetensors")
+
+
+def save_dflash(folder: Path, sizes: dict) -> None:
+    """Two layers over three states; the root's row often proposes the root again."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(3)
+    tensors = small_block(random, "layers.0", 64, 0.1) | small_block(random, "layers.1", 64, 0.1)
+    tensors |= {"hidden_norm.weight": torch.ones(64), "norm.weight": torch.ones(64)}
+    tensors["fc.weight"] = torch.randn(64, 192, generator=random) * 0.1
+    own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
+    nested = {"dflash_config": {"mask_token_id": MASK, "shift_label": True}, "aux_layer_ids": [0, 1, 2]}
+    (folder / "config.json").write_text(json.dumps(sizes | own | nested))
+    save_file(tensors, folder / "model.safetensors")
+
+
+def save_cell(folder: Path, sizes: dict) -> None:
+    """A FastEagle cascade of three levels and a cell that often propose the token before them again."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(4)
+    tensors = {"norm.weight": torch.ones(64), "fc.weight": torch.randn(64, 192, generator=random) * 0.1}
+    tensors["proj.weight"] = torch.cat((torch.eye(64) * 0.05, torch.eye(64)), 1)
+    for i in range(3):
+        own = small_block(random, f"layers.{i}", 64)
+        tensors |= {name: tensor for name, tensor in own.items() if "q_norm" not in name and "k_norm" not in name}
+    shapes = {"state.weight": (48, 16), "token.weight": (48, 64), "level.weight": (48, 64), "level.bias": (48,)}
+    for name, shape in (shapes | {"out.weight": (64, 16)}).items():
+        tensors[f"cell.{name}"] = torch.randn(shape, generator=random) * 0.3
+    own = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 3}
+    own |= {"cell_size": 16, "cell_shortlist": 40, "aux_layer_ids": [0, 1, 2], "target_hidden_size": 64}
+    (folder / "config.json").write_text(json.dumps(sizes | own))
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def save_one_pass(tiny_teacher: Path) -> dict[str, Callable[[Path], None]]:
+    """Writes a random drafter of a kind, for the tiny teacher, into a folder, which it makes."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    config = json.loads((tiny_teacher / "config.json").read_text())
+    sizes = {name: config[name] for name in (*names, "rms_norm_eps", "rope_theta")}
+
+    def saver(save: Callable[[Path, dict], None]) -> Callable[[Path], None]:
+        def into(folder: Path) -> None:
+            folder.mkdir()
+            save(folder, sizes)
+
+        return into
+
+    return {"peagle": saver(save_peagle), "dflash": saver(save_dflash), "cell": saver(save_cell)}

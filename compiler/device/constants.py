@@ -61,6 +61,27 @@ ELEMENT_WORK = Constant(
     mark="assumption",
     source="order of magnitude; where it decides, the result is no better than a factor of two",
 )
+COLLECTIVE_OVERHEAD = Constant(
+    name="fixed cost of a collective of several devices",
+    value=1e-5,
+    unit="s",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: comm_op_cost_s, said there to need confirmation",
+)
+LINK_EFFICIENCY = Constant(
+    name="link efficiency",
+    value=0.7,
+    unit="of peak",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: comm_efficiency, said there to need confirmation",
+)
+MESH_DEVICES = Constant(
+    name="devices of a full mesh: N of them use N - 1 of its links",
+    value=8,
+    unit="devices",
+    mark="vendor simulator",
+    source="Ascend/msmodeling, tensor_cast/device.py: A2_INTERCONNECT; comm_analytic.py: a group of a full mesh",
+)
 MOVED_ROWS = Constant(
     name="accepted rows that a step writes into place",
     value=8,
@@ -82,6 +103,7 @@ OUTPUT_SECONDS = Constant(
     mark="public document",
     source="fengz72/qwen2.5-varlen-npu, latency_benchmark.md: 0.11 ms for 3 MB of logits; choices alone are less",
 )
+LINKS = (COLLECTIVE_OVERHEAD, LINK_EFFICIENCY, MESH_DEVICES)
 COMMON = (
     *(CUBE_EFFICIENCY, MEMORY_EFFICIENCY, CUBE_OVERHEAD, VECTOR_OVERHEAD, FRACTAL_ROWS, L2_RATIO),
     *(SCORE_BYTES, ELEMENT_WORK, MOVED_ROWS, INPUT_SECONDS, OUTPUT_SECONDS),

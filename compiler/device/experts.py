@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def mixture_ops(config: MixtureConfig, rows: int, loads: ExpertLoads) -> list[Op
         _grouped("experts gate up", places, touched, H, 2 * I),
         elementwise("swiglu", places * I, 3),
         _grouped("experts down", places, touched, I, H),
-        elementwise("weighed sum", places * H, 1),
+        replace(elementwise("weighed sum", places * H, 1), result=float(BYTES * rows * H)),
     ]
 
 

@@ -18,7 +18,7 @@ TILING = "cannmirror/ops-transformer 9.1.0, attention/common/op_host/arch22/fia_
 _M_TILES = ((512, 512), (1024, 256), (2048, 128), (4096, 64), (8192, 32))
 _WIDE_ROWS = 16  # above this many query rows the kernel tiles the KV axis by 512
 
-Engine = Literal["matmul", "attention", "vector"]
+Engine = Literal["matmul", "attention", "vector", "link"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,18 @@ class Op:
     # FLOP of the cube and of the vector cores.
     cube: float = 0.0
     vector: float = 0.0
+    # Bytes of what a matrix product gives, on all devices together.
+    result: float = 0.0
+    # Of a collective: how many devices meet, and of every way to do it (hops, bytes that a device sends).
+    ranks: int = 1
+    sent: tuple[tuple[float, float], ...] = ()
 
 
 def matmul(name: str, rows: int, inner: int, outer: int, count: int = 1, width: int = BYTES) -> Op:
     """[rows, inner] times weights [inner, outer] of ``width`` bytes: streamed once, rows are padded to fractals."""
     memory = width * inner * outer + BYTES * rows * (inner + outer)
-    return Op(name=name, engine="matmul", count=count, memory=memory, cube=2.0 * _fractals(rows) * inner * outer)
+    cube, result = 2.0 * _fractals(rows) * inner * outer, float(BYTES * rows * outer)
+    return Op(name=name, engine="matmul", count=count, memory=memory, cube=cube, result=result)
 
 
 def elementwise(name: str, elements: float, operands: int, count: int = 1) -> Op:

@@ -9,6 +9,7 @@ from draftwood.compiler.device.constants import MOVED_ROWS
 from draftwood.compiler.device.devices import Device, parts
 from draftwood.compiler.device.experts import ExpertLoads, expert_loads, mixture_ops
 from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products
+from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
 
@@ -94,9 +95,9 @@ def step_ops(
     ]
 
 
-def step_s(device: Device, config: TeacherConfig, rows: int, slots: int) -> float:
-    """Seconds of a teacher step of `rows` rows at KV length `slots` in a static graph."""
-    return math.fsum(parts(device, step_ops(config, rows, slots)).values())
+def step_s(device: Device, config: TeacherConfig, rows: int, slots: int, ranks: int = 1) -> float:
+    """Seconds of a teacher step of `rows` rows at KV length `slots` in a static graph, on `ranks` devices together."""
+    return math.fsum(parts(device, on_ranks(step_ops(config, rows, slots), config, ranks)).values())
 
 
 def graph_bytes(config: TeacherConfig, rows: int, slots: int) -> int:

@@ -9,13 +9,14 @@ in the format of measured ones, marked as modelled.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, OUTPUT_SECONDS
+from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, LINKS, OUTPUT_SECONDS
 from draftwood.compiler.device.devices import Device, parts
 from draftwood.compiler.device.experts import ExpertLoads, expert_loads
 from draftwood.compiler.device.operators import TILING, Op
+from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.device.steps import graph_bytes, step_ops
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
@@ -41,34 +42,46 @@ def modelled_table(
     teacher: Mapping[str, Any] | None = None,
     prefill: Sequence[int] = (),
     loads: ExpertLoads | None = None,
+    ranks: int = 1,
 ) -> LatencyTable:
     """The table of a device: a step of every number of rows at every KV length, prefill chunks, drafts, host.
 
     A shape that does not fit a KV length, its rows and the spare slot, is left out. ``loads``: how many experts of a
-    layer a step touches, of a teacher that has experts; what its rows choose evenly where it is None.
+    layer a step touches, of a teacher that has experts; what its rows choose evenly where it is None. With ``ranks``
+    that many devices run every step together.
     """
     if isinstance(config, MixtureConfig):
         loads = loads or expert_loads(config)
+
+    def spent_on(ops: Iterable[Op]) -> dict[str, float]:
+        return parts(device, on_ranks(ops, config, ranks))
+
     entries: list[LatencyEntry] = []
     for length in slots:
         for count in sorted({count for count in rows if count < length}):
-            spent = parts(device, step_ops(config, count, length, loads=loads))
+            spent = spent_on(step_ops(config, count, length, loads=loads))
             kind: EntryKind = "decode" if count == 1 else "verify"
             entries.append(_entry(kind, spent, (count, length), graph_bytes(config, count, length)))
         for count in (count for count in prefill if count < length):
-            entries.append(_entry("prefill", parts(device, step_ops(config, count, length, 1, loads)), (count, length)))
+            entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1, loads)), (count, length)))
     for depth, width, ops in drafter.drafts(config, max(slots)) if drafter else ():
-        entries.append(_entry("draft", parts(device, ops), (depth, width)))
+        entries.append(_entry("draft", spent_on(ops), (depth, width)))
     entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}))
     return LatencyTable(
         source="modelled",
         kv_read="static",
         entries=tuple(entries),
-        machine={"device": device.name, "soc": device.soc, "dtype": "bfloat16", "memory_bytes": device.memory},
+        machine={
+            "device": device.name,
+            "soc": device.soc,
+            "dtype": "bfloat16",
+            "memory_bytes": device.memory,
+            **({"ranks": ranks} if ranks > 1 else {}),
+        },
         teacher=dict(teacher or {}) | ({"experts": loads.facts} if loads else {}),
         drafter=drafter.facts if drafter else {},
         notes=(*NOTES, *([_load_note(loads, rows)] if loads else [])),
-        constants=(*device.constants(), *COMMON),
+        constants=(*device.constants(ranks), *COMMON, *(LINKS if ranks > 1 else ())),
     )
 
 

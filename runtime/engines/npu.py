@@ -32,6 +32,11 @@ class NpuEngine(StaticEngine):
         npu = bundle.manifest.graph_set("ge")
         if npu is None:
             raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        if npu.ranks > 1:
+            raise RequestError(
+                f"--engine npu: runs one device; {bundle.folder} is of {npu.ranks} ranks; take --engine ge or ranks, or"
+                " build it for one"
+            )
         super().__init__(bundle, npu.graphs, executor or _executor(bundle))
 
 

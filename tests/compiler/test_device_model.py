@@ -1,6 +1,7 @@
 """The analytic model against sums done by hand, the tiling's own rules, and two published results."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,16 @@ import pytest
 from draftwood.compiler.device import constants
 from draftwood.compiler.device.devices import DEVICES, Device, device, parts
 from draftwood.compiler.device.operators import Op, attention, attention_tiles, matmul
+from draftwood.compiler.device.ranks import all_gather, on_ranks
 from draftwood.compiler.device.steps import step_ops, step_s
 from draftwood.compiler.device.table import DraftCost, modelled_table
 from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
 from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
 from draftwood.compiler.drafters.medusa.cost import MedusaCost
 from draftwood.compiler.teachers.checkpoint import expected_tensors
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
+from draftwood.tools.demo import resolve
 from draftwood.tools.measure.published import (
     EAGLE,
     MEDUSA,
@@ -149,7 +153,7 @@ def test_the_table_says_it_is_modelled_and_where_every_figure_comes_from() -> No
     assert table.rows(1024) == (1, 8, 17) and table.drafter["kind"] == "eagle3"
     assert table.step_s(8, 1024) == step_s(B3, DIMS, 8, 1024)
     assert table.host_s() == pytest.approx(1.6e-4) and table.graph_bytes(17, 1024) > table.graph_bytes(1, 1024) > 0
-    used = [constant for constant in vars(constants).values() if isinstance(constant, Constant)]
+    used = [c for c in vars(constants).values() if isinstance(c, Constant) and c not in constants.LINKS]
     assert {constant.name for constant in used} <= {constant.name for constant in table.constants}
     assert all(constant.source and constant.unit for constant in table.constants)
     assert LatencyTable.from_json(table.to_json(), "t") == table
@@ -246,3 +250,45 @@ def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(fields))
     assert read_config(tmp_path) == OPENPANGU_7B
+
+
+def test_ranks_share_the_weights_and_meet_twice_a_layer() -> None:
+    ops = step_ops(DIMS, 13, 1024)
+    for ranks in (2, 4, 8):
+        split = on_ranks(ops, DIMS, ranks)
+        assert weights(split) == pytest.approx(weights(ops) / ranks)
+        met = [op for op in split if op.engine == "link"]
+        assert sum(op.count for op in met if op.name == "all-reduce") == 2 * DIMS.layers + 1  # and the embedding
+        assert sum(op.count for op in met if op.name == "all-gather") == 1
+    # A full mesh of 8 sends 196 GB/s at 0.7: 13 rows of 4096 in bf16 in 6 hops by doubling.
+    (reduce,) = {op.sent for op in met if op.count == DIMS.layers}
+    assert seconds([replace(met[1], count=1, sent=reduce)]) == pytest.approx(
+        min(14 * 0.5e-6 + 2 * 7 / 8 * 106496 / 137.2e9, 6 * 0.5e-6 + 2 * 106496 / 137.2e9) + 10e-6
+    )
+
+
+def test_two_devices_of_a_mesh_have_one_link() -> None:
+    size = 1e9
+    two, eight = (seconds([all_gather(size, ranks)]) for ranks in (2, 8))
+    assert two == pytest.approx(0.5 * size / (196e9 * 0.7 / 7), rel=2e-3)
+    assert eight == pytest.approx(7 / 8 * size / (196e9 * 0.7), rel=2e-3)  # hops and the fixed cost on top
+
+
+def test_a_table_of_ranks_says_so() -> None:
+    table = modelled_table(B3, DIMS, [13], [1024], Eagle3Cost(vocabulary=32000), ranks=8)
+    assert table.machine["ranks"] == 8 and "link efficiency" in {constant.name for constant in table.constants}
+    alone = modelled_table(B3, DIMS, [13], [1024], Eagle3Cost(vocabulary=32000))
+    assert "ranks" not in alone.machine and "link" not in alone.entries[0].parts
+    assert all(one.seconds < other.seconds for one, other in zip(table.entries[:-1], alone.entries[:-1], strict=True))
+
+
+def test_a_mixture_adds_up_once_for_all_experts_of_a_row() -> None:
+    config = read_config(resolve("shape:qwen3-30b-a3b"))
+    ops = step_ops(config, 13, 1024)
+    split = on_ranks(ops, config, 4)
+    sums = [op for op in split if op.name == "all-reduce" and op.count == config.layers]
+    assert [op.sent[1][1] for op in sums] == [2 * 2 * 13 * config.hidden] * 2  # all of it twice, bf16
+    streamed, whole = (
+        sum(op.count * op.memory for op in some if op.name.startswith("experts")) for some in (split, ops)
+    )
+    assert streamed == pytest.approx(whole / 4)

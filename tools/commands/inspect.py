@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,19 +191,23 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         "gear_figures": gear_figures(bundle, default_engine(bundle)),
         "graphs": [_graph(graph, sizes) for graph in manifest.graphs_of("onnx")],
         "weights": {"file": cpu.weights, "bytes": sizes[cpu.weights]} if cpu else None,
-        "npu": _npu(npu, sizes) if npu else None,
+        "npu": _npu(manifest.rank_sets("ge"), sizes) if npu else None,
         "files_verified": len(sizes),
         "bytes": sum(sizes.values()),
         "invariants_hold": True,  # or the bundle had not opened
     }
 
 
-def _npu(npu: GraphSet, sizes: dict[str, int]) -> dict[str, Any]:
+def _npu(sets: Sequence[GraphSet], sizes: dict[str, int]) -> dict[str, Any]:
+    """What all ranks share, and the weights of each."""
+    npu = sets[0]
     return {
+        "ranks": npu.ranks,
         "dtype": npu.precision.weights,
         "soc": npu.soc,
         "graphs": [_graph(graph, sizes) for graph in npu.graphs],
         "weights": {"file": npu.weights, "bytes": sizes.get(npu.weights)},
+        "rank_weights": [{"file": one.weights, "bytes": sizes.get(one.weights)} for one in sets],
     }
 
 
@@ -245,7 +250,8 @@ def _weights(weights: dict[str, Any]) -> str:
 
 def _npu_section(npu: dict[str, Any]) -> dict[str, list[tuple[Any, ...]]]:
     keys = ("name", "kind", "rows", "slots", "bytes")
-    title = f"NPU graphs, {npu['dtype']} for {npu['soc']}, weights {_weights(npu['weights'])}; --npu tells more"
+    ranks = f" of {npu['ranks']} ranks, each" if npu["ranks"] > 1 else ""
+    title = f"NPU graphs{ranks}, {npu['dtype']} for {npu['soc']}, weights {_weights(npu['weights'])}; --npu tells more"
     return {title: [keys, *(tuple(graph[key] for key in keys) for graph in npu["graphs"])]}
 
 

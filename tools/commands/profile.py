@@ -32,6 +32,9 @@ MODELLED_SLOTS = (1024, 2048, 4096, 8192)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="bundle to measure on this machine")
     parser.add_argument("--device", metavar="NAME", help="device to model instead, such as ascend-910b3")
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="model so many of it, which run a step together"
+    )
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument(
@@ -89,6 +92,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
         teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
         prefill=PREFILL_ROWS,
         loads=_loads(args.experts, config) if args.experts else None,
+        ranks=_ranks(args.ranks, config),
     )
 
 
@@ -100,6 +104,16 @@ def _loads(path: Path, config: TeacherConfig) -> ExpertLoads:
     if not isinstance(config, MixtureConfig):
         raise RequestError(f"--experts {path}: a teacher of family {config.family} has no experts; leave it out")
     return expert_loads(config, read_loads(path))
+
+
+def _ranks(ranks: int, config: TeacherConfig) -> int:
+    from draftwood.compiler.bundle.request import MOST_RANKS
+    from draftwood.compiler.ranks.share import check_ranks
+
+    if not 1 <= ranks <= MOST_RANKS:
+        raise RequestError(f"--ranks {ranks}: expected 1 to {MOST_RANKS} devices")
+    check_ranks(config, ranks, "the teacher")
+    return ranks
 
 
 def _check_slots(slots: Sequence[int], positions: int) -> None:
@@ -150,8 +164,8 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.experts:
-        raise RequestError("--model, --drafter and --experts: a bundle has its own; they go with --device")
+    if args.model or args.drafter or args.experts or args.ranks != 1:
+        raise RequestError("--model, --drafter, --experts and --ranks: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
     share_threads(args.threads)

@@ -104,7 +104,13 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
         pairs += [Pair(name, eager, _opened(bundle, name), allowed) for name in ("cpu", "static")]
         if any(graph.name == "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
             pairs.append(Pair("bitwise", eager, BitwiseEngine(bundle), allowed))
-    if bundle.manifest.graph_set("ge"):
+    npu = bundle.manifest.graph_set("ge")
+    if npu is not None and npu.ranks > 1 and eager is None:
+        raise RequestError(
+            f"{bundle.folder}: graphs of {npu.ranks} ranks, and one rank's are compared; decode with --engine ge, which"
+            " compares the ranks, or build it with --target onnx,ge"
+        )
+    if npu is not None and npu.ranks == 1:
         rounded = EagerEngine(bundle, npu=True)
         names = [
             "ge",

@@ -33,11 +33,13 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         coverage.update(converted(graph))
     return {
         "kind": "npu",
+        "ranks": npu.ranks,
         "dtype": npu.precision.weights,
         "soc": npu.soc,
         "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
-        "graphs": [_graph(signature, graph, npu.soc) for signature, graph in loaded],
+        "rank_weights": [one.weights for one in bundle.manifest.rank_sets("ge")],
+        "graphs": [_graph(signature, graph, npu.soc, npu.ranks) for signature, graph in loaded],
         "host_traffic": host_traffic(bundle.manifest, npu.graphs),
         "coverage": [
             {"operator": operator, "ge": ge, "count": count}
@@ -87,7 +89,7 @@ def kernels(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
+def _graph(signature: GraphSignature, graph: Graph, soc: str, ranks: int) -> dict[str, Any]:
     proof = prove_in_place(graph, signature)
     findings = [finding._asdict() for finding in check_constraints(graph, shapes(graph))]
     return {
@@ -96,7 +98,8 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str) -> dict[str, Any]:
         "rows": signature.rows,
         "slots": signature.slots,
         "air": signature.file,
-        "atc": " ".join(atc_command(signature.file, soc)),
+        # ATC compiles no graph of several ranks for these chips.
+        "atc": " ".join(atc_command(signature.file, soc)) if ranks == 1 else None,
         "operators": graph.counts(),
         "kernels": kernels(graph),
         "caches": [one.cache for one in proof],
@@ -110,6 +113,8 @@ def npu_text(found: dict[str, Any]) -> str:
     """`npu_figures` for people."""
     bound = "bound" if found["weights"]["bound"] else "not bound: draftwood bind gives them"
     lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}"]
+    if found["ranks"] > 1:
+        lines.append(f"{found['ranks']} ranks run them together, each over weights of its own")
     lines += ["needs at least " + ", ".join(f"{name} {least}" for name, least in found["needs"].items()), ""]
     for graph in found["graphs"]:
         operators = sum(count for name, count in graph["operators"].items() if name not in _CARRIERS)
@@ -119,7 +124,7 @@ def npu_text(found: dict[str, Any]) -> str:
         if graph["caches"]:
             lines.append(f"  caches      {len(graph['caches'])}, each one RefData with one write and no copy: proved")
         lines += _findings(graph["findings"])
-        lines.append(f"  compile     {graph['atc']}")
+        lines.append(f"  compile     {graph['atc'] or 'through torchair, on every rank'}")
     lines += [
         "",
         "a step between host and device: launches, bytes read, written, and read if the host accepted",

@@ -1,0 +1,88 @@
+"""What a step costs when several devices run it together: the operators of one of them, and the collectives between.
+
+What is split is said as in the plan of the weights: by name. Loads shrink by the number of devices, those of the
+attention and the caches by the key/value heads that a device has; what a product gives is then joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from draftwood.compiler.device.operators import BYTES, Op
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.manifest import heads_of_rank
+
+# By name: products whose devices' results stay apart, are added up, or are put side by side.
+_APART = ("qkv", "gate up", "known rows", "experts gate up", "experts down")
+_SUMMED = ("o", "down")
+_GATHERED = ("head", "features", "entry", "block")
+# Element work on heads or on the feed-forward's width, and the attention with its caches.
+_ELEMENTS = ("split", "head norms", "rotary", "transpose", "swiglu")
+_CACHES = ("attention", "scatter", "moved and new rows", "branch")
+_EMBEDDING = "embedding"
+# Of a mixture the sum over a row's experts is what the devices add up.
+_MIXED = "weighed sum"
+
+
+def on_ranks(ops: Iterable[Op], config: TeacherConfig, ranks: int) -> list[Op]:
+    """The operators that one of ``ranks`` devices runs of a step."""
+    if ranks == 1:
+        return list(ops)
+    heads = heads_of_rank(config.kv_heads, ranks) / config.kv_heads
+    found: list[Op] = []
+    for op in ops:
+        if op.name in (*_APART, *_SUMMED, *_GATHERED, *_ELEMENTS):
+            found.append(_scaled(op, 1 / ranks))
+        elif op.name in _CACHES:
+            found.append(_scaled(op, heads))
+        else:
+            found.append(op)
+        if op.name in (*_SUMMED, _MIXED):
+            found.append(all_reduce(op.result, ranks, op.count))
+        elif op.name in _GATHERED:
+            found += [all_gather(op.result, ranks, op.count), _turned(op)]
+        elif op.name.startswith(_EMBEDDING):
+            found.append(all_reduce(op.count * op.memory / 2, ranks))
+    return found
+
+
+def all_reduce(size: float, ranks: int, count: int = 1) -> Op:
+    """Adds up ``size`` bytes of every device, by the cheaper of ring and doubling: both are weighed by the device.
+
+    Ring: 2 (N - 1) hops of a share of 1 / N; doubling: 2 log2 N hops, and all of it twice.
+    """
+    return Op(
+        name="all-reduce",
+        engine="link",
+        count=count,
+        ranks=ranks,
+        sent=((2 * (ranks - 1), 2 * (ranks - 1) / ranks * size), (2 * math.log2(ranks), 2 * size)),
+    )
+
+
+def all_gather(size: float, ranks: int, count: int = 1) -> Op:
+    """Puts ``size`` bytes together of equal parts of every device: log2 N hops, and what the others have."""
+    return Op(
+        name="all-gather",
+        engine="link",
+        count=count,
+        ranks=ranks,
+        sent=((math.log2(ranks), (ranks - 1) / ranks * size),),
+    )
+
+
+def _scaled(op: Op, share: float) -> Op:
+    return replace(
+        op,
+        memory=op.memory * share,
+        exchange=op.exchange * share,
+        cube=op.cube * share,
+        vector=op.vector * share,
+    )
+
+
+def _turned(op: Op) -> Op:
+    """What was gathered device by device is turned into rows."""
+    return Op(name="transpose", engine="vector", count=op.count, memory=2 * op.result, vector=op.result / BYTES)
