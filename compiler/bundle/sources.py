@@ -78,6 +78,7 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
         check_ranks(config, request.ranks, "the teacher")
         if drafter is not None:
             check_ranks(drafter.block(config), request.ranks, "the drafter")
+            drafter.shared(request.ranks)
     for gear in request.shapes.gears:
         if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
             raise TreeError(

@@ -84,7 +84,11 @@ class DraftModel(ABC):
         """What the manifest says of it: all that a runtime needs to know of the kind."""
 
     def shared(self, ranks: int) -> Self:
-        """What one of ``ranks`` devices runs of it; a kind without blocks of its own is the same everywhere."""
+        """What one of ``ranks`` devices runs of it; a kind without blocks of its own is the same everywhere.
+
+        Raises:
+            RequestError: it cannot be split.
+        """
         return self
 
     def block(self, teacher: TeacherConfig) -> TeacherConfig:

@@ -224,7 +224,7 @@ class CachedNetwork(nn.Module):
             return self.draft_embed(tokens_R)
         return teacher.embedded(tokens_R)
 
-    def rows(self, ids_S: Tensor, teacher: TeacherEnds, dtype: torch.dtype) -> Tensor:
+    def head_rows(self, ids_S: Tensor, teacher: TeacherEnds, dtype: torch.dtype) -> Tensor:
         """The rows of some draft ids, [S, H], of the output matrix."""
         if self.config.has_head:
             return rows_of(self.draft_head, ids_S, dtype)

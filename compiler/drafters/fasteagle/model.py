@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from draftwood.compiler.drafters.common.model import LevelModel, TreeModel
 from draftwood.compiler.drafters.common.ranked import check_levels
@@ -12,7 +12,7 @@ from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
 from draftwood.compiler.drafters.fasteagle.network import CellCascade, FastEagle
 from draftwood.compiler.drafters.widening import Axes, Widening
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.errors import TreeError
+from draftwood.errors import RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
@@ -54,6 +54,14 @@ class CellModel(TreeModel):
 
     kind: ClassVar[str] = "fasteagle"
     config: FastEagleConfig
+
+    def shared(self, ranks: int) -> Self:
+        if ranks > 1:
+            raise RequestError(
+                f"--ranks {ranks}: a FastEagle drafter with a cell reads single rows of the output matrix, which lie on one"
+                " rank each; expected another drafter; build for one rank"
+            )
+        return self
 
     def module(self, teacher: TeacherConfig, positions: int) -> CellCascade:
         return CellCascade(self.config, positions)

@@ -97,7 +97,7 @@ class Nodes:
         if self.hidden_EH is None:
             return drafter.chosen(self.logits_DU[at], k)
         ids_S = self.short_DS[self.depth]
-        rows_SH = drafter.rows(ids_S, self.teacher, self.hidden_EH.dtype)
+        rows_SH = drafter.head_rows(ids_S, self.teacher, self.hidden_EH.dtype)
         noise_1S = self.noise_DU[at].index_select(1, ids_S)
         return drafter.chosen(drafter.perturbed(F.linear(self.hidden_EH, rows_SH), noise_1S), k, ids_S)
 
