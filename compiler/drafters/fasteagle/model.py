@@ -58,8 +58,8 @@ class CellModel(TreeModel):
     def shared(self, ranks: int) -> Self:
         if ranks > 1:
             raise RequestError(
-                f"--ranks {ranks}: a FastEagle drafter with a cell reads single rows of the output matrix, which lie on one"
-                " rank each; expected another drafter; build for one rank"
+                f"--ranks {ranks}: a FastEagle drafter with a cell reads single rows of the output matrix, which lie on"
+                " one rank each; expected another drafter; build for one rank"
             )
         return self
 
