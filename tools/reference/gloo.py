@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 from weakref import finalize
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -27,7 +28,19 @@ from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.tools.reference.rank_process import Answer, Array, Copy, Drop, Launch, Make, Order, View, receive, send
+from draftwood.tools.reference.rank_process import (
+    Answer,
+    Array,
+    Copy,
+    Drop,
+    Launch,
+    Make,
+    Order,
+    Read,
+    View,
+    receive,
+    send,
+)
 
 # Seconds that a process gets to end, once its input has ended, before it is killed.
 _GRACE = 5.0
@@ -116,10 +129,14 @@ class Ranks:
     def run(
         self, graph: GraphSignature, inputs: Mapping[str, NDArray], buffers: Mapping[str, FarBuffer]
     ) -> dict[str, NDArray]:
-        """See `draftwood.runtime.engines.static.Executor.run`."""
+        """See `draftwood.runtime.engines.executor.Executor.run`."""
         given = {name: Array.of(value) for name, value in inputs.items()}
         found = self.tell(Launch(graph.name, given, {name: buffer.view for name, buffer in buffers.items()}))
         return {name: array.value for name, array in found.outputs.items()}
+
+    def read(self, buffer: FarBuffer) -> NDArray[np.float32]:
+        """See `draftwood.runtime.engines.executor.Executor.read`; every rank has the same."""
+        return self.tell(Read(buffer.view)).outputs["part"].value
 
     def tell(self, order: Order) -> Answer:
         """What rank 0 answers, once all have answered."""

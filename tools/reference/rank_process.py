@@ -80,6 +80,12 @@ class Copy(msgspec.Struct, tag=True):
     source: View
 
 
+class Read(msgspec.Struct, tag=True):
+    """What a part of a buffer holds."""
+
+    part: View
+
+
 class Launch(msgspec.Struct, tag=True):
     """A step on small inputs and on parts of buffers."""
 
@@ -88,11 +94,11 @@ class Launch(msgspec.Struct, tag=True):
     buffers: dict[str, View]
 
 
-Order = Make | Drop | Copy | Launch
+Order = Make | Drop | Copy | Read | Launch
 
 
 class Answer(msgspec.Struct):
-    """The small outputs of a step, of rank 0 alone; or why there are none."""
+    """What was asked for, small outputs of a step, of rank 0 alone; or why there is nothing."""
 
     outputs: dict[str, Array] = {}
     error: str = ""
@@ -126,7 +132,7 @@ class Rank:
         self.buffers: dict[int, Tensor] = {}
 
     def obey(self, order: Order) -> dict[str, NDArray]:
-        """Does what is asked; the small outputs of a step."""
+        """Does what is asked; the small outputs of a step, or what was read."""
         if isinstance(order, Make):
             self.buffers[order.key] = torch.zeros(order.shape)
         elif isinstance(order, Drop):
@@ -134,6 +140,8 @@ class Rank:
                 del self.buffers[key]
         elif isinstance(order, Copy):
             self._part(order.into).copy_(self._part(order.source))
+        elif isinstance(order, Read):
+            return {"part": host(self._part(order.part))}
         else:
             buffers = {name: self._part(view) for name, view in order.buffers.items()}
             return self._launch(order.graph, {name: array.value for name, array in order.inputs.items()}, buffers)
@@ -156,8 +164,8 @@ class Rank:
         outputs = {spec.name: value for spec, value in zip(graph.outputs, results, strict=True)}
         for out, cache in graph.aliases.items():
             caches[cache].copy_(outputs.pop(out))
-        if "branch.out" in buffers:
-            buffers["branch.out"].copy_(outputs.pop("branch.out"))
+        for key in outputs.keys() & buffers.keys():
+            buffers[key].copy_(outputs.pop(key))
         return {key: host(value) for key, value in outputs.items()}
 
 
