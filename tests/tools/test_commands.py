@@ -9,6 +9,7 @@ import pytest
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
+from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.speculation import step
@@ -17,7 +18,7 @@ from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.check import check, sample_prompts
 from draftwood.tools.measure import bench as bench_command
-from draftwood.tools.measure.bench import bench, logit_noise
+from draftwood.tools.measure.bench import bench, noise_of
 from draftwood.tools.prompts import read_prompts
 
 CHAT = [{"role": "user", "content": "the cat"}]
@@ -166,15 +167,16 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
 
 
 def test_noise_of_logits(tiny_bundle: Path) -> None:
-    engine = CpuEngine(Bundle.open(tiny_bundle))
-    noise = logit_noise(engine, np.random.default_rng(0).integers(2, 300, 60).tolist())
-    assert 0 <= noise < 1e-4  # fp32 rounding of logits of magnitude 10
+    bundle, ids = Bundle.open(tiny_bundle), np.random.default_rng(0).integers(2, 300, 60).tolist()
+    noise = noise_of(CpuEngine(bundle), ids)
+    assert 0 < noise.apart < 1e-4 and noise.rows == 7 > noise.equal  # fp32 rounding of logits of magnitude 10
+    assert noise_of(BitwiseEngine(bundle), ids) == (0.0, 7, 7)
 
 
 def test_check_passes_and_is_stored(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = output(capsys, "check", tiny_bundle, "--limit", "1")
     assert report["ok"] and all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
-    assert {c["graphs"] for c in report["comparisons"]} == {"static", "cpu"}
+    assert {c["graphs"] for c in report["comparisons"]} == {"static", "cpu", "bitwise"}
     assert json.loads((tiny_bundle / "check.json").read_text()) == report
     Bundle.open(tiny_bundle)  # the report is not part of what the manifest vouches for
 

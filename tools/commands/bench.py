@@ -59,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
 def _print(report: dict[str, Any]) -> None:
     speedup, accept = report["speedup"], report["accept_length"]
     print(f"turns        {report['turns']}: {report['identical']} identical, {report['ties']} numeric ties")
+    rows = f"{report['rows_bit_equal']} of {report['rows_compared']} rows of chains have those of plain decoding"
+    print(f"bits         {rows}, logits at most {report['logit_noise']:.1e} apart")
     spread = ", ".join(f"{key} {value:.2f}" for key, value in speedup.items())
     print(f"speed-up     {spread}")
     print(f"accept       mean {accept['mean']:.2f}, p50 {accept['p50']:.0f}, p99 {accept['p99']:.0f} tokens a step")

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
@@ -20,7 +21,9 @@ from draftwood.tools.commands.arguments import (
 )
 
 if TYPE_CHECKING:
-    from draftwood.runtime.decoding import Result
+    from draftwood.runtime.decoding import Decoding, Result
+    from draftwood.runtime.opened import OpenedBundle
+    from draftwood.tools.comparison.audit import Audit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
+    parser.add_argument("--audit", action="store_true", help="draw the text again in chains of 16 rows and compare")
     add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
@@ -59,11 +63,29 @@ def main(args: argparse.Namespace) -> int:
         for piece in stream:
             if not args.json:
                 print(piece, end="", flush=True)
-    assert stream.result is not None
+        assert stream.result is not None
+        audited = _audited(model, stream) if args.audit else None
     if trace is not None:
         save(trace, args.trace)
-    print(json.dumps(asdict(stream.result)) if args.json else _ending(stream.result))
-    return 0
+    shown = asdict(stream.result) | ({"audit": audited._asdict()} if audited else {})
+    print(json.dumps(shown) if args.json else _ending(stream.result))
+    if audited:
+        lead = "none had a next" if audited.nearest is None else f"the nearest led by {audited.nearest:.1e} logits"
+        print(
+            f"audit: {audited.tokens} tokens drawn again in chains of {audited.rows} rows,"
+            f" {len(audited.differing)} otherwise; {lead}",
+            file=sys.stderr,
+        )
+    return 1 if audited and audited.differing else 0
+
+
+def _audited(model: OpenedBundle, stream: Decoding) -> Audit:
+    from draftwood.runtime.engines import StagedEngine
+    from draftwood.tools.comparison.audit import audit
+
+    if not isinstance(model.engine, StagedEngine) or stream.result is None:
+        raise RequestError("--audit: this engine gives no logits; leave the option out")
+    return audit(model.engine, stream.prompt, stream.result.token_ids, stream.options.sampling)
 
 
 def _ending(result: Result) -> str:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def bench(
     turns: list[Turn] = []
     differences: list[tuple[Prompt, list[int], Result, Result]] = []
     done: dict[str, Result] = {}
-    noise = 0.0
+    noise = Noise()
     _warm_up(engine, prompts[0], options, (plain, speculative))
     for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, done)):
         order = (plain, speculative) if number % 2 else (speculative, plain)
@@ -79,10 +79,10 @@ def bench(
         if not turns[-1].equal:
             differences.append((prompt, ids, base, fast))
         if number % max(1, len(prompts) // NOISE_TURNS) == 0:
-            noise = max(noise, logit_noise(engine, [*ids, *base.token_ids]))
+            noise = noise.with_(noise_of(engine, [*ids, *base.token_ids]))
         _progress(number + 1, len(prompts), turns)
     explained = [
-        explain(engine, prompt.id, ids, base.token_ids, fast.token_ids, options.sampling, noise)
+        explain(engine, prompt.id, ids, base.token_ids, fast.token_ids, options.sampling, noise.apart)
         for prompt, ids, base, fast in differences
     ]
     return _report(turns, explained, noise, options)
@@ -135,15 +135,30 @@ def _turn(prompt: Prompt, base: Result, fast: Result, accepted: tuple[int, ...])
     )
 
 
-def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
-    """Largest absolute difference between logits of one position computed in different company.
+class Noise(NamedTuple):
+    """Logits of one position in different company: the largest absolute difference, how many rows were held against
+    each other, and how many of them had equal bits."""
 
-    The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal.
-    """
+    apart: float = 0.0
+    rows: int = 0
+    equal: int = 0
+
+    def with_(self, other: Noise) -> Noise:
+        """Both together."""
+        return Noise(max(self.apart, other.apart), self.rows + other.rows, self.equal + other.equal)
+
+
+def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
+    """Largest absolute difference between logits of one position computed in different company."""
+    return noise_of(engine, ids).apart
+
+
+def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
+    """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal."""
     bundle = engine.bundle
     rows = min(max(tree.rows for tree in bundle.manifest.trees), len(ids) - 1)
     if rows < 2:
-        return 0.0
+        return Noise()
     chain, one = tensorize(Topology.chain(rows - 1)), bundle.trees["plain"][1]
     slots = max(gear.slots for gear in bundle.manifest.gears)
     together, alone = engine.begin(slots), engine.begin(slots)
@@ -151,12 +166,13 @@ def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
     engine.prefill(together, head)
     engine.prefill(alone, head)
     logits_TV = single.verify(engine, together, tail, chain).logits_RV.copy()
-    worst = 0.0
+    found = Noise()
     for row in range(rows):
         one_V = single.verify(engine, alone, tail[row : row + 1], one).logits_RV[0]
-        worst = max(worst, float(np.abs(one_V - logits_TV[row]).max()))
+        equal = np.array_equal(one_V.view(np.int32), logits_TV[row].view(np.int32))
+        found = found.with_(Noise(float(np.abs(one_V - logits_TV[row]).max()), 1, int(equal)))
         alone.commit([0])
-    return worst
+    return found
 
 
 def explain(
@@ -199,7 +215,7 @@ def by_position(accepted: list[float]) -> list[float]:
     return [float(np.mean(np.array(accepted) > depth)) for depth in range(1, deepest)]
 
 
-def _report(turns: list[Turn], differences: list[Difference], noise: float, options: Options) -> dict[str, Any]:
+def _report(turns: list[Turn], differences: list[Difference], noise: Noise, options: Options) -> dict[str, Any]:
     measured = [turn for turn in turns if turn.accepted]
     tokens = sum(turn.tokens for turn in turns)
     decoded = sum(turn.tokens - 1 for turn in measured)
@@ -214,7 +230,9 @@ def _report(turns: list[Turn], differences: list[Difference], noise: float, opti
         "ties": ties,
         "tokens": tokens,
         "differences": [asdict(difference) for difference in differences],
-        "logit_noise": noise,
+        "logit_noise": noise.apart,
+        "rows_compared": noise.rows,
+        "rows_bit_equal": noise.equal,
         "speedup": _spread([turn.speedup for turn in measured], (1, 50, 99)),
         "accept_length": _spread(accepted, (50, 99)),
         "accept_by_position": by_position(accepted),
