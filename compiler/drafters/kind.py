@@ -105,8 +105,12 @@ class Kind(ABC):
         """
         raise RequestError(f"{self.name}: {self.title} cannot be read back for counting")
 
-    def exported(self, opened: OpenedDrafter, layout: str, tokens: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """config.json and tensors of a drafter in another engine's ``layout``, to draft so many ``tokens`` a step.
+    def exported(
+        self, opened: OpenedDrafter, layout: str, tokens: int, verifier: str
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """config.json and tensors of a drafter in another engine's ``layout``.
+
+        Where the layout says so, it drafts so many ``tokens`` a step for the teacher called ``verifier``.
 
         Raises:
             RequestError: nobody serves such drafters, or the layout has no form of what this one has.

@@ -38,6 +38,7 @@ def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="its teacher's folder, or demo")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write, not there yet")
     parser.add_argument("--tokens", type=int, default=5, metavar="N", help="tokens to draft a step (5)")
+    parser.add_argument("--verifier", metavar="NAME", help="what its reader finds the teacher by (the folder's name)")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -59,7 +60,8 @@ def write_drafter(args: argparse.Namespace, layout: str) -> dict[str, Any]:
     if args.tokens < 1:
         raise RequestError(f"--tokens {args.tokens}: expected 1 or more")
     teacher, source = Checkpoint.open(resolve(args.model)), resolve(args.drafter)
-    fields, tensors = kind_of(source).exported(open_drafter(source, teacher), layout, args.tokens)
+    verifier = args.verifier or teacher.folder.resolve().name
+    fields, tensors = kind_of(source).exported(open_drafter(source, teacher), layout, args.tokens, verifier)
     _write(args.out, fields, tensors)
     open_drafter(args.out, teacher)
     found = {"folder": str(args.out), "format": layout, "architectures": fields["architectures"]}

@@ -70,12 +70,14 @@ class Eagle3Kind(Kind):
 
         return read_back(folder, teacher, levels or self.options["levels"].default)
 
-    def exported(self, opened: OpenedDrafter, layout: str, tokens: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def exported(
+        self, opened: OpenedDrafter, layout: str, tokens: int, verifier: str
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
         from draftwood.compiler.drafters.eagle3.export import exported
 
         assert isinstance(opened.checkpoint, CachedCheckpoint)
-        return exported(opened.checkpoint, layout, tokens)
+        return exported(opened.checkpoint, layout, tokens, verifier)
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> Eagle3Cost | None:
         from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost

@@ -30,8 +30,8 @@ _SPECULATORS = "0.7.0"
 _AGREED = ("linear", "llama3")
 
 
-def exported(opened: Opened, layout: str, tokens: int) -> Folder:
-    """The drafter in a layout, to draft so many ``tokens`` a step where the layout says it.
+def exported(opened: Opened, layout: str, tokens: int, verifier: str) -> Folder:
+    """The drafter in a layout; where it says so, to draft so many ``tokens`` a step for the teacher of this name.
 
     Raises:
         RequestError: the layout is not known, or has no form of what the drafter has.
@@ -43,11 +43,11 @@ def exported(opened: Opened, layout: str, tokens: int) -> Folder:
         raise RequestError(f"{layout}: rope {block.rope_scaling.kind}, which its readers compute in different ways")
     if config.window is not None:
         raise RequestError(f"{layout}: a window of {config.window} tokens, which some of its readers ignore")
-    return LAYOUTS[layout](opened, tokens)
+    return LAYOUTS[layout](opened, tokens, verifier)
 
 
-def _speculators(opened: Opened, tokens: int) -> Folder:
-    config, teacher = opened.config, opened.teacher
+def _speculators(opened: Opened, tokens: int, verifier: str) -> Folder:
+    config = opened.config
     fields = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -61,7 +61,7 @@ def _speculators(opened: Opened, tokens: int) -> Folder:
         "fc_norm": config.feature_norm == "each",
         "norm_output": config.norm_output,
         "transformer_layer_config": _block(config.block, opened.dtype),
-        "speculators_config": _proposals(teacher.folder.resolve().name, teacher.config.family, tokens),
+        "speculators_config": _proposals(verifier, opened.teacher.config.family, tokens),
         "torch_dtype": _name(opened.dtype),
     }
     return fields, _tensors(opened, "layers.0", maps=config.mapped)
@@ -83,7 +83,7 @@ def _proposals(name: str, family: str, tokens: int) -> dict[str, Any]:
     }
 
 
-def _specforge(opened: Opened, tokens: int) -> Folder:
+def _specforge(opened: Opened, tokens: int, verifier: str) -> Folder:
     config, block = opened.config, opened.config.block
     absent = {
         "more than one block": block.layers > 1,
@@ -110,7 +110,7 @@ def _specforge(opened: Opened, tokens: int) -> Folder:
     return fields, _tensors(opened, "midlayer", maps=True)
 
 
-LAYOUTS: Mapping[str, Callable[[Opened, int], Folder]] = {"speculators": _speculators, "specforge": _specforge}
+LAYOUTS: Mapping[str, Callable[[Opened, int, str], Folder]] = {"speculators": _speculators, "specforge": _specforge}
 
 
 def _block(block: TeacherConfig, dtype: torch.dtype) -> dict[str, Any]:
