@@ -161,3 +161,11 @@ def test_a_line_without_text_is_named(quantize: Callable, texts: Path) -> None:
     out, found = quantize()
     texts.write_text(good)
     assert "line 9: expected" in found["error"] and not out.exists() and math.isfinite(found["code"])
+
+
+def test_inspect_says_that_a_teacher_is_quantised(
+    quantised_teacher: Path, tiny_teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(quantised_teacher)]) == 0
+    assert "quantised    W8A8, 9 linear layers" in capsys.readouterr().out
+    assert cli.main(["inspect", str(tiny_teacher)]) == 0 and "quantised" not in capsys.readouterr().out

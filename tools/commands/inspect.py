@@ -222,12 +222,17 @@ def bundle_text(found: dict[str, Any]) -> str:
 
     drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
     tokenizer = "with" if found["tokenizer"] else "without"
+    layers = found["teacher"]["config"].get("quantised", ())
     sections = {
         f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
             ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
             *([("weights", _weights(found["weights"]))] if found["weights"] else []),
         ],
-        "teacher": [("digest", found["teacher"]["digest"]), *found["dims"].items()],
+        "teacher": [
+            ("digest", found["teacher"]["digest"]),
+            *([("quantised", f"W8A8, {len(layers)} linear layers")] if layers else []),
+            *found["dims"].items(),
+        ],
         "drafter": list(drafter.items()),
         "trees, all invariants hold": [
             ("name", "rows", "depth", "width"),

@@ -113,6 +113,7 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("family", found["family"]),
         ("parameters", f"{found['parameters']:,}, {found['dtype']}"),
+        *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
         *_block_rows(found),
         ("context", f"{found['max_positions']} tokens"),
         ("cache", f"{found['cache_bytes_a_slot'] / 1024:g} KiB a slot in {found['dtype']}"),
