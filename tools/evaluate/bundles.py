@@ -91,7 +91,7 @@ def with_trees(bundle: Bundle, trees: Trees) -> Bundle:
     ranks levels, and the CPU's step takes any size up to the largest tree that was built."""
     manifest = bundle.manifest
     like = next(gear for gear in manifest.gears if gear.draft)
-    fixed = [(name, tree) for name, tree in trees if isinstance(tree, Topology)]
+    fixed = [(name, tree) for name, tree in trees if isinstance(tree, Topology) and name not in bundle.trees]
     assert all(tree.rows <= manifest.dims.branch_rows and tree.depth < manifest.dims.path_rows for _, tree in fixed)
     held = next(tree for tree in manifest.trees if tree.name == like.tree)
     new_trees = tuple(

@@ -86,13 +86,18 @@ class Lab:
         """Prompts by conversation; ``limit`` of them, of every source alike."""
         return conversations(self.prompts, limit)
 
-    def planned(self, size: str, drafter: str, reach: int = 0) -> Opened:
-        """The pair with planned trees, tuned on this machine."""
-        return self._opened(
-            ("planned", size, drafter, bundles.kv_lengths(reach)),
-            lambda: Bundle.open(bundles.planned_bundle(size, drafter, reach, self.work, self.say)),
-            tuned=True,
-        )
+    def planned(self, size: str, drafter: str) -> Opened:
+        """The pair with planned trees, tuned on this machine; one bundle for all sections of the suite."""
+
+        def bundle() -> Bundle:
+            return Bundle.open(bundles.planned_bundle(size, drafter, self._reach, self.work, self.say))
+
+        return self._opened(("planned", size, drafter), bundle, tuned=True)
+
+    @property
+    def _reach(self) -> int:
+        """Tokens of the longest text that any section asks for."""
+        return max(max(ask.lengths, default=0) + ask.max_new_tokens for ask in self.suite.sections.values())
 
     def trees(self, size: str, drafter: str, trees: bundles.Trees, reach: int = 0) -> Opened:
         """The pair with ``trees``, not tuned; those of a drafter that ranks levels need no build of their own."""

@@ -37,8 +37,8 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
                         yield Task(NAME, {**at, "text": text}, weight)
 
 
-def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:
-    return lab.planned(task.at["size"], task.at["drafter"], max(ask.lengths) + ask.max_new_tokens)
+def _opened(task: Task, lab: Lab) -> Opened:
+    return lab.planned(task.at["size"], task.at["drafter"])
 
 
 def _ways(opened: Opened, ids: list[int]) -> dict[str, Way]:
@@ -55,7 +55,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle, and decodes a text of the length with each way once."""
     place = (NAME, *list(task.at.values())[:-1])
     if lab.warmed != place:
-        opened = _opened(task, ask, lab)
+        opened = _opened(task, lab)
         _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
         warm_up(_ways(opened, ids), ids, _options(task, ask, lab))
         lab.warmed = place
@@ -63,7 +63,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
 
 def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
-    opened = _opened(task, ask, lab)
+    opened = _opened(task, lab)
     name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
     found, _ = measure(_ways(opened, ids), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
     return {"text": name, "prompt_tokens": len(ids), "ways": found, "bundle": opened.digest[:16]}

@@ -86,10 +86,10 @@ def ways_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> dict[str, Way]:
     """Plain decoding, then every tree by its name."""
     one, found = opened(task, ask, lab, trees), {}
     gears = {gear.tree: gear.name for gear in one.engine.bundle.manifest.gears}
-    for name, _ in trees(task.at["drafter"], ask):
-        gear = gears.get(in_file(name))  # a tree that another method found, too, is built once
-        if gear is not None:
-            found[name] = Way(one.engine, one.policies(PLAIN if name == PLAIN else gear))
+    first: dict[Topology | Budget, str] = {}  # a tree that two methods find is built once
+    for name, tree in trees(task.at["drafter"], ask):
+        gear = gears[in_file(first.setdefault(tree, name))]
+        found[name] = Way(one.engine, one.policies(PLAIN if name == PLAIN else gear))
     return found
 
 
@@ -152,8 +152,6 @@ def points_of(rows: Sequence[Row]) -> list[Point]:
     for place, own in groups.items():
         plain = [median_seconds(row["found"]["ways"][PLAIN]) for row in own]
         for way, count in own[0]["found"]["rows"].items():
-            if way not in own[0]["found"]["ways"]:
-                continue
             figures = [row["found"]["ways"][way] for row in own]
             seconds, steps = [median_seconds(one) for one in figures], sum(one["steps"] for one in figures)
             gained = sum(one["tokens"] - 1 for one in figures) / steps

@@ -55,7 +55,9 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     opened = _opened(task, ask, lab)
     paths = counted(task.at["drafter"], sampled=False).rank_paths()
     trees = {gear.name: gear.tree for gear in opened.engine.bundle.manifest.gears}
-    gears = [{**asdict(one), "tree": trees[one.gear]} for one in weigh(opened.engine, paths)]
+    asked = {name for name, _ in trees_of(task.at["drafter"], ask)}
+    weighed = [{**asdict(one), "tree": trees[one.gear]} for one in weigh(opened.engine, paths)]
+    gears = [one for one in weighed if one["tree"] in asked]
     return {"gears": gears, "bundle": opened.digest[:16]}
 
 
