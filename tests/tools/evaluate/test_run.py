@@ -144,3 +144,13 @@ def test_the_load_of_a_block_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     load = busy.Meter().stop()
     assert (load.seconds, load.foreign_cores, load.steal_cores) == (10.0, 0.3, 0.1)
     assert load.above(0.39) and not load.above(0.41) and load.peak_mb > 10
+
+
+@pytest.mark.slow
+def test_the_quick_suite_runs_on_the_shipped_pair(tmp_path: Path) -> None:
+    """Builds three bundles, so minutes; under five of them on two quiet cores."""
+    line = ["--out", str(tmp_path / "run"), "--work", str(tmp_path / "work")]
+    assert cli.main(["evaluate", "--suite", "quick", *line]) == 0
+    rows = read_rows(tmp_path / "run")
+    assert {row["section"] for row in rows} == {"turns", "lengths", "exactness"}
+    assert cli.main(["report", str(tmp_path / "run")]) == 0
