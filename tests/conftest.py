@@ -340,6 +340,24 @@ def save_dflash(folder: Path, sizes: dict) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def save_dspark(folder: Path, sizes: dict) -> None:
+    """DFlash's drafter above with a recurrent head and a confidence head, in DeepSpec's layout."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_dflash(folder, sizes)
+    random, tensors = torch.Generator().manual_seed(5), load_file(folder / "model.safetensors")
+    shapes = {"markov_head.markov_w1.weight": (300, 16), "markov_head.markov_w2.weight": (300, 16)}
+    shapes |= {"markov_head.joint_proj.weight": (48, 96), "markov_head.joint_proj.bias": (48,)}
+    shapes |= {"confidence_head.proj.weight": (1, 80), "confidence_head.proj.bias": (1,)}
+    tensors |= {name: torch.randn(shape, generator=random) * 0.05 for name, shape in shapes.items()}
+    own = {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
+    heads = {"markov_rank": 16, "markov_head_type": "rnn", "enable_confidence_head": True}
+    nested = {"mask_token_id": MASK, "aux_layer_ids": [0, 1, 2], "confidence_head_with_markov": True}
+    (folder / "config.json").write_text(json.dumps(sizes | own | heads | nested))
+    save_file(tensors, folder / "model.safetensors")
+
+
 def save_cell(folder: Path, sizes: dict) -> None:
     """A FastEagle cascade of three levels and a cell that often propose the token before them again."""
     import torch
@@ -374,4 +392,5 @@ def save_one_pass(tiny_teacher: Path) -> dict[str, Callable[[Path], None]]:
 
         return into
 
-    return {"peagle": saver(save_peagle), "dflash": saver(save_dflash), "cell": saver(save_cell)}
+    savers = {"peagle": save_peagle, "dflash": save_dflash, "cell": save_cell, "dspark": save_dspark}
+    return {name: saver(save) for name, save in savers.items()}

@@ -10,6 +10,7 @@ import msgspec
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.drafters.dflash import DFLASH
+from draftwood.compiler.drafters.dspark import DSPARK
 from draftwood.compiler.drafters.eagle3 import EAGLE3
 from draftwood.compiler.drafters.fasteagle import FASTEAGLE
 from draftwood.compiler.drafters.kind import Kind
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
 
-# P-EAGLE before EAGLE-3, of which some of its folders bear the name.
-_SHIPPED = (MEDUSA, PEAGLE, EAGLE3, FASTEAGLE, DFLASH)
+# P-EAGLE before EAGLE-3 and DSpark before DFlash, of which some of their folders bear the name.
+_SHIPPED = (MEDUSA, PEAGLE, EAGLE3, FASTEAGLE, DSPARK, DFLASH)
 _kinds: dict[str, Kind] = {kind.name: kind for kind in _SHIPPED}
 
 

@@ -68,7 +68,9 @@ class CachedCheckpoint(Generic[Config]):
 
     def _rows(self, name: str) -> int | None:
         """How many rows of a table are used; behind them is padding."""
-        used = {"draft_embed.weight": self.config.block.vocabulary, "draft_head.weight": self.config.draft_vocabulary}
+        known, drafted = self.config.block.vocabulary, self.config.draft_vocabulary
+        used = {"draft_embed.weight": known, "markov_w1.weight": known}
+        used |= {"draft_head.weight": drafted, "markov_w2.weight": drafted}
         return used.get(name)
 
     def buffers(self, positions: int) -> dict[str, Tensor]:

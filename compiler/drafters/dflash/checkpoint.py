@@ -28,10 +28,11 @@ def open_dflash(path: Path, teacher: Checkpoint) -> CachedCheckpoint[DFlashConfi
     stored = open_stored(path, "DFlash")
     fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
     config, vocabulary = read_dflash_config(fields, teacher.config, stored.entries)
-    return fitting_checkpoint(fields.path, config, teacher, _parts(config, vocabulary), stored, vocabulary)
+    return fitting_checkpoint(fields.path, config, teacher, dflash_parts(config, vocabulary), stored, vocabulary)
 
 
-def _parts(config: DFlashConfig, vocabulary: Vocabulary) -> Parts:
+def dflash_parts(config: DFlashConfig, vocabulary: Vocabulary) -> Parts:
+    """The weights of the block and both ends of the network."""
     block, hidden = config.block, config.block.hidden
     parts: Parts = {}
     if config.own_embedding:

@@ -31,10 +31,10 @@ from draftwood.compiler.drafters.common.mask_token import read_mask_token
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
 from draftwood.compiler.teachers.config import TeacherConfig
 
-# DeepSpec's class serves DSpark as well, whose other names are known to refuse them by their fields.
+# DeepSpec's class serves DSpark as well; its variant for another family is known to be refused by its name.
 _DEEPSPEC = "Qwen3DSparkModel"
 NAMES = ("DFlashDraftModel", "DFlashSpeculator", _DEEPSPEC)
-_SUCCESSORS = ("Gemma4DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
+_SUCCESSORS = ("Gemma4DSparkModel",)
 _MOST_ROWS = 256
 # Fields that make another network of it, each with the values that do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -63,7 +63,7 @@ class DFlashConfig(CachedConfig):
 def is_dflash(fields: Mapping[str, Any]) -> bool:
     """Whether a config.json is a DFlash drafter's, or one of a successor that is refused by its field."""
     own = fields.get("architectures") in [[name] for name in (*NAMES, *_SUCCESSORS)]
-    return own or fields.get("speculators_model_type") in ("dflash", "dspark")
+    return own or fields.get("speculators_model_type") == "dflash"
 
 
 def read_dflash_config(
@@ -101,9 +101,7 @@ def read_dflash_config(
 
 def _refuse_successors(fields: Fields, nested: Fields) -> None:
     if fields.get("architectures") in [[name] for name in _SUCCESSORS]:
-        fields.fail("architectures", f"one of {', '.join(NAMES)}; DSpark's bigram head is not supported")
-    if fields.get("speculators_model_type") == "dspark":
-        fields.fail("speculators_model_type", "dflash; DSpark's bigram head is not supported")
+        fields.fail("architectures", f"one of {', '.join(NAMES)}; Gemma's blocks are not supported")
     for source in (fields, nested):
         for name, plain in _NEUTRAL.items():
             if source.get(name) is not None and source.get(name) not in plain:

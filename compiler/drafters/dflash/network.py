@@ -26,6 +26,8 @@ class Denoised(NamedTuple):
 
     normed_IH: Tensor
     caches: list[Tensor]
+    # The root's token id, int64 [1].
+    root_1: Tensor
 
     @property
     def normed(self) -> Tensor:
@@ -65,4 +67,4 @@ class DFlash(CachedNetwork):
             written += pair
         assert added_BH is not None, "a drafter has a layer at least"
         normed_BH = self.draft_norm.added(added_BH, residual_BH)[0]
-        return Denoised(normed_BH[self.config.rows - self.config.levels :], written)
+        return Denoised(normed_BH[self.config.rows - self.config.levels :], written, root_1)

@@ -327,6 +327,33 @@ class Oracle:
         gate, up = (self.get(f"{at}.mlp.{p}_proj.weight") @ x for p in ("gate", "up"))
         return self.get(f"{at}.mlp.down_proj.weight") @ (gate / (1 + np.exp(-gate)) * up)
 
+    def denoised(self, features: np.ndarray, tokens: Sequence[int], layers: int) -> list[np.ndarray]:
+        """DFlash's block of ``tokens`` behind a text of these states: all rows' hidden states behind the last norm."""
+        known = [self.norm(self.fused(states), self.get("hidden_norm.weight")) for states in features]
+        rows = [self.embedded(token) for token in tokens]
+        for at in (f"layers.{i}" for i in range(layers)):
+            normed = [self.norm(x, self.get(f"{at}.input_layernorm.weight")) for x in rows]
+            middle = [x + y for x, y in zip(rows, self.over_block(normed, known, at), strict=True)]
+            weight = self.get(f"{at}.post_attention_layernorm.weight")
+            rows = [x + self.feed_forward(self.norm(x, weight), at) for x in middle]
+        return [self.norm(x, self.get("norm.weight")) for x in rows]
+
+    def over_block(self, rows: list, known: list, at: str) -> list[np.ndarray]:
+        """Row b of the block stands at position len(known) + b; it sees all that is known and the whole block."""
+        found = []
+        for b, row in enumerate(rows):
+            heads = []
+            for head in range(HEADS):
+                kv, seen = head // (HEADS // KV_HEADS), [*known, *rows]
+                query = self.turned(self.one_head("q", row, at, head), len(known) + b)
+                keys = [self.turned(self.one_head("k", x, at, kv), i) for i, x in enumerate(seen)]
+                scores = np.array([query @ key for key in keys]) / np.sqrt(HEAD_DIM)
+                shares = np.exp(scores - scores.max())
+                values = [self.one_head("v", x, at, kv) for x in seen]
+                heads.append(sum(s * v for s, v in zip(shares / shares.sum(), values, strict=True)))
+            found.append(self.project("o", np.concatenate(heads), at))
+        return found
+
     def embedded(self, token: int) -> np.ndarray:
         own = "embed_tokens.weight"
         return self.get(own)[token] if own in self.tensors else self.embed[token]

@@ -6,6 +6,7 @@ import pytest
 
 from draftwood.compiler.drafters import registry
 from draftwood.compiler.drafters.dflash.config import NAMES
+from draftwood.compiler.drafters.dspark.config import NAMES as DSPARK_NAMES
 from draftwood.compiler.drafters.eagle3.layouts import WRITERS
 from draftwood.compiler.drafters.peagle.checkpoint import OWN
 
@@ -24,6 +25,9 @@ MARKS: dict[str, dict] = {
     "parallel_drafting": {"parallel_drafting": True},
     "ptd_token_id": {"ptd_token_id": 3},
     "markov_rank": {"markov_rank": 0},
+    "above": {"markov_rank": 64},
+    "dspark": {"speculators_model_type": "dspark"},
+    "projector_type": {"dflash_config": {"projector_type": "dspark"}, "speculators_model_type": None},
 }
 
 
@@ -44,4 +48,5 @@ def test_every_layout_has_a_row() -> None:
     assert {name for kind, name in named if kind == "eagle3"} == set(WRITERS)
     assert {name for kind, name in named if kind == "peagle"} >= set(OWN)
     assert {name for kind, name in named if kind == "dflash"} == set(NAMES)
+    assert {name for kind, name in named if kind == "dspark"} == {*DSPARK_NAMES, "DFlashDraftModel"}
     assert {kind for kind, _ in named} == {kind.name for kind in registry._SHIPPED}
