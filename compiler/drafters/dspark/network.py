@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.layers import Extended, TeacherWeights, cast_to
+from draftwood.compiler.drafters.common.layers import Extended, cast_to
 from draftwood.compiler.drafters.dflash.network import Denoised, DFlash
 from draftwood.compiler.drafters.dspark.config import DSparkConfig
+from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # E nodes, D levels of a tree, H hidden, R rank, U draft vocabulary, k candidates
 
@@ -68,7 +69,7 @@ class DSpark(DFlash):
         if config.confidence != "none":
             self.confidence_proj = nn.Linear(hidden + (rank if config.confidence == "markov" else 0), 1)
 
-    def root(self, extended: Extended, teacher: TeacherWeights, noise_DU: Tensor) -> Nodes:
+    def root(self, extended: Extended, teacher: TeacherEnds, noise_DU: Tensor) -> Nodes:
         assert isinstance(extended, Denoised), "what DFlash's block leaves"
         levels_DH = extended.normed_IH[: noise_DU.shape[0]]
         logits_DU = self.perturbed(self.logits(levels_DH, teacher), noise_DU)

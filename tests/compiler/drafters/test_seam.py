@@ -301,4 +301,4 @@ def test_a_name_and_a_flag_mean_one_thing(linear: None) -> None:
 
     with pytest.raises(ValueError, match="--levels does not read what --levels of medusa reads"):
         registry.register(Other())
-    assert registry.names() == ("medusa", "peagle", "eagle3", "fasteagle", "dflash", "linear")
+    assert registry.names() == ("medusa", "peagle", "eagle3", "fasteagle", "dspark", "dflash", "linear")
