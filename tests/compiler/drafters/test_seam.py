@@ -263,7 +263,7 @@ def test_the_manifest_gives_back_the_model(bundle: Path, trained: Path, tiny_tea
 def test_the_runtime_needs_no_registry(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = m.read_manifest(bundle).drafter
     monkeypatch.delitem(registry._kinds, "linear")
-    with pytest.raises(BundleError, match="kind 'linear'; expected medusa, peagle, eagle3, fasteagle, dflash"):
+    with pytest.raises(BundleError, match="kind 'linear'; expected medusa, peagle, eagle3, fasteagle, dspark, dflash"):
         registry.drafter_of(entry)
     assert decoded(CpuEngine(Bundle.open(bundle)), "full", Sampling()).accept_length_mean > 1
 
