@@ -355,6 +355,8 @@ def test_joins_and_splits() -> None:
     parts = call("SplitV", {"num_split": 3}, 3, x=x, size_splits=sizes, split_dim=1)
     for have, want in zip(parts, x.split((1, 3, 2), 1), strict=True):
         same(have, want)
+    rows = call("Unpack", {"num": 2, "axis": 0}, 2, x=x[:2])
+    assert all(torch.equal(row, x[i]) for i, row in enumerate(rows))
     with pytest.raises(LoweringError, match=r"\(ConcatV2\): attribute N = 3; the interpreter covers 2"):
         call("ConcatV2", {"N": 3}, x=(x, x), concat_dim=0)
     with pytest.raises(LoweringError, match=r"\(Split\): attribute num_split = 4 does not divide 6"):
@@ -579,7 +581,7 @@ def test_meta_values_take_the_others_along() -> None:
 
 
 def test_every_operator_of_the_table_is_tested() -> None:
-    by_hand = "Adds Assign Axpy BatchMatMulV2 ConcatD Div ExpandDims Gather Muls ReduceMin Shape Split ZerosLike"
+    by_hand = "Adds Assign Axpy BatchMatMulV2 ConcatD Div ExpandDims Gather Muls ReduceMin Shape Split Unpack ZerosLike"
     families = [family(dtype) for family in (floats, places, layers) for dtype in (torch.float32, torch.bfloat16)]
     tested = set(by_hand.split()).union(integers().types, *(family.types for family in families))
     assert OPERATORS.keys() - tested == set()
