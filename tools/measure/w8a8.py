@@ -101,7 +101,7 @@ def step_ms(engine: CpuEngine, repeats: int = 5) -> dict[int, float]:
 
 def _medians(reports: list[dict[str, Any]], steps: list[dict[int, float]]) -> dict[str, Any]:
     def median(name: str) -> float:
-        return statistics.median(report[name] for report in reports)
+        return float(statistics.median(report[name] for report in reports))
 
     return {
         "plain_tokens_per_s": median("plain_tokens_per_s"),
@@ -158,9 +158,10 @@ def main(arguments: list[str] | None = None) -> int:
     prompts = read_prompts(args.prompts, args.limit)
     args.work.mkdir(parents=True, exist_ok=True)
     share_threads(args.threads)
-    report = {"sizes": [measure(size, prompts, args) for size in sizes], "peers": peers(), "machine": processor()}
+    rows = [measure(size, prompts, args) for size in sizes]
+    report = {"sizes": rows, "peers": peers(), "machine": processor()}
     print(json.dumps(report) if args.json else table(report))
-    return 0 if all(row[name]["ok"] for row in report["sizes"] for name in ("fp32", "w8a8")) else 1
+    return 0 if all(row[name]["ok"] for row in rows for name in ("fp32", "w8a8")) else 1
 
 
 if __name__ == "__main__":
