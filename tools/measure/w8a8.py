@@ -40,7 +40,6 @@ from draftwood.tools.comparison import single
 from draftwood.tools.demo.sizes import SIZES, models
 from draftwood.tools.measure.bench import bench
 from draftwood.tools.measure.machine import processor
-from draftwood.tools.measure.sizes import chosen
 from draftwood.tools.prompts import Prompt, read_prompts
 from draftwood.tools.script import refusing
 from draftwood.trees import Topology, parse_specs, tensorize
@@ -150,7 +149,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     add_decoding_arguments(parser)
     args = parser.parse_args(arguments)
-    sizes = chosen(args.sizes, tuple(SIZES), "--sizes")
+    sizes = args.sizes.split(",")
+    if unknown := [size for size in sizes if size not in SIZES]:
+        raise RequestError(f"--sizes {unknown[0]}: expected {', '.join(SIZES)}")
     if args.rounds < 1:
         raise RequestError(f"--rounds {args.rounds}: expected 1 or more")
     if len(parse_specs(args.tree)) < 2:
