@@ -76,7 +76,8 @@ class CpuEngine(StagedEngine):
             output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, branch)
         else:
             output = self._run(kv, tokens_T, tree.depths, self._order[:rows], tree.mask, kv.next_branch(rows))
-        state.branched(tokens_T, output.features_BRF[0, :rows])
+        output = output._replace(features_BRF=output.features_BRF[:, :rows])  # without the idle row
+        state.branched(tokens_T, output.features_BRF[0])
         return output
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
