@@ -145,7 +145,8 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
     clone.run("doctor", DRAFT_EXTRAS="npu")
     assert clone.installs()[-1] == "--editable .[build,npu]"
     code, _, err = clone.run("doctor", DRAFT_EXTRAS="gpu")
-    assert code == 2 and err.splitlines()[-1] == "draft: error: DRAFT_EXTRAS=gpu: expected of build, dev, npu, train"
+    assert code == 2
+    assert err.splitlines()[-1] == "draft: error: DRAFT_EXTRAS=gpu: expected of build, dev, npu, peers, report, train"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,7 +47,8 @@ def load(folder: Path) -> MedusaHeads:
 @pytest.mark.parametrize(("heads", "blocks"), [(3, 1), (2, 2)])
 def test_candidates(tmp_path: Path, save_medusa: Callable, heads: int, blocks: int, tied: bool) -> None:
     tensors = save_medusa(tmp_path, heads, blocks, tied)
-    tokens, scores = load(tmp_path)(HIDDEN, NOISE[:heads], OUTPUT if tied else None, 7)
+    ends = SimpleNamespace(scores=lambda hidden_RH: hidden_RH @ OUTPUT.T) if tied else None
+    tokens, scores = load(tmp_path)(HIDDEN, NOISE[:heads], ends, 7)
     assert tokens.shape == scores.shape == (heads, 7) and tokens.dtype == torch.int64
     for head in range(heads):
         wanted = log_probabilities(tensors, head, blocks, tied) + NOISE[head].double().numpy()

@@ -31,7 +31,7 @@ class Listing(Target):
     def check(self, precision: Precision) -> None:
         pass
 
-    def lower(self, lowering: Lowering) -> GraphSet:
+    def lower(self, lowering: Lowering) -> tuple[GraphSet, ...]:
         types, shapes = lowering.precision.types, lowering.shapes
         (lowering.folder / "listing").mkdir()
         graphs = []
@@ -42,9 +42,10 @@ class Listing(Target):
         weights = "\n".join(f"{entry.name} {entry.read().dtype}" for entry in lowering.weights)
         (lowering.folder / "listing" / "weights").write_text(weights)
         file = "listing/weights"
-        return GraphSet(
+        graph_set = GraphSet(
             target=self.name, rank=0, ranks=1, precision=types, weights=file, index=None, soc=None, graphs=tuple(graphs)
         )
+        return (graph_set,)
 
 
 def request(model: Path, **fields: object) -> BuildRequest:

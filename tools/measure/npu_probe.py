@@ -5,6 +5,7 @@ Each probe runs a small attention whose result tells a mask that is honoured fro
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -34,7 +35,7 @@ class Verdict:
 
 def probe(device: str = "npu:0", attention: Attention | None = None) -> list[Verdict]:
     """All verdicts; ``attention`` stands in for the operator in tests."""
-    run = attention or torch.ops.npu.npu_fused_infer_attention_score
+    run = attention or _fused_attention()
     return [
         _verdict("one row with a mask past 512 slots", _masked, run, device, rows=1, slots=1024),
         _verdict("tree rows with a mask (sparse_mode 1)", _masked, run, device, rows=16, slots=1024),
@@ -42,6 +43,12 @@ def probe(device: str = "npu:0", attention: Attention | None = None) -> list[Ver
         _verdict("tree mask of rows alone (sparse_mode 9)", _tree_masked, run, device, rows=16, slots=1024),
         _verdict("lengths of keys as a tensor", _tensor_lengths, run, device, rows=2, slots=1024),
     ]
+
+
+def _fused_attention() -> Attention:
+    """The operator, which torch_npu registers; torch may have been told not to load that by itself."""
+    importlib.import_module("torch_npu")
+    return torch.ops.npu.npu_fused_infer_attention_score
 
 
 def _verdict(ability: str, trial: Callable[..., Tensor], run: Attention, device: str, rows: int, slots: int) -> Verdict:

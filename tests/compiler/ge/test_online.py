@@ -59,8 +59,8 @@ def test_every_step_keeps_its_compiled_graph(bundle: Bundle, tmp_path: Path, mon
         with pytest.raises(NoDevice):
             step.compiled(*given(graph))
     kept = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in graphs(bundle)}
-    assert len(kept) == len(graphs(bundle)) == 4
-    assert [len(list(folder.rglob("compiled_module"))) for folder in kept] == [1] * 4
+    assert len(kept) == len(graphs(bundle)) == 8
+    assert [len(list(folder.rglob("compiled_module"))) for folder in kept] == [1] * 8
 
 
 def canonical(graph: Graph) -> tuple[list[str], int]:

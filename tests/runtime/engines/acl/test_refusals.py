@@ -86,7 +86,7 @@ def test_a_model_of_another_type(altered: Path, opened: Callable) -> None:
 def test_a_device_without_room(compiled_bundle: Path, opened: Callable) -> None:
     said = refused(lambda: opened(compiled_bundle, room=100_000))
     assert said.startswith("weights, ") and "error 207001, the device's memory is full" in said
-    engine, acl = opened(compiled_bundle, room=380_000)
+    engine, acl = opened(compiled_bundle, room=700_000)
     assert "a buffer [" in refused(lambda: [engine.begin(128) for _ in range(9)]) and acl.misuses == []
 
 
