@@ -5,7 +5,6 @@ Each probe runs a small attention whose result tells a mask that is honoured fro
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.compiler.ge.torchair_bridge import device_of
 from draftwood.kernels import eager_attention
 
 # N query heads, K key/value heads, T rows, C slots, D head dimension
@@ -35,7 +35,7 @@ class Verdict:
 
 def probe(device: str = "npu:0", attention: Attention | None = None) -> list[Verdict]:
     """All verdicts; ``attention`` stands in for the operator in tests."""
-    run = attention or _fused_attention()
+    run = attention or _operator(device)
     return [
         _verdict("one row with a mask past 512 slots", _masked, run, device, rows=1, slots=1024),
         _verdict("tree rows with a mask (sparse_mode 1)", _masked, run, device, rows=16, slots=1024),
@@ -45,9 +45,8 @@ def probe(device: str = "npu:0", attention: Attention | None = None) -> list[Ver
     ]
 
 
-def _fused_attention() -> Attention:
-    """The operator, which torch_npu registers; torch may have been told not to load that by itself."""
-    importlib.import_module("torch_npu")
+def _operator(device: str) -> Attention:
+    device_of(device)  # loads torch_npu, which registers it
     return torch.ops.npu.npu_fused_infer_attention_score
 
 
