@@ -66,8 +66,8 @@ class DraftCache:
         if not self.buffers:  # Medusa: nothing but the last row is ever asked for
             self._tokens, self._features = [], []
             tokens_n, features = tokens_n[-1:], features if isinstance(features, DeviceRows) else features[-1:]
-        elif self._tokens:  # what waits on a device would be overwritten
-            self._features = [self._joined()]
+        elif self._features and isinstance(last := self._features[-1], DeviceRows):  # the next ones overwrite it
+            self._features[-1] = last.host()
         self._tokens += tokens_n.tolist()
         self._features.append(features)
 
