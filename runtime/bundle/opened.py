@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.files import read_text
-from draftwood.manifest import Gear, GraphSignature, Manifest, Tree, read_manifest
+from draftwood.manifest import Gear, GraphSet, GraphSignature, Manifest, Tree, read_manifest
 from draftwood.runtime.bundle import files, graphs, references, weights
 from draftwood.runtime.bundle.remembered import Files
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -97,6 +97,13 @@ class Bundle:
             if graph.name == name:
                 return graph
         raise BundleError(f"{self.folder}: has no graph {name!r} for a CPU; build it with --target onnx or onnx,ge")
+
+    def npu_graphs(self) -> GraphSet:
+        """The graphs for an NPU, of the first rank; BundleError where the bundle holds none."""
+        found = self.manifest.graph_set("ge")
+        if found is None:
+            raise BundleError(f"{self.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        return found
 
     def gear(self, name: str) -> Gear:
         """A gear by its name; RequestError lists what the bundle holds."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from draftwood.environment import npu_count
-from draftwood.errors import BundleError, RequestError
+from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.static import StaticEngine
@@ -29,9 +29,7 @@ class NpuEngine(StaticEngine):
     def __init__(self, bundle: Bundle, threads: int | None = None, executor: Executor | None = None) -> None:
         if executor is None and not npu_count():
             raise RequestError("--engine npu: no NPU is found here; run draftwood doctor, or take --engine ge")
-        npu = bundle.manifest.graph_set("ge")
-        if npu is None:
-            raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        npu = bundle.npu_graphs()
         if npu.ranks > 1:
             raise RequestError(
                 f"--engine npu: runs one device; {bundle.folder} is of {npu.ranks} ranks; take --engine ge or ranks, or"

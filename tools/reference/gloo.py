@@ -98,13 +98,11 @@ class Ranks:
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        self._folder, sets = bundle.folder, bundle.manifest.rank_sets("ge")
-        if not sets:
-            raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        self._folder, count = bundle.folder, bundle.npu_graphs().ranks
         self._failed, self._buffers, self._gone = "", 0, list[int]()
         self._place = tempfile.TemporaryDirectory(prefix="draftwood-ranks-")
-        each = max((threads or os.cpu_count() or 1) // len(sets), 1)
-        self.processes = [self._started(rank, each) for rank in range(len(sets))]
+        each = max((threads or os.cpu_count() or 1) // count, 1)
+        self.processes = [self._started(rank, each) for rank in range(count)]
         self._end = finalize(self, _end, self.processes, self._place)
         self._answers()
 

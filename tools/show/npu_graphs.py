@@ -11,7 +11,6 @@ from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.proofs import prove_in_place
-from draftwood.errors import BundleError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.show.host_traffic import host_traffic
@@ -25,9 +24,7 @@ _CARRIERS = ("Const", "FileConstant", "Data", "RefData", "NetOutput")
 
 def npu_figures(bundle: Bundle) -> dict[str, Any]:
     """Per graph: operators, caches with their proof, findings, files; and the converter coverage of all."""
-    npu = bundle.manifest.graph_set("ge")
-    if npu is None:
-        raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+    npu = bundle.npu_graphs()
     loaded = [(signature, Graph.load(bundle.folder / signature.file)) for signature in npu.graphs]
     coverage: Counter[tuple[str, str]] = Counter()
     for _, graph in loaded:

@@ -74,13 +74,11 @@ class AclEngine(StaticEngine):
     executor: AclExecutor
 
     def __init__(self, bundle: Bundle, threads: int | None = None, library: Library | None = None) -> None:
-        npu = bundle.manifest.graph_set("ge")
-        if npu is None:
-            raise BundleError(f"{bundle.folder}: holds no NPU graphs; build it with --target onnx,ge")
+        npu = bundle.npu_graphs()
         if npu.ranks > 1:
             raise RequestError(
                 f"--engine acl: {bundle.folder} is for {npu.ranks} devices, which ATC cannot compile for; take"
-                " --engine npu, or build it for one"
+                " --engine ge or ranks, or build it for one"
             )
         compiled(bundle.folder)  # before the library: a bundle that was not compiled is refused on any machine
         super().__init__(bundle, npu.graphs, AclExecutor(bundle, npu, library or ascendcl()))
