@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from draftwood.errors import RequestError
 from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle
@@ -21,6 +23,7 @@ from draftwood.tools import demo
 from draftwood.tools.demo.sizes import models
 from draftwood.tools.evaluate import bundles
 from draftwood.tools.evaluate.peers import Generate, open_peer
+from draftwood.tools.evaluate.prefilled import Prefilled
 from draftwood.tools.evaluate.suite import Suite
 from draftwood.tools.measure.tune import tune
 from draftwood.tools.prompts import Prompt, read_prompts
@@ -75,6 +78,7 @@ class Lab:
         # What the last section warmed up; another section's work goes through the processor's caches.
         self.warmed: tuple[object, ...] = ()
         self._open: dict[tuple[object, ...], Opened] = {}
+        self._prefilled: tuple[tuple[object, ...], Prefilled] | None = None
         self._peers: dict[tuple[str, str], Generate | str] = {}
 
     @cached_property
@@ -123,6 +127,13 @@ class Lab:
             what = f"fewer than {number + 1} prompts fit {length} tokens"
             raise RequestError(f"suite {self.suite.name}: {what}; give others as --prompts, or lower the limit")
         return found
+
+    def prefilled(self, opened: Opened, ids: list[int], slots: int) -> Prefilled:
+        """A text behind its prompt; the last one is kept, as sampling it otherwise needs no other prefill."""
+        key = (opened.digest, slots, tuple(ids))
+        if self._prefilled is None or self._prefilled[0] != key:
+            self._prefilled = key, Prefilled(opened.engine, np.array(ids, np.int64), slots)
+        return self._prefilled[1]
 
     def peer(self, size: str, name: str) -> Generate | str:
         """Another program on the teacher of a size, opened once, with as many threads as ours; or why it is not."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from draftwood.runtime.decoding import Options
+from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate.lab import Lab, Opened
-from draftwood.tools.evaluate.prefilled import Prefilled
 from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
 from draftwood.tools.evaluate.section import Section, Task
 from draftwood.tools.evaluate.sections.lengths_shown import show
@@ -29,23 +27,24 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length at a size, for a drafter and a temperature."""
     for size in ask.sizes:
         for drafter in ask.drafters:
-            for temperature in ask.temperatures:
-                for length in ask.lengths:
-                    for text in range(ask.limit_of(size) or TEXTS):
-                        at = {"size": size, "drafter": drafter, "temperature": temperature, "length": length}
+            for length in ask.lengths:
+                for text in range(ask.limit_of(size) or TEXTS):
+                    # Temperatures come last: they share the text's prefill.
+                    for temperature in ask.temperatures:
+                        at = {"size": size, "drafter": drafter, "length": length, "text": text}
                         weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
-                        yield Task(NAME, {**at, "text": text}, weight)
+                        yield Task(NAME, {**at, "temperature": temperature}, weight)
 
 
 def _opened(task: Task, lab: Lab) -> Opened:
     return lab.planned(task.at["size"], task.at["drafter"])
 
 
-def _ways(opened: Opened, ids: list[int]) -> dict[str, Way]:
+def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
     """Trees are named without their KV lengths: one way grows through them."""
     gears = opened.engine.bundle.manifest.gears
     slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
-    behind = Prefilled(opened.engine, np.array(ids, np.int64), slots)
+    behind = lab.prefilled(opened, ids, slots)
     names = {PLAIN: PLAIN, "adaptive": "adaptive", "plain again": PLAIN}
     names |= {gear.tree: gear.name for gear in gears if gear.draft and gear.slots == slots}
     return {name: Way(behind, opened.policies(policy)) for name, policy in names.items()}
@@ -53,11 +52,11 @@ def _ways(opened: Opened, ids: list[int]) -> dict[str, Way]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle, and decodes a text of the length with each way once."""
-    place = (NAME, *list(task.at.values())[:-1])
+    place = (NAME, task.at["size"], task.at["drafter"], task.at["length"])
     if lab.warmed != place:
         opened = _opened(task, lab)
         _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
-        warm_up(_ways(opened, ids), ids, _options(task, ask, lab))
+        warm_up(_ways(opened, ids, lab), ids, _options(task, ask, lab))
         lab.warmed = place
 
 
@@ -65,8 +64,16 @@ def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
     opened = _opened(task, lab)
     name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
-    found, _ = measure(_ways(opened, ids), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
-    return {"text": name, "prompt_tokens": len(ids), "ways": found, "bundle": opened.digest[:16]}
+    found, _ = measure(_ways(opened, ids, lab), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
+    bound = _bound(opened.policies("adaptive").gears, found["adaptive"], len(ids))
+    return {"text": name, "prompt_tokens": len(ids), "ways": found, "bound": bound, "bundle": opened.digest[:16]}
+
+
+def _bound(gears: Gears, adaptive: dict[str, Any], prompt_tokens: int) -> float:
+    """Speed-up that the steps taken would have if each took what `tune` measured: tau t(1) / (t_draft + t_verify)."""
+    tokens, at = adaptive["tokens"] - 1, prompt_tokens + adaptive["tokens"] // 2
+    plain_us = tokens * gears.times.us(gears.fitting.at(at, 0).plain, at)
+    return plain_us / sum(count * gears.times.us(gears.number[gear], at) for gear, count in adaptive["gears"].items())
 
 
 def _options(task: Task, ask: Ask, lab: Lab) -> Options:

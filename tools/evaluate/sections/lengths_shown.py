@@ -66,6 +66,17 @@ class Cell:
         own = self.ways(way)
         return sum(figures["tokens"] - 1 for figures in own) / sum(figures["steps"] for figures in own)
 
+    @property
+    def of_bound(self) -> float:
+        """Speed-up over what the chosen steps would give by the times of `tune`."""
+        bounds = np.array([row["found"]["bound"] for row in self.rows])
+        return float(np.mean(self.base / self.seconds(ADAPTIVE) / bounds))
+
+    @property
+    def host_share(self) -> float:
+        """Time of the policy's steps that no graph runs in."""
+        return float(np.mean([figures["host_share"] for figures in self.ways(ADAPTIVE)]))
+
     def overhead(self, way: str) -> float:
         """Time of a step over time of a plain one (OpenPangu-Medusa): speed-up is accept length over it."""
         return self.accept_length(way) / self.speedup(way).value
@@ -114,15 +125,18 @@ def _summary(cells: list[Cell]) -> Table:
                 *(cell.size, cell.drafter, cell.temperature, cell.length, len(cell.rows), adaptive),
                 *(round(own["p1"], 2), round(floor["p1"], 2), best, cell.best),
                 *(round(cell.accept_length(cell.best), 2), round(cell.overhead(cell.best), 2), round(100 * regret, 1)),
+                *(round(cell.of_bound, 2), round(100 * cell.host_share, 1)),
             ]
         )
     columns = (
         *("size", "drafter", "temperature", "tokens before", "texts", "adaptive (95 %)", "its p1", "plain's own p1"),
-        *("best tree alone (95 %)", "which", "its accept length", "its overhead", "regret %"),
+        *("best tree alone (95 %)", "which", "its accept length", "its overhead", "regret %", "of the bound", "host %"),
     )
     note = (
         "Adaptive: the default policy. Plain's own p1: plain decoding against itself, the noise floor. Regret: how much"
-        " longer the policy took than the best gear in hindsight, plain decoding among them."
+        " longer the policy took than the best gear in hindsight, plain decoding among them. Of the bound: speed-up"
+        " over accept length x t(plain) / (t(draft) + t(verify)) of the gears it took, times by `tune`. Host: its time"
+        " outside graphs."
     )
     return Table("By length", columns, lines, [cell.keys for cell in cells], note)
 
