@@ -1,6 +1,6 @@
 """How one text is measured: every way of decoding it in turns, in alternating order, round after round.
 
-The first way is plain decoding, and what the others are held against: tokens exactly, times in the same rounds.
+The first way is plain decoding, and what the others' tokens are held against, exactly.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An engine and what chooses its gears."""
+    """An engine and what chooses its gears. With ``turn`` (n, of) it takes part in every of-th round, from the n-th."""
 
     engine: Engine
     policies: Policies
+    turn: tuple[int, int] = (0, 1)
+
+
+def is_plain(way: str) -> bool:
+    """Whether a way of this name is plain decoding: ``plain``, or ``plain`` with a word that tells it from others."""
+    return way.split(" ")[0] == PLAIN
 
 
 def measure(
     ways: Mapping[str, Way], ids: Sequence[int], options: Options, rounds: int, number: int = 0
 ) -> tuple[dict[str, dict[str, Any]], Result]:
-    """Figures by way, and the plain text. ``number`` is the text's, by which the order alternates."""
+    """Figures by way, and the plain text. ``number`` is the text's, by which order and turns alternate."""
     results: dict[str, list[Result]] = {name: [] for name in ways}
     traces: dict[str, Trace] = {}
     names = list(ways)
@@ -39,9 +45,12 @@ def measure(
         shift = (number + round) % len(names)
         order = names[shift:] + names[:shift]
         for name in order[::-1] if (number + round) % 2 else order:
+            first, every = ways[name].turn
+            if (number + round) % every != first:
+                continue
             traces[name] = Trace()
             results[name].append(_decode(ways[name], ids, options, traces[name]))
-    plain = results[PLAIN][0]
+    plain = results[names[0]][0]
     found = {name: figures(results[name], traces[name], plain) for name in names}
     for name, own in results.items():
         differing = next((one for one in own if one.token_ids != plain.token_ids), None)

@@ -13,12 +13,14 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.tools import cli
+from draftwood.tools.evaluate.bases import base_seconds, bundle_factors, plain_of
 from draftwood.tools.evaluate.report.compare import compare, sentences
 from draftwood.tools.evaluate.report.contents import contents
 from draftwood.tools.evaluate.report.page import ranges, write_page
 from draftwood.tools.evaluate.rows import FILE, read_rows
 from draftwood.tools.evaluate.sections.lengths_shown import adaptive_regret, break_even, cells_of
-from draftwood.tools.evaluate.sections.turns_shown import depth_shares, total_speedup, turns_of
+from draftwood.tools.evaluate.sections.turn import total_speedup, turns_of
+from draftwood.tools.evaluate.sections.turns_shown import depth_shares
 from draftwood.tools.evaluate.spread import ratio
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -68,12 +70,23 @@ def figures(seconds: list[float], tokens: int = 9, steps: int = 4, **more: Any) 
 
 
 def test_speedups_are_of_medians_and_all_tokens_together() -> None:
-    ways = {"plain": figures([4.0, 9.0, 5.0]), "eagle3 tree": figures([2.0, 2.5, 9.0], depths=[4, 3, 1])}
+    ways = {"plain eagle3": figures([4.0, 9.0, 5.0]), "eagle3 tree": figures([2.0, 2.5, 9.0], depths=[4, 3, 1])}
     turn = {"id": "a", "source": "s", "prompt_tokens": 3, "ways": ways}
     rows = [{"key": k, "at": {"size": "native", "temperature": 0.0}, "found": {"turns": [turn]}} for k in "ab"]
     own = [turn for turn in turns_of(rows) if turn.way == "eagle3 tree"]
     assert own[0].speedup == 2.0 and own[0].accept_length == 2.0 and total_speedup(own) == (2.0, 2.0, 2.0)
     assert depth_shares(own) == [75.0, 25.0]
+
+
+def test_a_base_is_of_the_ways_own_bundle() -> None:
+    texts = [
+        {"plain a": figures([1.0 * n]), "plain b": figures([4.0 * n]), "b tree": figures([1.0 * n])} for n in (1, 2, 3)
+    ]
+    factors = bundle_factors(texts)
+    assert factors == pytest.approx({"plain a": 0.5, "plain b": 2.0})
+    assert base_seconds("b tree", texts[1], factors) == pytest.approx(8.0)
+    hiccup = texts[1] | {"plain b": figures([8.0, 80.0])}  # the median of 2, 8 and 80, brought to the bundle
+    assert base_seconds("b tree", hiccup, factors) == pytest.approx(8.0) and plain_of("c tree", texts[0]) == "plain"
 
 
 def test_an_interval_covers_the_ratio_and_narrows_with_more() -> None:

@@ -28,10 +28,11 @@ def exact(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def test_every_task_has_a_row_with_equal_texts(tiny_run: Path, suite_file: Path) -> None:
     rows = read_rows(tiny_run)
     assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(read_suite(str(suite_file), SECTIONS))]
-    assert all(text.figures["equal"] for text in decoded(rows)) and len(list(decoded(rows))) == 6 * 2 * 4 + 4 * 4
+    assert all(text.figures["equal"] for text in decoded(rows)) and len(list(decoded(rows))) == 6 * 2 * 4 + 4 * 3
     turn = rows[0]["found"]["turns"][1]
     assert turn["turn"] == 2 and turn["prompt_tokens"] > rows[0]["found"]["turns"][0]["prompt_tokens"]
-    tree = turn["ways"]["eagle3 tree"]
+    tree, plain = turn["ways"]["eagle3 tree"], [turn["ways"][f"plain {name}"] for name in ("eagle3", "fasteagle")]
+    assert [len(one["seconds"]) for one in plain] == [1, 1] and all(one["equal"] for one in plain)
     assert (
         len(tree["seconds"]) == 2 and sum(tree["accepted"]) >= tree["tokens"] - 1 and tree["depths"][0] == tree["steps"]
     )

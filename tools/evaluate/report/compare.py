@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from draftwood.errors import RequestError
-from draftwood.tools.evaluate.protocol import PLAIN, median_seconds
+from draftwood.tools.evaluate.bases import plain_of
+from draftwood.tools.evaluate.protocol import is_plain, median_seconds
 from draftwood.tools.evaluate.record import read_record
 from draftwood.tools.evaluate.rows import read_rows
 from draftwood.tools.evaluate.spread import RESAMPLES
@@ -52,9 +53,7 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
     if found["busy_rows"]:
         yield f"{found['busy_rows']} rows were measured while others were busy: look at a quiet run before deciding."
     for one in found["ways"]:
-        name = (
-            "faster" if found["same_machine"] and one["way"] != PLAIN else "gain" if one["way"] != PLAIN else "faster"
-        )
+        name = "faster" if found["same_machine"] or is_plain(one["way"]) else "gain"
         yield f"{one['where']}, {one['way']}: {_said(one[name], name)} ({one['texts']} texts)"
 
 
@@ -69,12 +68,13 @@ def _said(interval: list[float], name: str) -> str:
 
 
 def _both(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, float, float, float, float]]:
-    """Ways of the same texts: seconds of both runs, and of their plain decodings."""
+    """Ways of the same texts: seconds of both runs, and of plain decoding with the same bundle in each."""
     texts_a, texts_b = ([*row["found"].get("turns", [row["found"]])] for row in (a, b))
     for one, other in zip(texts_a, texts_b, strict=False):
         ways_a, ways_b = one.get("ways", {}), other.get("ways", {})
         for way in ways_a.keys() & ways_b.keys():
-            sides = ways_a[way], ways_a[PLAIN], ways_b[way], ways_b[PLAIN]
+            plain = plain_of(way, ways_a)
+            sides = ways_a[way], ways_a[plain], ways_b[way], ways_b[plain]
             if all(side["steps"] for side in sides):
                 seconds = [median_seconds(side) for side in sides]
                 yield way, seconds[0], seconds[1], seconds[2], seconds[3]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.exact import decoded, differences
-from draftwood.tools.evaluate.protocol import PLAIN
+from draftwood.tools.evaluate.protocol import is_plain
 from draftwood.tools.evaluate.record import read_record
 from draftwood.tools.evaluate.registry import SECTIONS
 from draftwood.tools.evaluate.rows import read_rows
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section
 from draftwood.tools.evaluate.sections.lengths_shown import ADAPTIVE, cells_of
-from draftwood.tools.evaluate.sections.turns_shown import Turn, total_speedup, turns_of
+from draftwood.tools.evaluate.sections.turn import Turn, total_speedup, turns_of
 from draftwood.tools.evaluate.spread import Interval
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapt
 def _gains_of_turns(rows: list[Row]) -> Iterable[Gain]:
     groups: dict[tuple[str, str], list[Turn]] = {}
     for turn in turns_of([row for row in rows if row["section"] == "turns"]):
-        if turn.way != PLAIN:
+        if not is_plain(turn.way):
             groups.setdefault((f"turns, {turn.size}, T {turn.temperature:g}", turn.way), []).append(turn)
     for (where, way), own in groups.items():
         yield Gain(where, way, total_speedup(own), sorted({turn.key for turn in own}))
@@ -119,7 +119,7 @@ def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:
             f"; {ties} more by a tie" if ties else ""
         )
         says += f"; {wrong} are NOT" if wrong else ""
-        same = len(texts) - len(parted)
+        same = len(texts) - sum(not is_plain(one["way"]) for one in parted)
         yield Number("Is it exact?", f"{100 * same / len(texts):.1f} %", says, sorted({text.key for text in texts}))
     default = [gain for gain in gains if gain.way.endswith("adaptive")] or gains
     if default:

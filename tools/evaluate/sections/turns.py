@@ -35,13 +35,19 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
 
 
 def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
-    """Plain decoding, then ``drafter policy`` of every drafter. All bundles of a size hold the same teacher."""
-    opened = {drafter: lab.planned(size, drafter) for drafter in ask.drafters}
-    first = next(iter(opened.values()))
-    found = {PLAIN: Way(first.engine, first.policies(PLAIN))}
+    """``plain drafter`` of every bundle, then ``drafter policy``. All bundles of a size hold the same teacher.
+
+    Plain decoding goes round the bundles: one in each round, or as many as it takes for each to have one.
+    """
+    opened = {drafter.removeprefix("demo-"): lab.planned(size, drafter) for drafter in ask.drafters}
+    every = min(ask.rounds, len(opened))
+    found = {
+        f"{PLAIN} {drafter}": Way(one.engine, one.policies(PLAIN), (at % every, every))
+        for at, (drafter, one) in enumerate(opened.items())
+    }
     for drafter, one in opened.items():
         for policy in ask.policies:
-            found[f"{drafter.removeprefix('demo-')} {policy}"] = Way(one.engine, one.policies(policy))
+            found[f"{drafter} {policy}"] = Way(one.engine, one.policies(policy))
     return found
 
 
@@ -50,7 +56,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     size = task.at["size"]
     if lab.warmed != (NAME, size):
         ways = ways_of(lab, ask, size)
-        warm_up(ways, _ids(lab, ways[PLAIN], [lab.prompts[0]], []), _options(task, ask, lab))
+        warm_up(ways, _ids(_first(ways), [lab.prompts[0]], []), _options(task, ask, lab))
         lab.warmed = (NAME, size)
 
 
@@ -58,11 +64,11 @@ def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every turn with every way; a turn whose text and answer pass the context ends the conversation."""
     ways, options = ways_of(lab, ask, task.at["size"]), _options(task, ask, lab)
     (turns,) = (t for t in conversations(lab.prompts, None) if t[0].conversation == task.at["conversation"])
-    context = ways[PLAIN].engine.bundle.manifest.dims.context
+    context = _first(ways).engine.bundle.manifest.dims.context
     answers: list[str] = []
     found = []
     for number, prompt in enumerate(turns):
-        ids = _ids(lab, ways[PLAIN], turns[: number + 1], answers)
+        ids = _ids(_first(ways), turns[: number + 1], answers)
         if len(ids) + options.max_new_tokens > context:
             break
         by_way, plain = measure(ways, ids, options, ask.rounds, number + len(prompt.text))
@@ -79,7 +85,11 @@ def _options(task: Task, ask: Ask, lab: Lab) -> Options:
     return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling)
 
 
-def _ids(lab: Lab, way: Way, turns: list[Prompt], answers: list[str]) -> list[int]:
+def _first(ways: dict[str, Way]) -> Way:
+    return next(iter(ways.values()))
+
+
+def _ids(way: Way, turns: list[Prompt], answers: list[str]) -> list[int]:
     tokenizer = way.engine.bundle.tokenizer
     assert tokenizer is not None, "the demo teacher has a tokenizer"
     messages: list[dict[str, str]] = []

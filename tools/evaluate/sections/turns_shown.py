@@ -4,65 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from draftwood.tools.evaluate import draw
-from draftwood.tools.evaluate.protocol import PLAIN, median_seconds
+from draftwood.tools.evaluate.bases import bundle_factors, plain_rounds
+from draftwood.tools.evaluate.protocol import is_plain
 from draftwood.tools.evaluate.section import Block, Figure, Row, Table
-from draftwood.tools.evaluate.spread import Interval, mean, ratio, spread
+from draftwood.tools.evaluate.sections.turn import Turn, texts_of, total_speedup, turns_of
+from draftwood.tools.evaluate.spread import mean, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 Place = tuple[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of one way beside plain decoding; seconds are medians of the rounds."""
-
-    key: str
-    size: str
-    temperature: float
-    source: str
-    way: str
-    prompt_tokens: int
-    figures: dict[str, Any]
-    plain: dict[str, Any]
-
-    @property
-    def seconds(self) -> float:
-        return median_seconds(self.figures)
-
-    @property
-    def plain_seconds(self) -> float:
-        return median_seconds(self.plain)
-
-    @property
-    def speedup(self) -> float:
-        return self.plain_seconds / self.seconds
-
-    @property
-    def accept_length(self) -> float:
-        return (self.figures["tokens"] - 1) / self.figures["steps"]
-
-
-def turns_of(rows: Sequence[Row]) -> list[Turn]:
-    """Every turn and way; a turn that ended with its first token has no step to compare."""
-    found = []
-    for row in rows:
-        for held in row["found"]["turns"]:
-            plain = held["ways"][PLAIN]
-            for way, figures in held["ways"].items():
-                if figures["steps"] and plain["steps"]:
-                    at = row["at"]
-                    turn = (row["key"], at["size"], at["temperature"], held["source"], way, held["prompt_tokens"])
-                    found.append(Turn(*turn, figures, plain))
-    return found
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -73,6 +30,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
     if not turns:
         return
     yield _summary(turns, places)
+    yield _bundles(rows)
     yield Figure(
         "speedup-of-turns",
         "Speed-up of turns, from the slowest to the fastest",
@@ -101,21 +59,11 @@ def _of(turns: Sequence[Turn], place: Place, way: str | None = None) -> list[Tur
 
 
 def _ways(turns: Sequence[Turn]) -> list[str]:
-    return [way for way in dict.fromkeys(turn.way for turn in turns) if way != PLAIN]
+    return [way for way in dict.fromkeys(turn.way for turn in turns) if not is_plain(way)]
 
 
 def _title(place: Place) -> str:
     return f"{place[0]}, temperature {place[1]:g}"
-
-
-def total_speedup(turns: Sequence[Turn]) -> Interval:
-    """All tokens taken together: conversations are resampled, for turns of one belong together."""
-    by_row: dict[str, list[float]] = {}
-    for turn in turns:
-        own = by_row.setdefault(turn.key, [0.0, 0.0])
-        own[0] += turn.plain_seconds
-        own[1] += turn.seconds
-    return ratio(*zip(*by_row.values(), strict=True))
 
 
 def _summary(turns: list[Turn], places: list[Place]) -> Table:
@@ -143,8 +91,9 @@ def _summary(turns: list[Turn], places: list[Place]) -> Table:
         "host %",
     )
     note = (
-        "Speed-up: seconds of plain decoding over seconds of the way, all turns together, with the 95 % interval of a"
-        " bootstrap over conversations; mean and percentiles are of turns. Accept length: tokens of a step."
+        "Speed-up: seconds of plain decoding with the same bundle over seconds of the way, all turns together, with the"
+        " 95 % interval of a bootstrap over conversations; mean and percentiles are of turns. Accept length: tokens of"
+        " a step."
     )
     return Table("Every drafter against plain decoding", columns, lines, rows, note)
 
@@ -173,6 +122,25 @@ def _figures(own: list[Turn]) -> list[Any]:
         round(1e3 * seconds / tokens, 3),
         round(100 * host, 1),
     ]
+
+
+def _bundles(rows: list[Row]) -> Table:
+    """Plain decoding with each bundle, and against itself: the noise floor of the speed-ups above."""
+    lines, sources = [], []
+    for size in dict.fromkeys(row["at"]["size"] for row in rows):
+        texts = texts_of(rows, size)
+        factors = bundle_factors(texts)
+        rounds = [plain_rounds(ways, factors) for ways in texts]
+        floor = spread([one / float(np.median(own)) for own in rounds for one in own])
+        for name, factor in factors.items():
+            lines.append([size, name, round(factor, 3), *(round(floor[p], 3) for p in ("p1", "p50", "p99"))])
+            sources.append([row["key"] for row in rows if row["at"]["size"] == size])
+    columns = ("size", "way", "its time over the bundles' mean", "a round over its text's median, p1", "p50", "p99")
+    note = (
+        "Bundles of a size hold one teacher; what its features and caches cost a step beside another's is in the first"
+        " figure. Percentiles are of all plain rounds of the size, each over its bundle's figure: the noise floor."
+    )
+    return Table("Plain decoding by bundle", columns, lines, sources, note)
 
 
 def _draw_speedups(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
@@ -230,7 +198,7 @@ def depth_shares(turns: Sequence[Turn]) -> list[float]:
 def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
     stages = ("draft", "verify", "accept and commit", "host")
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
-        ways = [PLAIN, *_ways(turns)][::-1]
+        ways = list(dict.fromkeys(turn.way for turn in turns))[::-1]
         left = np.zeros(len(ways))
         for stage, ink in zip(stages, draw.OTHERS, strict=False):
             own = [_of(turns, place, way) for way in ways]
@@ -251,7 +219,7 @@ def _ms_a_token(turns: Sequence[Turn], stage: str) -> float:
 
 
 def _draw_tokens(turns: list[Turn], canvas: Canvas) -> None:
-    plain = [turn for turn in turns if turn.way == PLAIN and turn.size == turns[0].size]
+    plain = [turn for turn in turns if turn.way == turns[0].way and turn.size == turns[0].size]
     left, right = draw.panels(canvas, ["prompts", "answers"])
     sources = list(dict.fromkeys(turn.source for turn in plain))
     for axes, tokens in ((left, lambda t: t.prompt_tokens), (right, lambda t: t.plain["tokens"])):
@@ -267,7 +235,7 @@ def _families(turns: list[Turn]) -> Table:
     lines, rows = [], []
     groups: dict[tuple[Any, ...], list[Turn]] = {}
     for turn in turns:
-        if turn.way != PLAIN:
+        if not is_plain(turn.way):
             groups.setdefault((turn.source, turn.size, turn.temperature, turn.way), []).append(turn)
     for place, own in sorted(groups.items()):
         accepted = mean([n for turn in own for n in turn.figures["accepted"]])
