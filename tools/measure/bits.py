@@ -141,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="tokens a prompt (default: 32)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
     parser.add_argument("--gear", metavar="NAME", help="default: the largest tree, at the largest KV length")
+    parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     add_engine_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     args = parser.parse_args(arguments)
@@ -150,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
     gear = max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], gear.slots))
     gear = bundle.gear(args.gear) if args.gear else gear
-    share_threads()
+    share_threads(args.threads)
     engine = open_engine(bundle, args.engine)
     texts = [bundle.tokenizer.encode(prompt.text) for prompt in read_prompts(args.prompts, args.limit)]
     found = measure(engine, texts, Sampling(temperature=args.temperature), gear, args.max_new_tokens)

@@ -80,6 +80,12 @@ def test_place(engine: BitwiseEngine, tree: str, length: int) -> None:
     assert differing(engine, length, tensorize(TREES[tree])) == []
 
 
+def test_place_with_several_threads(engine: BitwiseEngine, bundles: dict[str, Bundle]) -> None:
+    several, text, tokens = BitwiseEngine(bundles["medusa"], 3), np.arange(2, 90), [5, 6, 7]
+    assert differing(several, len(text), tensorize(TREES["full"])) == []
+    assert np.array_equal(plain_rows(several, text, tokens), plain_rows(engine, text, tokens))
+
+
 def test_the_other_engine_differs(bundles: dict[str, Bundle]) -> None:
     # Else the tests here could not fail.
     assert differing(CpuEngine(bundles["medusa"], 1), 50, tensorize(TREES["full"]))
