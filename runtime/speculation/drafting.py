@@ -44,7 +44,7 @@ class Drafting:
         self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
         self._extends = [graph for graph in graphs if graph.kind == "extend"]
         self._inputs: dict[str, dict[str, NDArray]] = {}
-        self._noise = SharedNoise(bundle)
+        self.noise = SharedNoise(bundle)
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the gear behind the committed text and its root; may be asked for again."""
@@ -61,7 +61,7 @@ class Drafting:
         inputs = self._filled(graph, cache.after(count, state.root), features_nF, cache.length)
         noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
         if noise is not None:  # the root stands at ``length``, so the first level is of the position behind it
-            inputs = inputs | {"noise": self._noise.rows(noise, state.sampling, state.length + 1)}
+            inputs = inputs | {"noise": self.noise.rows(noise, state.sampling, state.length + 1)}
         outputs = self._ran(graph, inputs, cache, count, {} if kept is None else {"features": kept})
         cache.drafted(state.root)
         return self._tree(gear, state.root, outputs)

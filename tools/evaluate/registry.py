@@ -1,13 +1,14 @@
 """All sections, in the order in which the report shows them."""
 
 from draftwood.tools.evaluate.section import Section
-from draftwood.tools.evaluate.sections import budget, exactness, lengths, peers, shapes, steps, turns, window
+from draftwood.tools.evaluate.sections import budget, coupled, exactness, lengths, peers, shapes, steps, turns, window
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
         turns.SECTION,
         lengths.SECTION,
+        coupled.SECTION,
         exactness.SECTION,
         peers.SECTION,
         steps.SECTION,

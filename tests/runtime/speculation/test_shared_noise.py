@@ -64,8 +64,8 @@ def test_shared_noise_takes_fewer_steps(tiny_draft_bundles: dict[str, Path], pro
     for shared in (True, False):
         engine = CpuEngine(Bundle.open(tiny_draft_bundles[kind]))
         if not shared:
-            rows = engine.drafting._noise.rows
-            engine.drafting._noise.rows = lambda spec, sampling, at, rows=rows: rows(spec, Sampling(), at)
+            rows = engine.drafting.noise.rows
+            engine.drafting.noise.rows = lambda spec, sampling, at, rows=rows: rows(spec, Sampling(), at)
         policy = policy_for(engine.bundle, "planned-kv128")
         texts = []
         for seed in range(8):

@@ -6,15 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import bundles, lab, peers
 from draftwood.tools.evaluate.registry import SECTIONS
 from draftwood.tools.evaluate.report.contents import contents
 from draftwood.tools.evaluate.report.markdown import markdown
 from draftwood.tools.evaluate.run import evaluate
 from draftwood.tools.evaluate.section import Figure, Table
-from draftwood.tools.evaluate.sections import budget, exactness, shapes, steps
+from draftwood.tools.evaluate.sections import budget, coupled, exactness, shapes, steps
 from draftwood.tools.evaluate.sections import peers as programs
 from draftwood.tools.evaluate.suite import Ask, Suite
+from draftwood.tools.evaluate.uncoupled import Uncoupled
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
 
@@ -25,6 +29,7 @@ SUITE = Suite(
     busy_cores=100.0,
     sections={
         "exactness": Ask(drafters=("demo-medusa",)),
+        "coupled": Ask(**ONE, temperatures=(0.8,)),
         "shapes": Ask(**ONE, nodes=(2, 3)),
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
@@ -40,7 +45,7 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     counted = Calibration()
     for number, path in enumerate([(0, 0), (0, 1), (1,), (0,), (1, 0), (2,), ()] * 3):
         counted.add(path, group=f"text {number}")
-    for module in (bundles, shapes, budget, steps):
+    for module in (bundles, shapes, budget, steps, coupled):
         monkeypatch.setattr(module, "counted", lambda *_, **__: counted)
     for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
@@ -105,3 +110,30 @@ def test_a_sweet_spot_is_the_fastest_budget() -> None:
 
 def budget_interval(value: float) -> shapes.Interval:
     return shapes.Interval(value, value, value)
+
+
+def test_tokens_a_step_are_of_all_texts_and_beside_their_goal() -> None:
+    def figures(tokens: int, steps: int) -> dict[str, object]:
+        return {"tokens": tokens, "steps": steps, "equal": True}
+
+    ways = [
+        {"plain": figures(10, 9), "eagle3 coupled": figures(10, 3), "eagle3 uncoupled": figures(10, 4)},
+        {"plain": figures(6, 5), "eagle3 coupled": figures(6, 4), "eagle3 uncoupled": figures(6, 5)},
+    ]
+    at = {"size": "native", "temperature": 1.0}
+    first, second = coupled.lines_of([{"key": f"k{n}", "at": at, "found": {"ways": w}} for n, w in enumerate(ways)])
+    assert (first.tokens_a_step.value, second.tokens_a_step.value) == (2.0, 14 / 9)
+    assert (first.goal, second.goal, first.same) == (2.55, None, "2 of 2")
+
+
+def test_drafts_without_the_noise_are_those_of_greedy_text(tiny_draft_bundles: dict[str, Path]) -> None:
+    engine = CpuEngine(Bundle.open(tiny_draft_bundles["fasteagle"]), threads=1)
+    alone, gear = Uncoupled(engine), next(gear for gear in engine.bundle.manifest.gears if gear.draft)
+    seen: list[bool] = []
+    run = engine.drafting._run
+    engine.drafting._run = lambda *given: seen.append(bool(given[1]["noise"].any())) or run(*given)
+    for one in (engine, alone, engine):
+        state = one.begin(gear.slots, Sampling(temperature=1.0, seed=3))
+        one.start(state, np.arange(5, 9))
+        one.step([state], gear)
+    assert seen == [True, False, True]
