@@ -39,6 +39,16 @@ LEAST = (
         "8.5.0",
         "ops-nn 8.5.0, matmul/quant_batch_matmul_v3: int8 with a float32 scale and a scale of every row",
     ),
+    Need(
+        "AddRmsNormDynamicQuant",
+        "8.5.0",
+        "ops-nn, norm/add_rms_norm_dynamic_quant: the attributes output_mask and dst_type, which torchair writes",
+    ),
+    Need(
+        "DequantSwigluQuant",
+        "8.5.0",
+        "ops-nn, quant/dequant_swiglu_quant: the attributes swiglu_mode to glu_bias, which torchair writes",
+    ),
     Need("RefData", "8.5.0", "GE 8.5.0, api/atc/main_impl.cc, CreateInputsForInference: ATC takes it for an input"),
     Need("weights shared by all .om files", "8.5.0", "aclmdlSetExternalWeightAddress, in GE since 8.5.0"),
 )

@@ -93,11 +93,20 @@ def attention(config: TeacherConfig, rows: int, slots: int) -> Op:
     )
 
 
-def products(name: str, rows: int, inner: int, outer: int, quantised: bool) -> list[Op]:
-    """A linear layer; a quantised one rounds its rows first. The cube counts at its bf16 peak, half of that of int8."""
+def products(name: str, rows: int, inner: int, outer: int, quantised: bool, rounded: bool = False) -> list[Op]:
+    """A linear layer; a quantised one rounds its rows first, unless they come ``rounded`` from the operator before it.
+
+    The cube counts at its bf16 peak, half of that of int8.
+    """
     if not quantised:
         return [matmul(name, rows, inner, outer)]
-    return [elementwise(f"{name} rows", rows * inner, 2), matmul(name, rows, inner, outer, width=1)]
+    product = matmul(name, rows, inner, outer, width=1)
+    return [product] if rounded else [rows_of(name, rows, inner), product]
+
+
+def rows_of(name: str, rows: int, inner: int) -> Op:
+    """Rounds the rows of a quantised layer."""
+    return elementwise(f"{name} rows", rows * inner, 2)
 
 
 def ranking(rows: int, vocabulary: int) -> list[Op]:

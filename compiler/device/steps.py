@@ -8,10 +8,11 @@ from dataclasses import replace
 from draftwood.compiler.device.constants import MOVED_ROWS
 from draftwood.compiler.device.devices import Device, parts
 from draftwood.compiler.device.experts import ExpertLoads, expert_loads, mixture_ops
-from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products
+from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products, rows_of
 from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
+from draftwood.kernels.rounded import swiglu_fits
 
 # T rows of a step, C cache slots, H hidden, I intermediate, V vocabulary
 
@@ -27,9 +28,9 @@ def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat:
     H, I = config.hidden, config.intermediate  # noqa: E741
     return [
         *attention_ops(config, rows, slots, wide, flat),
-        *products("gate up", rows, H, 2 * I, _quantised(config, "gate_up")),
+        *products("gate up", rows, H, 2 * I, _quantised(config, "gate_up"), rounded=True),
         elementwise("swiglu", rows * I, 3),
-        *products("down", rows, I, H, _quantised(config, "down")),
+        *products("down", rows, I, H, _quantised(config, "down"), rounded=swiglu_fits(I, rows)),
     ]
 
 
@@ -44,7 +45,7 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
-        *products("qkv", rows, wide * H, queries + 2 * keys, _quantised(config, "qkv")),
+        *products("qkv", rows, wide * H, queries + 2 * keys, _quantised(config, "qkv"), rounded=True),
         copy("split", rows * (queries + 2 * keys)),
         *([head_norms] if config.qk_norm else []),
         rotary,
@@ -87,6 +88,8 @@ def step_ops(
     return [
         copy("embedding and rotary rows", rows * (H + 2 * config.head_dim) / 3, count=3),
         copy("cache rows and mask", rows * slots / 3, count=_PLACE_OPS, width=1),
+        # The first norm adds nothing and rounds nothing.
+        *([rows_of("qkv", rows, H)] if _quantised(config, "qkv") else []),
         copy("branch", branch * (rows + MOVED_ROWS.value) / 3, count=3),
         *all_layers(config, rows, slots, loads),
         elementwise("last norm", scored * H, 4),

@@ -37,11 +37,19 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         return out
 
     def quantised_linear(x: Any, weight: Any, weight_scale: Any, bias: Any = None, meta_outputs: Any = None) -> Any:
-        # The weights lie as the product reads them, so that nothing is transposed.
         whole, scale = ge.DynamicQuant(x, None, None, dst_type=ge.DataType.DT_INT8)
         whole.desc.dtype = ge.ProtoDataType.DT_INT8
-        out = ge.QuantBatchMatmulV3(whole, weight, weight_scale, None, bias, scale, dtype=x.dtype)
-        out.desc.dtype = x.desc.dtype
+        return product(whole, scale, weight, weight_scale, bias, x.dtype)
+
+    def rounded_linear(
+        x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: Any, meta_outputs: Any = None
+    ) -> Any:
+        return product(x, x_scale, weight, weight_scale, bias, meta_outputs.dtype)
+
+    def product(x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: int) -> Any:
+        # The weights lie as the product reads them, so that nothing is transposed.
+        out = ge.QuantBatchMatmulV3(x, weight, weight_scale, None, bias, x_scale, dtype=dtype)
+        out.desc.dtype = {_FLOAT16: ge.ProtoDataType.DT_FLOAT16, _BF16: ge.ProtoDataType.DT_BF16}[dtype]
         return out
 
     def amax(x: Any, dim: Any = (), keepdim: bool = False, meta_outputs: Any = None) -> Any:
@@ -49,7 +57,7 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
 
     # torchair has a converter of it, which only says that there is none.
     torchair.register_fx_node_ge_converter(torch.ops.aten.amax.default)(amax)
-    for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear):
+    for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear, rounded_linear):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 

@@ -15,6 +15,7 @@ import torch
 
 from draftwood.compiler.ge.graph import Edge, Graph, Node
 from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, INTEGERS, NUMBERS
+from draftwood.kernels.rounded import SWIGLU_BYTES, SWIGLU_ROWS, swiglu_fits
 
 # B batch, T rows, N query heads, K key/value heads, D head dimension
 
@@ -35,6 +36,8 @@ _GROUPED = "ops-transformer, gmm/grouped_matmul/README, constraints for Atlas A2
 _FINALIZE = "ops-transformer, moe/moe_finalize_routing_v2, op_graph proto: scales in the rows' type before the 950"
 _DYNAMIC_QUANT = "ops-nn, quant/dynamic_quant, README: float16 and bfloat16 of 2 dimensions and more"
 _QUANT_MATMUL = "ops-nn, matmul/quant_batch_matmul_v3, op_graph and README, rows of the 910B for int8"
+_NORM_QUANT = "ops-nn, norm/add_rms_norm_dynamic_quant, README, and its tiling for the 910B"
+_SWIGLU_QUANT = "ops-nn, quant/dequant_swiglu_quant, README, constraints for Atlas A2 and A3"
 # The last dimension of either operand of a quantised product (documents of 8.5.0 and 9.0.0; later ones lift it).
 _WIDEST = 65535
 _BITWISE = "ops-math, bitwise_and/op_api/bitwiseand.cpp: int16, uint16, int32 and int64 on the AI Core of a 910B"
@@ -144,6 +147,22 @@ def _matmul(use: Use) -> Iterator[Broken]:
 def _dynamic_quant(use: Use) -> Iterator[Broken]:
     if len(use.shape("x")) < 2:
         yield "error", f"x is {list(use.shape('x'))}; expected 2 dimensions or more"
+
+
+def _norm_quant(use: Use) -> Iterator[Broken]:
+    kind, shape = use.given["x1"]
+    if use.given["x2"] != (kind, shape) or use.given["gamma"] != (kind, shape[-1:]):
+        yield "error", f"x2 is {use.given['x2']}, gamma {use.given['gamma']}; expected {kind} like x1, {list(shape)}"
+    if use.node.attributes["epsilon"] <= 0:
+        yield "error", f"epsilon is {use.node.attributes['epsilon']}; expected more than 0"
+
+
+def _swiglu_quant(use: Use) -> Iterator[Broken]:
+    *rows, width = use.shape("x")
+    if not rows or width % 2:
+        yield "error", f"x is {[*rows, width]}; expected 2 dimensions or more, the last one even"
+    elif not swiglu_fits(width // 2, math.prod(rows)):
+        yield "error", f"{SWIGLU_ROWS} rows of {width} are more than the {SWIGLU_BYTES} bytes of a vector core"
 
 
 def _quant_matmul(use: Use) -> Iterator[Broken]:
@@ -269,6 +288,8 @@ RULES: Mapping[str, Rule] = {
     "MatMul": Rule(FLOATS, DEFINITION, _matmul),
     "MatMulV2": Rule(FLOATS, DEFINITION, _matmul),
     "DynamicQuant": Rule(HALVES, _DYNAMIC_QUANT, _dynamic_quant),
+    "AddRmsNormDynamicQuant": Rule(HALVES, _NORM_QUANT, _norm_quant),
+    "DequantSwigluQuant": Rule(HALVES, _SWIGLU_QUANT, _swiglu_quant),
     "QuantBatchMatmulV3": Rule(frozenset({torch.int8}), _QUANT_MATMUL, _quant_matmul),
     "BatchMatMul": Rule(FLOATS, DEFINITION, _batch_matmul),
     "BatchMatMulV2": Rule(FLOATS, DEFINITION, _batch_matmul),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.quantised import LARGEST, products
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR
+from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT
 
 # B batch, T query rows, C cache slots, N query heads, K key/value heads, D head dimension
 
@@ -103,6 +106,49 @@ def AddRmsNorm(x1: Tensor, x2: Tensor, gamma: Tensor, *, epsilon: float = 1e-6) 
     one_type(FLOATS, x1, x2)
     normed: tuple[Tensor, Tensor, Tensor] = ADD_RMS_NORM.reference(x1, x2, gamma, epsilon)
     return normed
+
+
+@operator
+def AddRmsNormDynamicQuant(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    epsilon: float = 1e-6,
+    output_mask: Sequence[bool] = (),
+    dst_type: int = 2,
+) -> tuple[Tensor, ...]:
+    """The norm of a sum as int8 and a scale a row; second rows and scales are for a second product, and empty."""
+    only("dst_type", dst_type, 2)
+    only("output_mask", list(output_mask), [])
+    one_type(FLOATS, x1, x2, gamma)
+    whole, no_rows, total, scale, no_scale = ADD_RMS_NORM_DYNAMIC_QUANT.reference(x1, x2, gamma, epsilon=epsilon)
+    return whole, no_rows, total, scale, no_scale
+
+
+@operator
+def DequantSwigluQuant(
+    x: Tensor,
+    *,
+    activate_left: bool = False,
+    quant_mode: str = "static",
+    dst_type: int = 2,
+    round_mode: str = "rint",
+    activate_dim: int = -1,
+    swiglu_mode: int = 0,
+    clamp_limit: float = 7.0,
+    glu_alpha: float = 1.702,
+    glu_bias: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """A gated activation as int8 and a scale a row; the last three attributes are of another activation."""
+    only("quant_mode", quant_mode, "dynamic")
+    only("dst_type", dst_type, 2)
+    only("round_mode", round_mode, "rint")
+    only("activate_dim", activate_dim, -1)
+    only("swiglu_mode", swiglu_mode, 0)
+    one_type(FLOATS, x)
+    rounded: tuple[Tensor, Tensor] = DEQUANT_SWIGLU_QUANT.reference(x, activate_left=activate_left, quant_mode=1)
+    return rounded
 
 
 @operator

@@ -46,7 +46,9 @@ def lowered_bytes(config: TeacherConfig) -> tuple[Step, bytes]:
     step = verify_step(decoder, sizes, 13, 1024, "npu")
     with mode:
         program = trace(step)
-    return step, lower_to_ge(step, program, plan_weights(held, torch.bfloat16, "w", dict.fromkeys(held, ()), {}))
+    others = {name: value.dtype for name, value in decoder.state_dict().items() if value.dtype != torch.bfloat16}
+    index = plan_weights(held, torch.bfloat16, "w", dict.fromkeys(held, ()), {}, others)
+    return step, lower_to_ge(step, program, index)
 
 
 def test_a_layer_is_14_kernels_and_turns_nothing_around(verified: tuple[Step, Graph]) -> None:
@@ -75,6 +77,20 @@ def test_the_latency_model_lists_what_the_graph_lists(verified: tuple[Step, Grap
     counted = kernels(verified[1])
     assert sum(op.count for op in layer_ops(CONFIG, 13, 1024)) == sum(counted["layer"].values())
     assert sum(op.count for op in step_ops(CONFIG, 13, 1024)) == counted["all"]
+
+
+@pytest.mark.parametrize(("intermediate", "layer"), [(12800, 16), (4864, 15)])
+def test_a_quantised_layer_rounds_rows_where_they_are_made(intermediate: int, layer: int) -> None:
+    """18 kernels where every product rounds its own; a wide activation's document leaves it alone."""
+    names = tuple(f"layers.{i}.{name}" for i in range(3) for name in ("qkv", "o", "gate_up", "down"))
+    config = replace(CONFIG, layers=3, intermediate=intermediate, quantised=names)
+    step, graph = lowered(config)
+    counted = kernels(graph)
+    assert sum(counted["layer"].values()) == layer and counted["layer"]["AddRmsNormDynamicQuant"] == 2
+    assert sum(op.count for op in layer_ops(config, 13, 1024)) == layer
+    assert sum(op.count for op in step_ops(config, 13, 1024)) == counted["all"]
+    assert [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"] == []
+    assert len(prove_in_place(graph, step.signature)) == 6
 
 
 def test_the_latency_model_lists_the_kernels_of_a_mixture() -> None:

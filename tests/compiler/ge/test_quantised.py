@@ -15,6 +15,7 @@ from draftwood.compiler.device.steps import step_s
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
 from draftwood.compiler.ge.operator_rules import Use, broken
 from draftwood.compiler.ge.operators import OPERATORS
+from draftwood.compiler.ge.operators.table import Refusal
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.kernels.quantised import products, quantise_rows
 from draftwood.runtime.bundle import Bundle
@@ -50,6 +51,22 @@ def test_the_npus_operators_give_the_eager_result_bit_for_bit(kind: torch.dtype,
     assert torch.equal(got, turned)
 
 
+def test_rows_are_rounded_where_they_are_made_bit_for_bit() -> None:
+    """The interpreter gives what the eager operators give, and refuses what it does not cover."""
+    x1, x2, gamma = (random(*shape, seed=i).bfloat16() for i, shape in enumerate(((5, H), (5, H), (H,))))
+    want = torch.ops.npu.npu_add_rms_norm_dynamic_quant(x1, x2, gamma, epsilon=1e-5)
+    got = OPERATORS["AddRmsNormDynamicQuant"].function(x1, x2, gamma, epsilon=1e-5)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    activation = OPERATORS["DequantSwigluQuant"].function
+    want = torch.ops.npu.npu_dequant_swiglu_quant(x1, activate_left=True, quant_mode=1)
+    got = activation(x1, activate_left=True, quant_mode="dynamic")
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    with pytest.raises(Refusal, match="quant_mode = 'static'"):
+        activation(x1)
+    with pytest.raises(Refusal, match="output_mask"):
+        OPERATORS["AddRmsNormDynamicQuant"].function(x1, x2, gamma, output_mask=[True, True])
+
+
 @pytest.fixture(scope="module")
 def bundle(quantised_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     trees = (("plain", Topology.plain()), ("ragged", Topology.from_paths(((0,), (1,), (0, 0)))))
@@ -64,9 +81,14 @@ def bundle(quantised_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.T
 
 
 def test_graphs_hold_whole_numbers_and_turn_nothing_around(bundle: Bundle) -> None:
-    for name, scored in (("decode-kv128", 9), ("verify-t4-kv128", 9), ("draft", 1)):
+    """Of two layers three norms and both activations round their rows themselves; left are the first norm's, the
+    attention's and the last norm's, which the drafter reads as well."""
+    for name, scored, rounded in (("decode-kv128", 9, 4), ("verify-t4-kv128", 9, 4), ("draft", 1, 1)):
         counts = Graph.load(bundle.folder / f"npu/{name}.air").counts()
-        assert counts["QuantBatchMatmulV3"] == counts["DynamicQuant"] == scored, name
+        assert counts["QuantBatchMatmulV3"] == scored and counts["DynamicQuant"] == rounded, name
+        if scored > 1:
+            assert counts["AddRmsNormDynamicQuant"] == 3 and counts["DequantSwigluQuant"] == 2, name
+            assert counts["AddRmsNorm"] == 1 and "SwiGlu" not in counts
         assert not {"Transpose", "TransposeD"} & counts.keys()
     graphs = bundle.manifest.graph_set("ge")
     assert graphs is not None and graphs.precision.name == "w8a8-bf16" and graphs.precision.caches == "bfloat16"
@@ -83,17 +105,24 @@ def test_a_step_of_a_7b_teacher_streams_half_the_bytes() -> None:
     part, whole = replace(config, quantised=names), replace(config, quantised=(*names, "lm_head"))
     plain_s, part_s, whole_s = (step_s(device("ascend-910b3"), one, 1, 1024) for one in (config, part, whole))
     assert plain_s == pytest.approx(15.7e-3, rel=0.01)
-    assert part_s == pytest.approx(9.54e-3, rel=0.01) and whole_s == pytest.approx(8.95e-3, rel=0.01)
+    assert part_s == pytest.approx(9.41e-3, rel=0.005) and whole_s == pytest.approx(8.82e-3, rel=0.005)
+
+
+Given = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def broken_rules(**changed: tuple[torch.dtype, tuple[int, ...]]) -> list[str]:
     """Levels and messages of a product of its own, some operands of which are of another type or shape."""
     given = {"x1": (torch.int8, (7, 64)), "x2": (torch.int8, (64, 32)), "scale": (torch.float32, (32,))}
     given |= {"pertoken_scale": (torch.float32, (7,)), "bias": (torch.bfloat16, (32,))} | changed
+    return broken_by("QuantBatchMatmulV3", given, (torch.bfloat16, (7, given["x2"][1][-1])))
+
+
+def broken_by(kind: str, given: Given, result: tuple[torch.dtype, tuple[int, ...]], **attributes: float) -> list[str]:
+    """Levels and messages of one operator alone."""
     declared = tuple(Declared(name, None, None) for name in given)
     edges = tuple(Edge(name, 0) for name in given)
-    node = Node("n", "QuantBatchMatmulV3", edges, {}, declared, (Declared("y", None, None),))
-    result = (torch.bfloat16, (7, given["x2"][1][-1]))
+    node = Node("n", kind, edges, attributes, declared, (Declared("y", None, None),))
     found = broken(Use(Graph("g", {"n": node}), node, given, (result,)))
     return [f"{level}: {message}" for level, message, source in found if source]
 
@@ -107,3 +136,18 @@ def test_what_breaks_a_rule_of_the_product_is_found() -> None:
     assert any("bias is" in text for text in broken_rules(bias=(torch.int32, (31,))))
     wide = broken_rules(x2=(torch.int8, (64, 70000)), scale=(torch.float32, (70000,)), bias=(torch.bfloat16, (70000,)))
     assert wide == ["warning: 70000 columns; CANN before 9.1 takes 65535 at most"]
+
+
+def test_what_breaks_a_rule_of_rounding_operators_is_found() -> None:
+    half, rows = torch.bfloat16, (torch.int8, (7, 64))
+    norm = {"x1": (half, (7, 64)), "x2": (half, (7, 64)), "gamma": (half, (64,))}
+    assert broken_by("AddRmsNormDynamicQuant", norm, rows, epsilon=1e-5) == []
+    assert any("epsilon is 0" in text for text in broken_by("AddRmsNormDynamicQuant", norm, rows, epsilon=0))
+    wide = norm | {"gamma": (torch.float32, (64,))}
+    assert any("gamma" in text for text in broken_by("AddRmsNormDynamicQuant", wide, rows, epsilon=1e-5))
+    assert broken_by("DequantSwigluQuant", {"x": (half, (7, 128))}, rows) == []
+    assert any(
+        "expected one of" in text for text in broken_by("DequantSwigluQuant", {"x": (torch.int32, (7, 2))}, rows)
+    )
+    assert any("even" in text for text in broken_by("DequantSwigluQuant", {"x": (half, (7, 127))}, rows))
+    assert any("vector core" in text for text in broken_by("DequantSwigluQuant", {"x": (half, (7, 25600))}, rows))
