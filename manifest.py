@@ -228,6 +228,11 @@ class Manifest(_Struct, frozen=True):
         """Whether the teacher's linear layers have int8 weights, and their rows are rounded to int8 as it runs."""
         return any(graphs.precision.weights == "int8" for graphs in self.graph_sets)
 
+    @property
+    def int8(self) -> bool:
+        """Whether any linear layer, the drafter's included, is computed so."""
+        return self.quantised or bool(self.drafter and self.drafter.config.get("quantised"))
+
     def graph_set(self, target: str, rank: int = 0) -> GraphSet | None:
         """What was lowered for a target and rank, if anything was."""
         return next((one for one in self.graph_sets if (one.target, one.rank) == (target, rank)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from draftwood import manifest as m
@@ -30,6 +30,7 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
     check_request(request, out)
     sources = Sources.open(request)
     check_fit(request, sources)
+    request = replace(request, bitwise=request.bitwise or _needs_bitwise(request, sources))
     with staged(out) as folder:
         graph_sets = tuple(one for name in request.targets for one in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)
@@ -37,6 +38,13 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
         manifest = _manifest(request, sources, graph_sets, tokenizer, _files(folder))
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
     return manifest
+
+
+def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
+    """Whether only that step gives the text of plain decoding: rounding to int8 turns last bits into steps, and rows
+    beside a tree's first path have other last bits."""
+    branches = any(tree.rows > tree.depth + 1 for _, tree in request.trees)
+    return branches and bool(sources.teacher.config.quantised) and "onnx" in request.targets
 
 
 def _lower(

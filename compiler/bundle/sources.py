@@ -79,6 +79,10 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
         if drafter is not None:
             check_ranks(drafter.block(config), request.ranks, "the drafter")
             drafter.shared(request.ranks)
+            if drafter.quantised:
+                raise RequestError(
+                    f"--ranks {request.ranks}: the drafter is quantised; expected plain weights, or one rank"
+                )
     for gear in request.shapes.gears:
         if drafter is not None and len({drafter.draft_name(name) for name in gear.trees}) > 1:
             raise TreeError(

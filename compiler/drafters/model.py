@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -24,6 +24,9 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
+
+# Of a quantised layer: the whole numbers, and the scales beside them.
+_INT8 = {"": torch.int8, "_scale": torch.float32}
 
 Trees = Iterable[tuple[str, Topology | Budget]]
 # The teacher and the drafter's network; the latter may be missing from a bundle.
@@ -54,6 +57,15 @@ class DraftModel(ABC):
     def aux_layers(self) -> tuple[int, ...]:
         """The teacher's layers whose entering states it reads; none where it reads the state behind the last norm."""
         return ()
+
+    @property
+    def quantised(self) -> tuple[str, ...]:
+        """Its linear layers that are W8A8, by their names in the network."""
+        return self.config.quantised if hasattr(self.config, "quantised") else ()
+
+    def in_int8(self, layers: tuple[str, ...]) -> Self:
+        """The same with these linear layers in W8A8; asked only of kinds that ``quantises``."""
+        return replace(self, config=replace(self.config, quantised=layers))  # type: ignore[type-var]
 
     def rows_read(self, path_rows: int) -> int:
         """Rows of the accepted path whose features a draft reads, the last of at most ``path_rows``."""
@@ -148,7 +160,11 @@ class OpenedDrafter:
         opened = self.checkpoint
         # The keys of two checkpoints may be alike, so these say whose they are.
         parts = {name: tuple(f"drafter:{key}" for key in opened.keys(name)) for name in opened.names()}
-        entries = [WeightEntry(n, shapes[n], partial(opened.weight, n), parts[n]) for n in opened.names()]
+        kinds = {f"{layer}.weight{part}": kind for layer in self.model.quantised for part, kind in _INT8.items()}
+        entries = [
+            WeightEntry(n, shapes[n], partial(opened.weight, n), () if n in kinds else parts[n], kinds.get(n))
+            for n in opened.names()
+        ]
         for name, value in opened.buffers(positions).items():
             kind = None if value.is_floating_point() else value.dtype
             entries.append(WeightEntry(name, tuple(value.shape), value.clone, dtype=kind))

@@ -75,7 +75,11 @@ def kind_of(path: Path) -> Kind:
 
 def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     """Opens a folder or file of any kind; CheckpointError where it is none or does not fit the teacher."""
-    return kind_of(path).open(path, teacher)
+    from draftwood.compiler.drafters.quantised import with_int8
+
+    kind = kind_of(path)
+    file = path if path.is_file() else path / kind.weights_file
+    return with_int8(kind.open(path, teacher), path, file, teacher.config)
 
 
 def describe_drafter(path: Path) -> OpenedDrafter:

@@ -37,7 +37,7 @@ FILES: Mapping[Layout, str] = {
     "compressed-tensors": "model.safetensors", "msmodelslim": "quant_model_weights.safetensors"
 }  # fmt: skip
 HEAD = "lm_head.weight"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 def write(
@@ -50,7 +50,7 @@ def write(
 ) -> None:
     """Fills ``folder`` with the quantised checkpoint; ``layers`` are ours, of which ``factors`` migrate some."""
     for path in checkpoint.folder.iterdir():
-        if path.is_file() and not path.name.endswith(_WEIGHTS):
+        if path.is_file() and not path.name.endswith(WEIGHT_FILES):
             shutil.copyfile(path, folder / path.name)
     entries = list(_entries(checkpoint, layers, factors, layout == "msmodelslim", progress))
     write_weights(folder / FILES[layout], entries, checkpoint.dtype)
@@ -59,7 +59,7 @@ def write(
     if checkpoint.config.tied and HEAD in names:
         config["tie_word_embeddings"] = False
     if layout == "compressed-tensors":
-        config[CONFIG] = _described(names, checkpoint)
+        config[CONFIG] = described([] if f"lm_head.{SCALE}" in names else ["lm_head"])
     else:
         _write_json(folder / DESCRIPTION, _kinds(names))
         placed = dict.fromkeys(names, FILES[layout])
@@ -81,7 +81,8 @@ def _entries(
         for published, shape in part.tensors:
             if layer in layers and name.endswith(".weight"):
                 progress(published)
-                yield from _quantised(checkpoint, published, published, shape, factors.get(layer), offsets)
+                read = partial(checkpoint.tensor, published)
+                yield from int8_entries(published, shape, read, factors.get(layer), offsets)
             elif layer in shrunk:
                 read = partial(_shrunk, checkpoint, published, shrunk[layer])
                 yield WeightEntry(published, shape, read, dtype=checkpoint.dtype)
@@ -89,18 +90,23 @@ def _entries(
                 yield WeightEntry(published, shape, partial(checkpoint.tensor, published), dtype=checkpoint.dtype)
     if checkpoint.config.tied and "lm_head" in layers:
         ((published, shape),) = checkpoint.parts["embed.weight"].tensors
-        yield from _quantised(checkpoint, HEAD, published, shape, None, offsets)
+        yield from int8_entries(HEAD, shape, partial(checkpoint.tensor, published), None, offsets)
 
 
-def _quantised(
-    checkpoint: Checkpoint, name: str, source: str, shape: tuple[int, ...], factor: Tensor | None, offsets: bool
+def int8_entries(
+    name: str,
+    shape: tuple[int, ...],
+    source: Callable[[], Tensor],
+    factor: Tensor | None = None,
+    offsets: bool = False,
 ) -> Iterator[WeightEntry]:
+    """A matrix [O, H] in int8 and its scales [O, 1]; with ``offsets``, zeros beside them."""
     held: list[tuple[Tensor, Tensor]] = []
 
     def read(which: int) -> Tensor:
         # The scale is asked for right behind the weight.
         if not held:
-            held.append(rounded(checkpoint.tensor(source), 1.0 if factor is None else factor))
+            held.append(rounded(source(), 1.0 if factor is None else factor))
         value = held[0][which]
         if which == 1:
             held.clear()
@@ -118,15 +124,15 @@ def _shrunk(checkpoint: Checkpoint, name: str, factor: Tensor) -> Tensor:
     return (checkpoint.tensor(name).float() / factor).to(checkpoint.dtype)
 
 
-def _described(names: list[str], checkpoint: Checkpoint) -> dict[str, Any]:
-    """``quantization_config``: every linear layer, but those that were left alone."""
+def described(alone: list[str]) -> dict[str, Any]:
+    """``quantization_config``: every linear layer, but those that were left ``alone``."""
     group = {"targets": [TARGET], "weights": dict(WEIGHTS), "input_activations": dict(ACTIVATIONS)}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": {**group, "output_activations": None}},
-        "ignore": [] if f"lm_head.{SCALE}" in names else ["lm_head"],
+        "ignore": alone,
         "kv_cache_scheme": None,
     }
 

@@ -13,6 +13,7 @@ from draftwood.compiler.drafters.model import DraftModel, Modules
 from draftwood.compiler.ranks.modules import split_layers
 from draftwood.compiler.ranks.share import shared_config
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.linear import quantised
 from draftwood.compiler.teachers.registry import make_decoder
 
 
@@ -23,6 +24,8 @@ def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: i
     """
     aux_layers = drafter.aux_layers if drafter else ()
     network = drafter.shared(ranks).module(config, positions) if drafter else None
+    if drafter and network:
+        quantised(network, drafter.quantised)
     decoder = make_decoder(shared_config(config, ranks), positions, aux_layers)
     for module in (decoder, network):
         if module is not None:

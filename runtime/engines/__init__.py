@@ -33,8 +33,14 @@ def engine_names() -> list[str]:
 
 
 def default_engine(bundle: Bundle) -> str:
-    """The NPU's where machine and bundle have one, else the CPU's."""
-    return "npu" if bundle.manifest.graph_set("ge") and npu_count() else "cpu"
+    """The NPU's where machine and bundle have one, else the CPU's; of a quantised teacher with trees that branch the
+    one whose rows have the same bits in all of them, for a last bit can become a step of int8 there."""
+    manifest = bundle.manifest
+    if manifest.graph_set("ge") and npu_count():
+        return "npu"
+    branches = any(tree.rows > tree.depth + 1 for tree in manifest.trees)
+    has_bitwise = any(graph.name == "bitwise" for graph in manifest.graphs_of("onnx"))
+    return "bitwise" if manifest.quantised and branches and has_bitwise else "cpu"
 
 
 def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:

@@ -56,7 +56,7 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
             "session.intra_op.allow_spinning", "1" if graph.kind in ("step", "bitwise") else "0"
         )
     options.log_severity_level = 3
-    if bundle.manifest.quantised and products_saturate():
+    if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
     if graph.kind not in ("step", "bitwise", "draft"):
         options.add_session_config_entry("session.disable_prepacking", "1")

@@ -61,7 +61,10 @@ def write_drafter(args: argparse.Namespace, layout: str) -> dict[str, Any]:
         raise RequestError(f"--tokens {args.tokens}: expected 1 or more")
     teacher, source = Checkpoint.open(resolve(args.model)), resolve(args.drafter)
     verifier = args.verifier or teacher.folder.resolve().name
-    fields, tensors = kind_of(source).exported(open_drafter(source, teacher), layout, args.tokens, verifier)
+    opened = open_drafter(source, teacher)
+    if opened.model.quantised:
+        raise RequestError(f"{source}: is quantised, and engines read plain weights; export the original")
+    fields, tensors = kind_of(source).exported(opened, layout, args.tokens, verifier)
     _write(args.out, fields, tensors)
     open_drafter(args.out, teacher)
     found = {"folder": str(args.out), "format": layout, "architectures": fields["architectures"]}

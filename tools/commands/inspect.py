@@ -223,6 +223,7 @@ def bundle_text(found: dict[str, Any]) -> str:
     drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
     tokenizer = "with" if found["tokenizer"] else "without"
     layers = found["teacher"]["config"].get("quantised", ())
+    int8 = (found["drafter"] or {}).get("config", {}).get("quantised", ())
     sections = {
         f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
             ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
@@ -233,7 +234,7 @@ def bundle_text(found: dict[str, Any]) -> str:
             *([("quantised", f"W8A8, {len(layers)} linear layers")] if layers else []),
             *found["dims"].items(),
         ],
-        "drafter": list(drafter.items()),
+        "drafter": [*drafter.items(), *([("quantised", f"W8A8, {len(int8)} linear layers")] if int8 else [])],
         "trees, all invariants hold": [
             ("name", "rows", "depth", "width"),
             *((tree["name"], tree["rows"], tree["depth"], tree["width"]) for tree in found["trees"]),

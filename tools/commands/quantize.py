@@ -1,4 +1,4 @@
-"""``draftwood quantize``: a teacher's checkpoint in, the same teacher in W8A8 out, and how much it differs."""
+"""``draftwood quantize``: a teacher or a drafter in, the same in W8A8 out, and how much the teacher differs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ REPORT, PICTURE = "quantisation.json", "quantisation.png"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
+    parser.add_argument("--drafter", metavar="DIR", help="quantise this drafter of --model in place of the teacher")
     parser.add_argument(
         "--calibration",
-        required=True,
         type=Path,
         metavar="FILE",
         help="texts, a JSON object a line with text, prompt, turns or messages; every fourth is withheld for --report",
@@ -56,6 +56,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.calibration_texts import LEAST_TOKENS, read_texts
     from draftwood.tools.demo import resolve
 
+    if args.drafter:
+        return _drafter(args)
+    if args.calibration is None:
+        raise RequestError("--calibration: is missing; expected a file of texts, or --drafter, which needs none")
     for flag, value, least in (("--texts", args.texts, 4), ("--tokens", args.tokens, LEAST_TOKENS)):
         if value < least:
             raise RequestError(f"{flag} {value}: expected {least} or more")
@@ -66,14 +70,43 @@ def main(args: argparse.Namespace) -> int:
     )
     made = quantise(request, args.out, _say)
     found = difference(Checkpoint.open(model), made, texts.withheld, _say) if args.report else None
-    size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
-    summary = {"folder": str(args.out), "layout": args.layout, "quantised": len(made.config.quantised), "bytes": size}
+    summary: dict[str, object] = {
+        "folder": str(args.out),
+        "layout": args.layout,
+        "quantised": len(made.config.quantised),
+    }
+    summary["bytes"] = _bytes(args.out)
     if found is not None:
         summary |= {"difference": found.figures()}
         (args.out / REPORT).write_text(json.dumps(found.figures(), indent=2) + "\n")
         _draw(found, args.out / PICTURE)
     print(json.dumps(summary) if args.json else _text(summary, found))
     return 0
+
+
+def _drafter(args: argparse.Namespace) -> int:
+    from draftwood.compiler.quantisation.drafter import quantise_drafter
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.demo import resolve
+
+    for flag, given in (("--calibration", args.calibration), ("--report", args.report), ("--head", args.head)):
+        if given:
+            raise RequestError(f"{flag}: is for teachers; a drafter's acceptance is what bench says of its bundle")
+    if args.layout != "compressed-tensors":
+        raise RequestError(f"--layout {args.layout}: is for teachers; a drafter keeps the layout that it has")
+    made = quantise_drafter(resolve(args.drafter), Checkpoint.open(resolve(args.model)), args.out, _say)
+    summary: dict[str, object] = {
+        "folder": str(args.out),
+        "drafter": made.model.kind,
+        "quantised": len(made.model.quantised),
+    }
+    summary["bytes"] = _bytes(args.out)
+    print(json.dumps(summary) if args.json else _text(summary, None))
+    return 0
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _say(stage: str) -> None:

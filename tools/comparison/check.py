@@ -98,7 +98,7 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
     """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
     pairs = []
     eager = EagerEngine(bundle) if bundle.manifest.graph_set("onnx") else None
-    least = QUANTISED_TOLERANCE if bundle.manifest.quantised else 0.0
+    least = QUANTISED_TOLERANCE if bundle.manifest.int8 else 0.0
     if eager is not None:
         allowed = max(TOLERANCE, least)
         pairs += [Pair(name, eager, _opened(bundle, name), allowed) for name in ("cpu", "static")]

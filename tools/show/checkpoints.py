@@ -79,6 +79,7 @@ def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
     model = opened.model
     sizes = asdict(model.config)
     block = sizes.pop("block", None)
+    sizes.pop("quantised", None)
     return {
         "kind": "drafter",
         "path": str(path),
@@ -86,6 +87,7 @@ def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
         "title": kind_named(model.kind).title,
         "teacher": {"path": str(teacher.folder), "family": teacher.config.family, "layers": teacher.config.layers},
         "aux_layers": list(model.aux_layers),
+        "quantised": list(model.quantised),
         "dtype": str(opened.checkpoint.dtype).removeprefix("torch."),
         "tensors": len({key for name in opened.checkpoint.names() for key in opened.checkpoint.keys(name)}),
         "sizes": {name: value for name, value in sizes.items() if name != "aux_layers"},
@@ -154,6 +156,7 @@ def _drafter_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         *rows,
         ("fits", f"{teacher['path']}, {teacher['family']} of {teacher['layers']} layers"),
         ("reads", read),
+        *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
         *((name.replace("_", " "), str(value)) for name, value in found["sizes"].items()),
         *(_block_rows(found["block"]) if found["block"] else []),
         ("tensors", f"{found['tensors']} in {found['dtype']}"),

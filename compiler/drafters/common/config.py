@@ -35,6 +35,8 @@ class CachedConfig:
     tied_head: bool
     # A row sees so many positions, its own counted; None for all that are before it.
     window: int | None = None
+    # Linear layers of the network that are W8A8.
+    quantised: tuple[str, ...] = ()
 
     @property
     def mapped(self) -> bool:

@@ -35,6 +35,8 @@ class MedusaConfig:
     bias: bool = True
     # Tokens that can be proposed; None for the teacher's vocabulary.
     vocabulary: int | None = None
+    # Linear layers of the network that are W8A8.
+    quantised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class MedusaModel(DraftModel):
     config: MedusaConfig
 
     def module(self, teacher: TeacherConfig, positions: int) -> MedusaHeads:
-        return MedusaHeads(teacher.hidden, teacher.vocabulary, *asdict(self.config).values())
+        heads = self.config
+        sizes = (teacher.hidden, teacher.vocabulary, heads.heads, heads.blocks)
+        return MedusaHeads(*sizes, heads.tied, heads.bias, heads.vocabulary)
 
     def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
         check_levels(name, tree, self.config.heads, "heads", self._vocabulary(teacher))

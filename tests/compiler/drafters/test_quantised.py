@@ -1,0 +1,115 @@
+"""A drafter in W8A8: every kind's layers come back as the whole numbers that were written, and the text stays."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.checkpoints.safetensors_file import map_tensors
+from draftwood.compiler.drafters.registry import open_drafter
+from draftwood.compiler.quantisation.drafter import quantise_drafter
+from draftwood.compiler.quantisation.rounding import rounded
+from draftwood.compiler.targets.modules import make_modules
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.linear import QuantisedLinear
+from draftwood.errors import CheckpointError, RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.policy import policy_for
+from draftwood.tools import cli
+from draftwood.trees import Topology
+
+LAYERS = {"medusa": 2, "eagle3": 5, "fasteagle": 14}
+
+
+@pytest.fixture
+def sources(tiny_heads: Path, tiny_drafters: dict[str, Path]) -> dict[str, Path]:
+    return {"medusa": tiny_heads, **tiny_drafters}
+
+
+def silent(stage: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_whole_numbers_come_back(kind: str, sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path) -> None:
+    teacher = Checkpoint.open(tiny_teacher)
+    plain, made = open_drafter(sources[kind], teacher), quantise_drafter(sources[kind], teacher, tmp_path / "q", silent)
+    assert len(made.model.quantised) == LAYERS[kind] and not plain.model.quantised
+    for layer in made.model.quantised:
+        whole_OH, scale_O1 = rounded(plain.checkpoint.weight(f"{layer}.weight"))
+        assert torch.equal(made.checkpoint.weight(f"{layer}.weight"), whole_OH.t()), layer
+        assert torch.equal(made.checkpoint.weight(f"{layer}.weight_scale"), scale_O1.flatten()), layer
+    _, network = make_modules(teacher.config, made.model, 128)
+    assert network is not None
+    assert sum(isinstance(module, QuantisedLinear) for module in network.modules()) == LAYERS[kind]
+    assert {name for name in network.state_dict() if "draft_cos" not in name} >= set(made.checkpoint.names())
+
+
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "fasteagle")]
+
+
+@pytest.mark.parametrize("kind", ["medusa", *SLOW])
+def test_text_is_that_of_the_teacher(kind: str, sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path) -> None:
+    made = tmp_path / "q"
+    quantise_drafter(sources[kind], Checkpoint.open(tiny_teacher), made, silent)
+    trees = (("plain", Topology.plain()), ("chain", Topology.chain(2)))
+    build(BuildRequest(model=tiny_teacher, drafter=made, trees=trees, slots=(128,)), tmp_path / "bundle")
+    bundle = Bundle.open(tmp_path / "bundle")
+    stored = map_tensors(bundle.folder / "onnx/weights.safetensors")
+    layers = open_drafter(made, Checkpoint.open(tiny_teacher)).model.quantised
+    assert {stored[f"{layer}.weight"].dtype for layer in layers} == {torch.int8}
+    assert bundle.manifest.int8 and not bundle.manifest.quantised
+    engine, options = CpuEngine(bundle), Options(max_new_tokens=40, ignore_eos=True)
+    texts = [
+        Decoding(engine, [3, 5, 7], options, policy_for(bundle, gear, plain=gear is None)).run().token_ids
+        for gear in (None, "chain-kv128")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_command_says_what_it_made(
+    sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", str(tiny_teacher), "--drafter", str(sources["eagle3"]), "--out", str(tmp_path / "q")]
+    assert cli.main(["quantize", *given, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["drafter"], said["quantised"]) == ("eagle3", LAYERS["eagle3"])
+    assert cli.main(["inspect", str(tmp_path / "q"), "--model", str(tiny_teacher)]) == 0
+    assert f"W8A8, {LAYERS['eagle3']} linear layers" in capsys.readouterr().out
+    assert cli.main(["quantize", *given[:4], "--out", str(tmp_path / "r"), "--report"]) == 2
+    assert "--report: is for teachers" in capsys.readouterr().err
+
+
+def test_what_is_quantised_is_not_quantised_again(sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path) -> None:
+    teacher = Checkpoint.open(tiny_teacher)
+    quantise_drafter(sources["medusa"], teacher, tmp_path / "q", silent)
+    with pytest.raises(RequestError, match="is quantised already; name the original"):
+        quantise_drafter(tmp_path / "q", teacher, tmp_path / "r", silent)
+
+
+@pytest.mark.parametrize("damage", ["no scale", "another type", "not described"])
+def test_int8_without_its_scales_or_description_is_refused(
+    damage: str, sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path
+) -> None:
+    teacher, folder = Checkpoint.open(tiny_teacher), tmp_path / "q"
+    quantise_drafter(sources["eagle3"], teacher, folder, silent)
+    tensors, config = load_file(folder / "model.safetensors"), folder / "config.json"
+    shutil.copy(config, tmp_path)
+    if damage == "no scale":
+        save_file({k: v for k, v in tensors.items() if k != "fc.weight_scale"}, folder / "model.safetensors")
+    elif damage == "another type":
+        save_file(tensors | {"fc.weight_scale": tensors["fc.weight_scale"].half()}, folder / "model.safetensors")
+    else:
+        fields = json.loads(config.read_text())
+        del fields["quantization_config"]
+        config.write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError) as caught:
+        open_drafter(folder, teacher)
+    assert "\n" not in str(caught.value) and "model.safetensors" in str(caught.value)
