@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,13 @@ def prompt_lookup(model: Path, work: Path, threads: int) -> Generate:
     return transformers_generate(model, work, threads, prompt_lookup_num_tokens=8)
 
 
-def genai(model: Path, work: Path, threads: int) -> Generate:
-    """onnxruntime-genai on its own export of the checkpoint, fp32; it takes one thread unless told."""
+def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
+    """onnxruntime-genai on its own export of the checkpoint; it takes one thread unless told."""
     import onnxruntime_genai
 
-    folder = work / f"genai-{model.name}"
+    folder = work / f"genai-{model.name}{'' if precision == 'fp32' else f'-{precision}'}"
     if not (folder / "genai_config.json").exists():
-        given = ["-i", str(model), "-o", str(folder), "-p", "fp32", "-e", "cpu", "-c", str(work / "genai-cache")]
+        given = ["-i", str(model), "-o", str(folder), "-p", precision, "-e", "cpu", "-c", str(work / "genai-cache")]
         subprocess.run([sys.executable, "-c", BUILDER, *given], check=True, capture_output=True)
     file = folder / "genai_config.json"
     config = json.loads(file.read_text())
@@ -72,6 +73,40 @@ def genai(model: Path, work: Path, threads: int) -> Generate:
     return generate
 
 
+def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False) -> Generate:
+    """llama.cpp on every matrix in a format of its own; ``lookup`` is its speculation from n-grams of the text."""
+    import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.evaluate.gguf_file import write_gguf
+
+    teacher, path = Checkpoint.open(model), work / f"{model.name}-{form}.gguf"
+    if not path.exists():
+        write_gguf(teacher, path, form)
+    # Row by row below 64 rows with flash attention: slower where rows are verified.
+    opened = llama_cpp.Llama(
+        str(path),
+        n_ctx=min(teacher.config.max_positions, 2048),
+        n_threads=threads,
+        n_threads_batch=threads,
+        flash_attn=False,
+        draft_model=LlamaPromptLookupDecoding(num_pred_tokens=8) if lookup else None,
+        verbose=False,
+    )
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        opened.reset()  # or it would find the prompt in its cache
+        found: list[int] = []
+        for token in opened.generate(list(ids), temp=0.0, repeat_penalty=1.0):
+            found.append(int(token))
+            if len(found) == count or found[-1] in teacher.config.eos:
+                break
+        return found
+
+    return generate
+
+
 # The builder as a program of its own: it imports transformers, which must not see a torch_npu that has no CANN.
 BUILDER = """
 import runpy
@@ -88,6 +123,14 @@ PEERS: dict[str, tuple[str, Open | None]] = {
     "llama.cpp": ("llama_cpp", None),
     "OpenVINO GenAI": ("openvino_genai", None),
 }
+# The same programs at fewer bits.
+QUANTISED_PEERS: dict[str, tuple[str, Open | None]] = {
+    "onnxruntime-genai int4": ("onnxruntime_genai", partial(genai, precision="int4")),
+    "llama.cpp Q8_0": ("llama_cpp", partial(llama, form="Q8_0")),
+    "llama.cpp Q4_0": ("llama_cpp", partial(llama, form="Q4_0")),
+    "llama.cpp Q4_0 prompt lookup": ("llama_cpp", partial(llama, form="Q4_0", lookup=True)),
+    "OpenVINO GenAI int8": ("openvino_genai", None),
+}
 INSTALL = "pip install 'draftwood[peers]'"
 
 
@@ -95,7 +138,7 @@ def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | st
     """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours."""
     if why := why_missing(name):
         return why
-    opens = PEERS[name][1]
+    opens = (PEERS | QUANTISED_PEERS)[name][1]
     assert opens is not None, "a peer that is not missing"
     try:
         return opens(model, work, threads)
@@ -107,7 +150,8 @@ def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | st
 
 def why_missing(name: str) -> str:
     """Why a peer is not there; empty if it is."""
-    package, opens = PEERS[name]
+    package, opens = (PEERS | QUANTISED_PEERS)[name]
     if opens is None:
         return "no export of the checkpoint to it yet"
-    return "" if importlib.util.find_spec(package) else f"not installed: {INSTALL}"
+    install = "pip install llama-cpp-python gguf" if package == "llama_cpp" else INSTALL
+    return "" if importlib.util.find_spec(package) else f"not installed: {install}"
