@@ -16,11 +16,13 @@ from draftwood.trees import Topology, tensorize
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.gears import Limits
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import MAX_ROWS, Budget
 
 NODES = 15
 LEAST_SLOTS = 1024
 PREFILL_ROWS = (128,)  # the CPU's engine prefills with the step of any size
+# Candidates of a level that a shared bundle ranks are a multiple of this.
+WIDTH_MULTIPLE = 16
 
 Trees = tuple[tuple[str, Topology | Budget], ...]
 
@@ -52,13 +54,13 @@ def tree_bundle(size: str, drafter: str, reach: int, trees: Trees, work: Path, s
 
 
 def largest(trees: Trees) -> tuple[str, Topology]:
-    """A tree that has the rows, the depth and the ranks of any of ``trees``."""
-    rows, depth, width = (max(getattr(tree, of) for _, tree in trees) for of in ("rows", "depth", "width"))
-    chain = [(0,) * level for level in range(1, depth + 1)]
-    more = [(rank,) for rank in range(1, width)]
-    wider = [(0,) * level + (rank,) for level in range(1, depth) for rank in range(1, width)]
-    paths = [*chain, *more, *wider]
-    return "largest", Topology.from_paths(paths[: max(rows - 1, depth + width - 1)])
+    """A tree that has the depth and the ranks of any of ``trees``, and rows enough for all: sections whose trees reach
+    equally far share one bundle."""
+    depth, width = (max(getattr(tree, of) for _, tree in trees) for of in ("depth", "width"))
+    width = -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    ranked = [(0,) * level + (rank,) for level in range(depth) for rank in range(width)]
+    more = [(above, rank) for above in range(1, width) for rank in range(width)] if depth > 1 else []
+    return "largest", Topology.from_paths([*ranked, *more][: MAX_ROWS - 1])
 
 
 def distinct(trees: Trees) -> Trees:
@@ -70,18 +72,14 @@ def distinct(trees: Trees) -> Trees:
 
 
 def windowed_bundle(size: str, drafter: str, reach: int, window: int, work: Path, say: Callable[[str], None]) -> Path:
-    """The planned pair whose drafter's layers see the last ``window`` tokens alone; the teacher sees all."""
+    """The planned pair whose drafter's layers see the last ``window`` tokens alone, 0 for all; the teacher sees all."""
     trees = (("plain", Topology.plain()), ("tree", counted(drafter, sampled=False).rank_paths().best_tree(NODES)))
     folder = work / bundle_name(f"window{window}", size, drafter, (kv_lengths(reach), trees))
     if not folder.exists():
-        source = models(size, work, drafter)[1]
-        own = with_fields(
-            source,
-            work / f"{source.name}-window{window}",
-            sliding_window=window,
-            use_sliding_window=True,
-            layer_types=["sliding_attention"],
-        )
+        own = models(size, work, drafter)[1]
+        if window:
+            sliding = {"sliding_window": window, "use_sliding_window": True, "layer_types": ["sliding_attention"]}
+            own = with_fields(own, work / f"{own.name}-window{window}", **sliding)
         _build(size, drafter, reach, folder, say, trees=trees, own=own)
     return folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from draftwood.errors import RequestError
 from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import Engine, open_engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
@@ -42,6 +43,8 @@ class Opened:
     drafter: str
     digest: str
     times: tuple[StepTime, ...]
+    # The same bundle on other engines, by their names.
+    others: dict[str, Engine] = field(default_factory=dict)
 
     def policies(self, name: str) -> Policies:
         """``plain``, ``adaptive``, ``tree`` for the one that promises most, or a gear by its name."""
@@ -111,6 +114,14 @@ class Lab:
             return found if drafter == "demo-eagle3" else bundles.with_trees(found, trees)
 
         return self._opened(("trees", size, drafter, bundles.kv_lengths(reach), trees), bundle, tuned=False)
+
+    def on(self, opened: Opened, engine: str) -> Engine:
+        """The bundle on another engine, opened once; the CPU's is there already."""
+        if engine == "cpu":
+            return opened.engine
+        if engine not in opened.others:
+            opened.others[engine] = open_engine(opened.engine.bundle, engine, self.threads)
+        return opened.others[engine]
 
     def windowed(self, size: str, drafter: str, window: int, reach: int) -> Opened:
         """The pair whose drafter sees ``window`` tokens; 0 for all."""

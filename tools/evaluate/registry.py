@@ -1,7 +1,18 @@
 """All sections, in the order in which the report shows them."""
 
 from draftwood.tools.evaluate.section import Section
-from draftwood.tools.evaluate.sections import budget, coupled, exactness, lengths, peers, shapes, steps, turns, window
+from draftwood.tools.evaluate.sections import (
+    ablations,
+    budget,
+    coupled,
+    exactness,
+    lengths,
+    peers,
+    shapes,
+    steps,
+    turns,
+    window,
+)
 
 SECTIONS: dict[str, Section] = {
     section.name: section
@@ -15,5 +26,6 @@ SECTIONS: dict[str, Section] = {
         shapes.SECTION,
         budget.SECTION,
         window.SECTION,
+        ablations.SECTION,
     )
 }

@@ -15,7 +15,7 @@ from draftwood.tools.evaluate.report.contents import contents
 from draftwood.tools.evaluate.report.markdown import markdown
 from draftwood.tools.evaluate.run import evaluate
 from draftwood.tools.evaluate.section import Figure, Table
-from draftwood.tools.evaluate.sections import budget, coupled, exactness, shapes, steps
+from draftwood.tools.evaluate.sections import ablations, budget, coupled, exactness, shapes, steps
 from draftwood.tools.evaluate.sections import peers as programs
 from draftwood.tools.evaluate.suite import Ask, Suite
 from draftwood.tools.evaluate.uncoupled import Uncoupled
@@ -34,6 +34,7 @@ SUITE = Suite(
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
         "peers": Ask(**ONE),
+        "ablations": Ask(**ONE, nodes=(3,)),
         "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(100,), windows=(8, 0)),
     },
 )
@@ -45,7 +46,7 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     counted = Calibration()
     for number, path in enumerate([(0, 0), (0, 1), (1,), (0,), (1, 0), (2,), ()] * 3):
         counted.add(path, group=f"text {number}")
-    for module in (bundles, shapes, budget, steps, coupled):
+    for module in (bundles, shapes, budget, steps, coupled, ablations):
         monkeypatch.setattr(module, "counted", lambda *_, **__: counted)
     for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwood.runtime.decoding import Options
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.bundles import Trees, counted
@@ -111,7 +112,12 @@ def measure(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
 
 def ids_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> list[int]:
     """The task's prompt."""
-    tokenizer = opened(task, ask, lab, trees).engine.bundle.tokenizer
+    return prompt_of(task, ask, lab, opened(task, ask, lab, trees).engine)
+
+
+def prompt_of(task: Task, ask: Ask, lab: Lab, engine: Engine) -> list[int]:
+    """The task's prompt, as the engine's bundle reads it."""
+    tokenizer = engine.bundle.tokenizer
     assert tokenizer is not None, "the demo teacher has a tokenizer"
     own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
     return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
