@@ -163,7 +163,7 @@ class Eagle3(CachedNetwork):
         cos_R1D, sin_R1D = self.rotary(position_R)
         unseen, found = written.unseen_C, []
         if self.config.window is not None:
-            unseen = unseen | self.before_window(position_R, torch.arange(len(unseen), device=unseen.device))
+            unseen = unseen | self.before_window(position_R, torch.arange(unseen.shape[0], device=unseen.device))
 
         def attend(i: int, layer: DraftLayer, x: Tensor) -> Tensor:
             q_RND, k_SKD, v_SKD = layer.rotated(x, cos_R1D, sin_R1D)

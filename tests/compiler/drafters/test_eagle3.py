@@ -14,8 +14,10 @@ from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep
 from draftwood.compiler.drafters.common.tree_step import TreeStep
+from draftwood.compiler.drafters.common.tree_step import tree_step as any_length_step
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.trees import Topology
@@ -288,6 +290,21 @@ def test_onnx_and_one_write_a_cache(plain: Variant, make: Any, decoder: Decoder,
     for ours, theirs in zip(outputs, step(*inputs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)  # onnxruntime sums in another order
     assert make.written_once(program, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_window_ties_the_graph_of_a_cpu_to_no_length(
+    tmp_path: Path, make: Any, teacher: Checkpoint, load: Callable, decoder: Decoder
+) -> None:
+    windowed = Variant(tmp_path, make, teacher, load, "speculators", **VARIANTS["window"][1])
+    step = any_length_step(windowed.drafter, decoder, "draft", FixedTree(Topology.chain(2)), 0, 0)
+    program = trace(step).module()
+    tokens, text, block = torch.tensor([5, 6, 7]), torch.tensor([3]), windowed.checkpoint.config.block
+    features = torch.randn(3, windowed.checkpoint.config.features, generator=torch.Generator().manual_seed(3))
+    caches = [torch.zeros(1, block.kv_heads, 48, block.head_dim) for _ in range(2 * block.layers)]
+    inputs = (tokens, features, text, text, torch.zeros(2, 40))
+    ours, theirs = (module(*inputs, *(cache.clone() for cache in caches)) for module in (program, step.module))
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
 
 def test_half_precision_runs(plain: Variant, decoder: Decoder, warm: Callable) -> None:
