@@ -11,7 +11,7 @@ import msgspec
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools import demo
-from draftwood.tools.demo.sizes import bundle_name, models
+from draftwood.tools.demo.sizes import bundle_name, digest, models
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
@@ -73,7 +73,7 @@ def distinct(trees: Trees) -> Trees:
 
 def windowed_bundle(size: str, drafter: str, reach: int, window: int, work: Path, say: Callable[[str], None]) -> Path:
     """The planned pair whose drafter's layers see the last ``window`` tokens alone, 0 for all; the teacher sees all."""
-    trees = (("plain", Topology.plain()), ("tree", counted(drafter, sampled=False).rank_paths().best_tree(NODES)))
+    trees = one_tree(drafter)
     folder = work / bundle_name(f"window{window}", size, drafter, (kv_lengths(reach), trees))
     if not folder.exists():
         own = models(size, work, drafter)[1]
@@ -82,6 +82,35 @@ def windowed_bundle(size: str, drafter: str, reach: int, window: int, work: Path
             own = with_fields(own, work / f"{own.name}-window{window}", **sliding)
         _build(size, drafter, reach, folder, say, trees=trees, own=own)
     return folder
+
+
+def bitwise_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
+    """The pair with a planned tree, and the CPU's step in which a row has the same bits in every tree."""
+    trees = one_tree(drafter)
+    folder = work / bundle_name("bitwise", size, drafter, (kv_lengths(0), trees))
+    if not folder.exists():
+        _build(size, drafter, 0, folder, say, trees=trees, bitwise=True)
+    return folder
+
+
+def quantised_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
+    """The pair with a planned tree, its teacher in W8A8, calibrated with the built-in prompts."""
+    from draftwood.tools.measure.w8a8 import quantised
+    from draftwood.tools.prompts import BUILT_IN
+
+    trees = one_tree(drafter)
+    folder = work / bundle_name("w8a8", size, drafter, (kv_lengths(0), trees))
+    if not folder.exists():
+        teacher = models(size, work, drafter)[0]
+        say(f"quantising {teacher.name}")
+        taught = quantised(teacher, work / f"w8a8-{teacher.name}-{digest(teacher):08x}", BUILT_IN)
+        _build(size, drafter, 0, folder, say, trees=trees, taught=taught)
+    return folder
+
+
+def one_tree(drafter: str) -> Trees:
+    """Plain decoding, and the tree of `NODES` nodes that counted paths call best."""
+    return (("plain", Topology.plain()), ("tree", counted(drafter, sampled=False).rank_paths().best_tree(NODES)))
 
 
 def with_trees(bundle: Bundle, trees: Trees) -> Bundle:
@@ -139,12 +168,16 @@ def _build(
     trees: Sequence[tuple[str, Topology | Budget]],
     plan: object = None,
     own: Path | None = None,
+    taught: Path | None = None,
+    bitwise: bool = False,
 ) -> None:
+    """Builds ``folder``; ``own`` and ``taught`` take the place of the shipped drafter and the size's teacher."""
     import draftwood
 
     say(f"building {folder.name}")
     slots = kv_lengths(reach)
     teacher, shipped = models(size, folder.parent, drafter)
+    teacher = taught or teacher
     config = json.loads((teacher / "config.json").read_text())
     if config["max_position_embeddings"] < slots[-1]:  # more than the teacher was trained for
         longer = folder.parent / f"{teacher.name}-{slots[-1]}"
@@ -156,5 +189,6 @@ def _build(
         slots=slots,
         prefill_rows=PREFILL_ROWS,
         plan=plan,  # type: ignore[arg-type]
+        bitwise=bitwise,
     )
     draftwood.build(request, folder)

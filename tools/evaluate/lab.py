@@ -16,6 +16,7 @@ from draftwood.errors import RequestError
 from draftwood.planning import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine, open_engine
+from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
@@ -131,6 +132,24 @@ class Lab:
 
         return self._opened(("window", size, drafter, window), bundle, tuned=False)
 
+    def bitwise(self, size: str, drafter: str, bitwise: bool) -> Opened:
+        """The pair that has both of the CPU's steps, on the engine that has bits in mind or on the ordinary one."""
+
+        def bundle() -> Bundle:
+            return Bundle.open(bundles.bitwise_bundle(size, drafter, self.work, self.say))
+
+        return self._opened(("bitwise", size, drafter, bitwise), bundle, False, BitwiseEngine if bitwise else CpuEngine)
+
+    def precise(self, size: str, drafter: str, precision: str) -> Opened:
+        """The pair with a teacher in fp32 or in w8a8; the former is `bitwise`'s, decoded ordinarily."""
+
+        def bundle() -> Bundle:
+            return Bundle.open(bundles.quantised_bundle(size, drafter, self.work, self.say))
+
+        if precision == "fp32":
+            return self.bitwise(size, drafter, False)
+        return self._opened((precision, size, drafter), bundle, tuned=False)
+
     def text(self, engine: CpuEngine, length: int, number: int) -> tuple[str, list[int]]:
         """The ``number``-th text of a length, from 0; RequestError where the prompts do not make so many."""
         found = next(islice(texts(engine, self.prompts, length), number, None), None)
@@ -158,12 +177,14 @@ class Lab:
         """Tells the user what is done now, where it is no measurement."""
         print(what, file=sys.stderr, flush=True)
 
-    def _opened(self, key: tuple[object, ...], make: Callable[[], Bundle], tuned: bool) -> Opened:
+    def _opened(
+        self, key: tuple[object, ...], make: Callable[[], Bundle], tuned: bool, kind: type[CpuEngine] = CpuEngine
+    ) -> Opened:
         if key not in self._open:
             # One size at a time, or the memory of a large one would be held beside the next.
             self._open = {held: one for held, one in self._open.items() if held[1] == key[1]}
             bundle = make()
-            engine = CpuEngine(bundle)
+            engine = kind(bundle)
             times = self._times(engine) if tuned else ()
             self._open[key] = Opened(engine, str(key[2]), bundle_digest(bundle), times)
         return self._open[key]

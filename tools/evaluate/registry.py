@@ -3,11 +3,13 @@
 from draftwood.tools.evaluate.section import Section
 from draftwood.tools.evaluate.sections import (
     ablations,
+    bitwise,
     budget,
     coupled,
     exactness,
     lengths,
     peers,
+    quantised,
     shapes,
     steps,
     turns,
@@ -21,6 +23,8 @@ SECTIONS: dict[str, Section] = {
         lengths.SECTION,
         coupled.SECTION,
         exactness.SECTION,
+        bitwise.SECTION,
+        quantised.SECTION,
         peers.SECTION,
         steps.SECTION,
         shapes.SECTION,

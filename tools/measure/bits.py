@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,19 @@ class Plain:
 
 
 def measure(
-    engine: StagedEngine, texts: Sequence[list[int]], sampling: Sampling, gear: Gear, new: int
+    engine: StagedEngine,
+    texts: Sequence[list[int]],
+    sampling: Sampling,
+    gear: Gear,
+    new: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
-    """Counts by the kind of row, over ``new`` tokens behind every text."""
+    """Counts by the kind of row, over ``new`` tokens behind every text; ``say`` takes the progress."""
     found = {kind: Count() for kind in ("root", "principal", "other", "prompt")}
     for number, text in enumerate(texts):
         for kind, *logits in _rows(engine, text, sampling, gear, new):
             found[kind].add(*logits)
-        print(f"{number + 1}/{len(texts)} texts", file=sys.stderr, flush=True)
+        say(f"{number + 1}/{len(texts)} texts")
     return {kind: asdict(count) for kind, count in found.items()}
 
 
@@ -154,7 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
     share_threads(args.threads)
     engine = open_engine(bundle, args.engine)
     texts = [bundle.tokenizer.encode(prompt.text) for prompt in read_prompts(args.prompts, args.limit)]
-    found = measure(engine, texts, Sampling(temperature=args.temperature), gear, args.max_new_tokens)
+    say = partial(print, file=sys.stderr, flush=True)
+    found = measure(engine, texts, Sampling(temperature=args.temperature), gear, args.max_new_tokens, say)
     report = {"engine": args.engine or "cpu", "gear": gear.name, "temperature": args.temperature, "rows": found}
     if args.json:
         print(json.dumps(report))

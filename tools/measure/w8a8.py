@@ -70,10 +70,7 @@ def measure(size: str, prompts: list[Prompt], args: argparse.Namespace) -> dict[
 def _bundles(size: str, args: argparse.Namespace) -> dict[str, Path]:
     """A bundle of each precision, made unless it is there."""
     teacher, drafter = models(size, args.work, args.drafter)
-    whole = args.work / f"{teacher.name}-{size}-w8a8"
-    if not whole.exists():
-        texts = read_texts(args.calibration, Tokenizer.load(teacher), limit=32, longest=128)
-        quantise(Request(model=teacher, texts=texts.calibration, migration="none", head=True), whole)
+    whole = quantised(teacher, args.work / f"{teacher.name}-{size}-w8a8", args.calibration)
     found = {}
     for name, model in (("fp32", teacher), ("w8a8", whole)):
         found[name] = args.work / f"w8a8-{size}-{name}-{args.drafter}-{args.tree.replace(':', '-')}"
@@ -81,6 +78,14 @@ def _bundles(size: str, args: argparse.Namespace) -> dict[str, Path]:
             trees = (*parse_specs(args.tree), _WIDEST)
             build(BuildRequest(model=model, drafter=drafter, trees=trees, slots=(SLOTS,)), found[name])
     return found
+
+
+def quantised(teacher: Path, out: Path, calibration: Path) -> Path:
+    """The teacher with all its linear layers in int8, made at ``out`` unless it is there."""
+    if not out.exists():
+        texts = read_texts(calibration, Tokenizer.load(teacher), limit=32, longest=128)
+        quantise(Request(model=teacher, texts=texts.calibration, migration="none", head=True), out)
+    return out
 
 
 def step_ms(engine: CpuEngine, repeats: int = 5) -> dict[int, float]:

@@ -15,10 +15,11 @@ from draftwood.tools.evaluate.report.contents import contents
 from draftwood.tools.evaluate.report.markdown import markdown
 from draftwood.tools.evaluate.run import evaluate
 from draftwood.tools.evaluate.section import Figure, Table
-from draftwood.tools.evaluate.sections import ablations, budget, coupled, exactness, shapes, steps
+from draftwood.tools.evaluate.sections import ablations, budget, coupled, exactness, pairs, shapes, steps
 from draftwood.tools.evaluate.sections import peers as programs
 from draftwood.tools.evaluate.suite import Ask, Suite
 from draftwood.tools.evaluate.uncoupled import Uncoupled
+from draftwood.tools.measure import w8a8
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
 
@@ -32,6 +33,8 @@ SUITE = Suite(
         "coupled": Ask(**ONE, temperatures=(0.8,)),
         "shapes": Ask(**ONE, nodes=(2, 3)),
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
+        "bitwise": Ask(**ONE),
+        "quantised": Ask(**ONE),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
         "peers": Ask(**ONE),
         "ablations": Ask(**ONE, nodes=(3,)),
@@ -48,9 +51,11 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         counted.add(path, group=f"text {number}")
     for module in (bundles, shapes, budget, steps, coupled, ablations):
         monkeypatch.setattr(module, "counted", lambda *_, **__: counted)
-    for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
+    for name in ("planned_bundle", "tree_bundle", "windowed_bundle", "bitwise_bundle", "quantised_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(lab, "TUNE_SECONDS", 0.01)
+    for name, value in (("ROWS", (1, 2, 4)), ("TEXT", 20), ("SLOTS", 128)):
+        monkeypatch.setattr(w8a8, name, value)
     monkeypatch.setattr(exactness, "TEXTS", 60)
     monkeypatch.setattr(exactness, "STEPS", 6)
     monkeypatch.setattr(peers, "PEERS", {"nobody": ("no_such_package", None), "broken": ("json", broken)})
@@ -78,6 +83,10 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     why = "cannot open the checkpoint: reads no such checkpoint"
     assert missing == (("nobody", "no export of the checkpoint to it yet"), ("broken", why))
     assert "Missing: nobody" in markdown(found)
+    for row in (row for row in rows if row["section"] == "bitwise"):
+        ours, theirs = (list(row["found"]["bits"][name].values()) for name in ("bitwise", "ordinary"))
+        assert all(kind["rows"] == kind["equal_one"] for kind in ours) and any(kind["rows"] for kind in ours)
+        assert any(kind["equal_one"] < kind["rows"] for kind in theirs)
 
 
 def test_every_section_is_registered_under_its_own_name() -> None:
@@ -138,3 +147,20 @@ def test_drafts_without_the_noise_are_those_of_greedy_text(tiny_draft_bundles: d
         one.start(state, np.arange(5, 9))
         one.step([state], gear)
     assert seen == [True, False, True]
+
+
+def test_a_pair_is_compared_by_its_own_plain_texts_and_by_rows() -> None:
+    def figures(seconds: float, steps: int) -> dict[str, object]:
+        return {"seconds": [seconds], "tokens": 9, "steps": steps, "equal": True}
+
+    turns = [
+        {"of": name, "ways": {f"plain {name}": figures(plain, 8), f"{name} tree": figures(tree, 4)}}
+        for name, plain, tree in (("fp32", 4.0, 2.0), ("w8a8", 2.0, 0.5))
+    ]
+    at = {"size": "native", "drafter": "demo-medusa", "temperature": 0.0}
+    ms = {"fp32": {"1": 2.0, "4": 3.0}, "w8a8": {"1": 1.0, "4": 2.0}}
+    rows = [{"key": "a", "at": at, "found": {"turns": turns, "step_ms": ms}}]
+    table = pairs.steps_table(rows, ("fp32", "w8a8"))
+    first, second = pairs.texts_table(rows, ("fp32", "w8a8"), "").lines
+    assert first[4:9] == ["1 of 1", 0, 2.0, 4.0, 2.0] and [one.value for one in second[9:]] == [4.0, 2.0]
+    assert list(table.lines) == [["native", 1, 2.0, 1.0, 0.5, 1.0, 1.0], ["native", 4, 3.0, 2.0, 0.667, 1.5, 2.0]]

@@ -172,8 +172,8 @@ def _draw(lines: list[Line], canvas: Canvas) -> None:
             axes.plot((held.low, held.high), (at, at), color=ink, linewidth=1.4)
             axes.plot(held.value, at, "o", color=ink, markersize=5.5,
                       markerfacecolor=ink if line.way == COUPLED else "none")  # fmt: skip
-            axes.annotate(f"{held.value:.2f}", (held.high, at), xytext=(5, 0), textcoords="offset points", va="center",
-                          fontsize=8, color=ink)  # fmt: skip
+            axes.annotate(f"{held.value:.2f}", (held.value, at), xytext=(0, 6), textcoords="offset points",
+                          ha="center", fontsize=8, color=ink)  # fmt: skip
             if line.goal:
                 axes.plot((line.goal, line.goal), (at - 0.35, at + 0.35), color=draw.INK, linewidth=1.6)
         axes.set_yticks(range(len(own)), [f"{line.drafter} {line.way}" for line in own])
