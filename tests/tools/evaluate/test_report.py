@@ -18,10 +18,12 @@ from draftwood.tools.evaluate.report.compare import compare, sentences
 from draftwood.tools.evaluate.report.contents import contents
 from draftwood.tools.evaluate.report.page import ranges, write_page
 from draftwood.tools.evaluate.rows import FILE, read_rows
+from draftwood.tools.evaluate.sections.lengths_modelled import modelled, table_of
 from draftwood.tools.evaluate.sections.lengths_shown import adaptive_regret, break_even, cells_of
 from draftwood.tools.evaluate.sections.turn import total_speedup, turns_of
 from draftwood.tools.evaluate.sections.turns_shown import depth_shares
 from draftwood.tools.evaluate.spread import ratio
+from draftwood.trees.latency import LatencyEntry, LatencyTable
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PROBE = """
@@ -102,6 +104,27 @@ def test_regret_and_break_even_are_against_the_best_in_hindsight() -> None:
     assert cell.best == "tree" and cell.overhead("tree") == pytest.approx(2.0 / 2.5)
     assert break_even([128, 256, 512], [1.3, 0.9, 0.8]) == "256 tokens"
     assert break_even([128, 256, 512], [0.9, 1.1, 1.2]) == "nowhere up to 512 (but at 128)"
+
+
+def test_a_modelled_speedup_is_counted_acceptance_over_modelled_steps() -> None:
+    def step(kind: Any, seconds: float, **shape: int) -> LatencyEntry:
+        return LatencyEntry(kind=kind, seconds=seconds, parts={"all": seconds}, **shape)
+
+    steps = [step("verify", ms, rows=rows, slots=512) for rows, ms in ((1, 10.0), (4, 11.0), (16, 14.0))]
+    table = LatencyTable(source="modelled", entries=(*steps, step("draft", 1.0, depth=3, width=4), step("host", 1.0)))
+    ways = {"plain": figures([8.0], steps=8), "plain again": figures([8.0]), "adaptive": figures([4.0])}
+    ways |= {"small": figures([5.0], steps=4), "large": figures([9.0], steps=2)}
+    found = {"ways": ways, "prompt_tokens": 100, "trees": {"small": (4, 2, 2), "large": (16, 3, 4)}}
+    at = {"size": "native", "drafter": "demo-medusa", "temperature": 0.0, "length": 128}
+    best = modelled(cells_of([{"key": "a", "at": at, "found": found}])[0], table)
+    assert (best.tree, best.accept_length) == ("large", 4.0)
+    assert best.overhead == pytest.approx(16 / 11) and best.speedup == pytest.approx(4 * 11 / 16)
+
+
+def test_the_model_knows_the_drafts_of_shipped_trees() -> None:
+    for drafter, depth in (("medusa", 5), ("eagle3", 8), ("fasteagle", 5)):
+        table = table_of(drafter)
+        assert 0 < table.draft_s(depth, 10) < table.step_s(1, 4224) < table.step_s(64, 4224)
 
 
 def test_lines_of_rows_are_written_short() -> None:

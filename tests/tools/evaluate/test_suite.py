@@ -55,5 +55,5 @@ def test_kv_lengths_reach_the_longest_text() -> None:
 def test_one_built_tree_stands_for_all_of_a_drafter_that_ranks_levels() -> None:
     trees = (("plain", Topology.plain()), ("chain", Topology.chain(4)), ("wide", Topology.from_paths([(9,), (2,)])))
     _, tree = bundles.largest(trees)
-    assert tree.rows >= 5 and tree.depth == 4 and tree.width == 10
+    assert tree.rows >= 5 and tree.depth == 4 and tree.width >= 10
     assert bundles.distinct((*trees, ("again", Topology.chain(4)))) == trees

@@ -95,7 +95,7 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
         for x, share in zip(at, shares, strict=True):
             left.annotate(f"{share:.0f}", (x, share), ha="center", va="bottom", fontsize=8)
     left.set_xticks(range(len(KINDS)), list(KINDS.values()), fontsize=7)
-    left.set(ylabel="%, of plain steps of one row", ylim=(0, 112))
+    left.set(ylabel="%, of plain steps of one row", ylim=(0, 132), yticks=range(0, 101, 20))
     left.grid(axis="x", visible=False)
     for size, ink in zip(sizes, (draw.OTHERS[0], draw.OTHERS[3], draw.OTHERS[5]), strict=False):
         first, second = (pairs.step_ms(rows, size, name) for name in NAMES)
@@ -103,7 +103,7 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
         pairs.by_rows(right, list(first))
     draw.equal_speed(right)
     right.set(ylabel="bitwise over ordinary")
-    left.legend(fontsize=8, loc="upper left")
+    left.legend(fontsize=8, loc="upper left", ncols=2)
     right.legend(fontsize=8)
 
 

@@ -14,8 +14,8 @@ from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
-from draftwood.tools.evaluate.section import Section, Task
-from draftwood.tools.evaluate.sections.lengths_shown import show
+from draftwood.tools.evaluate.section import Block, Row, Section, Task
+from draftwood.tools.evaluate.sections import lengths_modelled, lengths_shown
 from draftwood.tools.evaluate.suite import Ask, Suite
 
 NAME = "lengths"
@@ -66,7 +66,15 @@ def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
     found, _ = measure(_ways(opened, ids, lab), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
     bound = _bound(opened.policies("adaptive").gears, found["adaptive"], len(ids))
-    return {"text": name, "prompt_tokens": len(ids), "ways": found, "bound": bound, "bundle": opened.digest[:16]}
+    trees = {name: (tree.rows, tree.depth, tree.width) for name, (tree, _) in opened.engine.bundle.trees.items()}
+    held = {"text": name, "prompt_tokens": len(ids), "ways": found, "bound": bound, "trees": trees}
+    return held | {"bundle": opened.digest[:16]}
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """What was measured, then what the same acceptance would gain on an NPU."""
+    yield from lengths_shown.show(rows)
+    yield from lengths_modelled.show(lengths_shown.cells_of(rows))
 
 
 def _bound(gears: Gears, adaptive: dict[str, Any], prompt_tokens: int) -> float:

@@ -161,7 +161,8 @@ def _titles(cells: list[Cell]) -> list[str]:
     return [f"{size}, temperature {temperature:g}" for size, temperature in _places(cells)]
 
 
-def _by_length(axes: Any, cells: list[Cell]) -> None:
+def by_length(axes: Any, cells: Sequence[Cell]) -> None:
+    """Lengths of texts along the axis, doubling."""
     lengths = sorted({cell.length for cell in cells})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -183,7 +184,7 @@ def _draw_speedups(cells: list[Cell], canvas: Canvas) -> None:
                 axes.fill_between(lengths, [i.low for i in found], [i.high for i in found], color=ink, alpha=0.12,
                                   linewidth=0)  # fmt: skip
         draw.equal_speed(axes)
-        _by_length(axes, cells)
+        by_length(axes, cells)
     canvas.axes[0].set_ylabel("speed-up over plain decoding")
     draw.legend(canvas, canvas.axes[0], 3)
 
@@ -197,7 +198,7 @@ def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
             axes.plot(lengths, gain, color=ink, marker="o", markersize=3, label=f"{drafter} accept length")
             axes.plot(lengths, cost, ":", color=ink, marker="s", markersize=3, label=f"{drafter} overhead")
         axes.set_ylim(bottom=0)
-        _by_length(axes, cells)
+        by_length(axes, cells)
     canvas.axes[0].set_ylabel("tokens a step; plain steps a step")
     draw.legend(canvas, canvas.axes[0], 3)
 
