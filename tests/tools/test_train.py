@@ -19,6 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.drafters.common.block import Block, Sizes
 from draftwood.compiler.drafters.common.layers import Waiting
+from draftwood.compiler.drafters.dspark.checkpoint import open_dspark
+from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.eagle3 import network as compiled_eagle3
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.fasteagle import network as compiled_fasteagle
@@ -42,10 +44,10 @@ from draftwood.tools.training.texts import INDEX, Distilled
 from draftwood.tools.training.trainer import train
 
 VOCABULARY, HIDDEN, LAYERS, PROMPT = 24, 32, 6, 3
-KINDS = ("medusa", "eagle3", "fasteagle")
+KINDS = ("medusa", "eagle3", "fasteagle", "dspark")
 # Enough for a text that counts.
 LEARN = {"levels": 2, "steps": 60, "batch": 16, "learning_rate": 3e-2}
-AUX = {"medusa": {}, "eagle3": {"aux_layers": [1, 3, 4]}, "fasteagle": {"aux_layers": [1, 3, 4]}}
+AUX = {kind: {"aux_layers": [1, 3, 4]} if kind != "medusa" else {} for kind in KINDS}
 
 
 def save_teacher(folder: Path, counting: bool) -> LlamaForCausalLM:
@@ -123,7 +125,7 @@ def test_every_level_learns_a_text_that_counts(folder: Path, tmp_path: Path, kin
     batch = States(model, texts, loaded.aux).batch(text_B)
     with torch.no_grad(), autocast(batch.ids_BS.device):
         features = loaded.features(batch).to(loaded.output_VH.dtype)
-    best = torch.stack([F.linear(features[:, i], loaded.output(i).to(features.dtype)).argmax(-1) for i in range(2)], 1)
+    best = torch.stack([loaded.logits(features[:, i], i).argmax(-1) for i in range(2)], 1)
     roots = [int(texts.tokens_of(text)[t + 1]) for text in text_B for t in range(PROMPT - 1, 14)]
     known = (batch.targets(2) != -100).all(1)
     wanted = torch.tensor([[(root + 1 + i) % VOCABULARY for i in range(2)] for root in roots])
@@ -198,6 +200,71 @@ def test_the_compiler_runs_the_cell_that_was_trained(folder: Path, tmp_path: Pat
                 assert nodes.best(4)[0].tolist() == drafter.best(logits, 4).tolist()
                 torch.testing.assert_close(nodes.best(4)[1], logits.log_softmax(-1).topk(4).values, rtol=0, atol=1e-4)
                 nodes = nodes.below(ids[t + 2 + level][None], source, source) if level < 2 else nodes
+
+
+def noisy_dspark(folder: Path, **options: object) -> tuple[LlamaForCausalLM, Student]:
+    """A DSpark student of three levels and two layers and the noisy teacher, moved from where it begins."""
+    model = load_teacher(folder / "noise")
+    torch.manual_seed(3)
+    own = {"levels": 3, "layers": 2, "markov_rank": 6, **AUX["dspark"], **options}
+    drafter = begin("dspark", kind_named("dspark").complete(own), model, None)
+    for parameter in drafter.parameters():
+        parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
+    return model, drafter
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_the_compiler_runs_the_dspark_that_was_trained(folder: Path, tmp_path: Path, exact: None, head: str) -> None:
+    """Along the true text, context by context: every level's candidates, and the confidence in the best of them."""
+    model, drafter = noisy_dspark(folder, markov_head=head)
+    drafter.save(tmp_path)
+    opened = open_dspark(tmp_path, Checkpoint.open(folder / "noise"))
+    module = DSpark(opened.config, 64)
+    module.load_state_dict({**{name: opened.weight(name).float() for name in opened.names()}, **opened.buffers(64)})
+    shared = SimpleNamespace(embedded=model.model.embed_tokens, scores=model.lm_head)
+    batch = States(model, Distilled.open(folder / "unread"), drafter.aux).batch(np.array([5]))
+    ids, noise = batch.ids_BS[0], torch.randn(3, VOCABULARY)
+    with torch.no_grad():
+        features = drafter.features(batch)
+        for context in range(len(features) - 2):
+            t = PROMPT - 1 + context
+            place, source = torch.tensor([t + 1]), torch.zeros(1, dtype=torch.int64)
+            waiting = Waiting(ids[1 : t + 2], batch.aux_BSF[0, : t + 1].float(), place, place)
+            nodes = module.root(module.extend(waiting, [torch.zeros(128, 8) for _ in range(4)], shared), shared, noise)
+            for level in range(3):
+                logits = drafter.logits(features[context, level][None], level, noise[level])
+                assert nodes.best(4)[0].tolist() == drafter.best(logits, 4).tolist()
+                sure = features[context, level, -1].sigmoid().log()
+                torch.testing.assert_close(nodes.best(1)[1][0, 0], sure, rtol=0, atol=1e-4)  # other order of sums
+                nodes = nodes.below(ids[t + 2 + level][None], source, source) if level < 2 else nodes
+
+
+def test_dsparks_head_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: Path) -> None:
+    """On noise only the parent's token says what comes next, and the confidence knows that it does."""
+    own = {**AUX["dspark"], "markov_rank": 24, "negatives": 8}
+    train("dspark", folder / "counting", folder / "random", tmp_path, **LEARN, **own)
+    assert max(last_nats(tmp_path)) < 0.1
+    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
+    loaded = load(tmp_path, model)
+    batch = States(model, texts, loaded.aux).batch(texts.held_out().nonzero()[0])
+    assert loaded.confidence(loaded.frozen(batch)).mean() > 0.9
+    loaded.markov_head.markov_w2.weight.data.zero_()
+    count = (batch.targets(2) != -100).sum(0)
+    assert (loaded.loss(batch, count)[1]["nats"] / count)[1:].min() > 0.9 * np.log(VOCABULARY)
+
+
+def test_dsparks_confidence_is_learnt_from_what_the_teacher_would_accept(folder: Path) -> None:
+    """One less the total variation, of whole distributions, for every fourth node."""
+    model, drafter = noisy_dspark(folder)
+    batch = States(model, Distilled.open(folder / "unread"), drafter.aux).batch(np.array([5, 8]))
+    features, there = drafter.frozen(batch), batch.targets(3) != -100
+    own = torch.stack([drafter.logits(features[:, level], level).softmax(-1) for level in range(3)], 1)
+    last = batch.last_BSH.flatten(0, 1)[batch.places(3)]
+    wanted = 1 - (own - F.linear(last.float(), model.lm_head.weight).softmax(-1)).abs().sum(-1) / 2
+    found = drafter._accepted(batch, features[..., :-1][there], there)
+    torch.testing.assert_close(found, wanted[there], rtol=0, atol=0.02)  # bfloat16 logits
+    with pytest.raises(RequestError, match="markov_head is lstm; expected vanilla, gated, rnn"):
+        kind_named("dspark").complete({"markov_head": "lstm"})
 
 
 def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: None) -> None:

@@ -26,7 +26,8 @@ class HybridOptimizer:
 
     def __init__(self, model: nn.Module, learning_rate: float, weight_decay: float = 0.1) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        table = ("embed_tokens.weight", "lm_head.weight", ".out.weight")  # a row a token: no matrices in Muon's sense
+        # A row a token: no matrices in Muon's sense.
+        table = ("embed_tokens.weight", "lm_head.weight", "markov_w1.weight", "markov_w2.weight", ".out.weight")
         matrices = [p for n, p in named if p.ndim == 2 and not n.endswith(table)]
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]

@@ -69,8 +69,8 @@ class CachedCheckpoint(Generic[Config]):
     def _rows(self, name: str) -> int | None:
         """How many rows of a table are used; behind them is padding."""
         known, drafted = self.config.block.vocabulary, self.config.draft_vocabulary
-        used = {"draft_embed.weight": known, "markov_w1.weight": known}
-        used |= {"draft_head.weight": drafted, "markov_w2.weight": drafted}
+        used = {"draft_embed.weight": known, "markov_head.markov_w1.weight": known}
+        used |= {"draft_head.weight": drafted, "markov_head.markov_w2.weight": drafted}
         return used.get(name)
 
     def buffers(self, positions: int) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def _head_parts(config: DSparkConfig, vocabulary: Vocabulary, stored: Collection
         shapes |= {"gate_proj.weight": (R, H + R), "gate_proj.bias": (R,)}
     if config.markov_head == "rnn":
         shapes |= {"joint_proj.weight": (3 * R, H + 2 * R), "joint_proj.bias": (3 * R,)}
-    parts: Parts = {name: ((f"{markov}{name}", shape),) for name, shape in shapes.items()}
+    parts: Parts = {f"markov_head.{name}": ((f"{markov}{name}", shape),) for name, shape in shapes.items()}
     if config.confidence != "none":
         width = H + (R if config.confidence == "markov" else 0)
         parts["confidence_proj.weight"] = ((f"{confidence}.weight", (1, width)),)

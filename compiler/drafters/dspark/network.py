@@ -1,8 +1,7 @@
 """The DSpark drafter (2026, arXiv 2607.05147): DFlash's block, whose levels a sequential head ties to the path.
 
-The block makes a hidden state and logits for every level. To the logits of a node's children the head adds a bias that
-the node's token makes through two matrices of low rank: as it is (vanilla), gated by the level's hidden state (gated),
-or by a recurrence along the path (rnn). The confidence head says how likely the best of them is accepted.
+The block makes a hidden state and logits for every level. To the logits of a node's children the sequential head adds a
+bias that the node's token makes. The confidence head says how likely the best of them is accepted.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from draftwood.compiler.drafters.common.layers import Extended, cast_to
 from draftwood.compiler.drafters.dflash.network import Denoised, DFlash
 from draftwood.compiler.drafters.dspark.config import DSparkConfig
+from draftwood.compiler.drafters.dspark.head import MarkovHead
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # E nodes, D levels of a tree, H hidden, R rank, U draft vocabulary, k candidates
@@ -39,7 +39,7 @@ class Nodes:
 
     def best(self, k: int) -> tuple[Tensor, Tensor]:
         """With a confidence head the best candidate has its confidence, and the others keep their ratio to it."""
-        bias_EU = cast_to(self.drafter.markov_w2(self.latent_ER), torch.float32)
+        bias_EU = cast_to(self.drafter.markov_head.markov_w2(self.latent_ER), torch.float32)
         ids_Ek, logp_Ek = self.drafter.chosen(self.logits_DU[self.depth : self.depth + 1] + bias_EU, k)
         if self.confidence_E1 is not None:
             logp_Ek = logp_Ek - logp_Ek[:, :1] + self.confidence_E1
@@ -60,12 +60,9 @@ class DSpark(DFlash):
     def __init__(self, config: DSparkConfig, positions: int) -> None:
         super().__init__(config, positions)
         hidden, rank = config.block.hidden, config.markov_rank
-        self.markov_w1 = nn.Embedding(config.block.vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, config.draft_vocabulary, bias=False)
-        if config.markov_head == "gated":
-            self.gate_proj = nn.Linear(hidden + rank, rank)
-        if config.markov_head == "rnn":
-            self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+        self.markov_head = MarkovHead(
+            config.markov_head, config.block.vocabulary, config.draft_vocabulary, hidden, rank
+        )
         if config.confidence != "none":
             self.confidence_proj = nn.Linear(hidden + (rank if config.confidence == "markov" else 0), 1)
 
@@ -79,17 +76,8 @@ class DSpark(DFlash):
 
     def run(self, tokens_E: Tensor, level_1H: Tensor, state_ER: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The heads on nodes of one depth: what makes the bias [E, R], the state [E, R], the confidence [E, 1]."""
-        token_ER = self.markov_w1(tokens_E)
         level_EH = level_1H.expand(tokens_E.shape[0], -1)
-        latent_ER = token_ER
-        if self.config.markov_head == "gated":
-            latent_ER = torch.sigmoid(self.gate_proj(torch.cat((level_EH, token_ER), -1))) * token_ER
-        if self.config.markov_head == "rnn":
-            joint_EX = self.joint_proj(torch.cat((state_ER, token_ER, level_EH), -1))
-            gate_ER, content_ER, output_ER = joint_EX.chunk(3, -1)
-            content_ER = torch.tanh(content_ER)
-            state_ER = content_ER + torch.sigmoid(gate_ER) * (state_ER - content_ER)
-            latent_ER = torch.tanh(output_ER)
+        token_ER, latent_ER, state_ER = self.markov_head(tokens_E, level_EH, state_ER)
         return latent_ER, state_ER, self._confidence(token_ER, level_EH)
 
     def _confidence(self, token_ER: Tensor, level_EH: Tensor) -> Tensor | None:

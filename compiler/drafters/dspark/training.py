@@ -1,0 +1,162 @@
+"""A DSpark drafter in training (2026, arXiv 2607.05147; layout and losses as deepseek-ai/DeepSpec has them).
+
+A context at slot j makes a block: the root, token j + 1, and mask tokens behind it. Row i of it (0-based) predicts
+token j + 2 + i; it sees the teacher's fused states of the tokens up to j, and all rows of its own block. The sequential
+head is told the true token before each target, as the nodes of a tree on the true path are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood.compiler.drafters.common.block import RMSNorm, Sizes
+from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.drafters.dspark.config import DEEPSPEC, Head
+from draftwood.compiler.drafters.dspark.head import MarkovHead
+from draftwood.compiler.drafters.dspark.training_block import DenoisedBlock
+from draftwood.compiler.training.batch import Batch
+from draftwood.compiler.training.student import LevelNoise, Student, stored
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+# B texts, S slots, C contexts of a text, N contexts, I levels, H hidden size, R rank, V vocabulary
+
+# The confidence is learnt from one in so many contexts of a level: it takes whole distributions.
+_CONFIDENT = 4
+# Rows whose distributions are held at a time.
+_CHUNK = 256
+
+
+class DSparkStudent(Student):
+    """``fc``, layers, a norm and two heads; embedding and output matrix are the teacher's.
+
+    Features are [N, I, H + R + 1]: a level's hidden state, the latent of its sequential head, its confidence's logit.
+    """
+
+    def __init__(
+        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], layers: int, rank: int,
+        head: Head, mask_token: int,
+    ) -> None:  # fmt: skip
+        super().__init__(teacher, levels, aux, None)
+        self.sizes, self.rank, self.mask_token, hidden = sizes, rank, mask_token, sizes.hidden_size
+        vocabulary = len(self.output_VH)
+        self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, sizes.rms_norm_eps)
+        self.layers = nn.ModuleList(DenoisedBlock(sizes) for _ in range(layers))
+        self.norm = RMSNorm(hidden, sizes.rms_norm_eps)
+        self.markov_head = MarkovHead(head, vocabulary, vocabulary, hidden, rank)
+        self.confidence_head = nn.ModuleDict({"proj": nn.Linear(hidden + rank, 1)})
+
+    def start_from(self, teacher: LlamaForCausalLM) -> None:
+        """Layers begin as the teacher's last, on its last features; the sequential head adds nothing at first."""
+        last, hidden = teacher.model.layers[-1], teacher.config.hidden_size
+        for layer in self.layers:
+            layer.load_state_dict(last.state_dict(), strict=False)  # all but the norms of heads
+        self.fc.weight.data.normal_(std=0.02)
+        self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
+        self.hidden_norm.weight.data.copy_(last.input_layernorm.weight)
+        self.norm.weight.data.copy_(teacher.model.norm.weight)
+        self.markov_head.markov_w1.weight.data.normal_(std=0.1)
+        self.markov_head.markov_w2.weight.data.zero_()
+
+    def output(self, level: int) -> Tensor:
+        """The teacher's matrix beside that which makes the bias, [V, H + R]: one product gives a node's logits."""
+        return torch.cat((self.output_VH, self.markov_head.markov_w2.weight.to(self.output_VH.dtype)), 1)
+
+    def features(self, batch: Batch) -> Tensor:
+        hidden_NIH = self._denoised(batch)
+        state_NR, found = hidden_NIH.new_zeros(len(hidden_NIH), self.rank), []
+        for level in range(self.levels):
+            token_N, level_NH = batch.ahead(1 + level)[batch.there_BC], hidden_NIH[:, level]
+            token_NR, latent_NR, state_NR = self.markov_head(token_N, level_NH, state_NR)
+            # The confidence watches what the others learn, and does not change it.
+            read_NX = torch.cat((level_NH, token_NR), -1).detach()
+            found.append(torch.cat((level_NH, latent_NR, self.confidence_head["proj"](read_NX)), -1))
+        return torch.stack(found, 1)
+
+    def _denoised(self, batch: Batch) -> Tensor:
+        """The blocks' hidden states behind the last norm, [N, I, H]."""
+        known_BSH = self.hidden_norm(self.fc(batch.aux_BSF.to(self.output_VH.dtype)))
+        slot_S, level_I = (torch.arange(size, device=known_BSH.device) for size in (known_BSH.shape[1], self.levels))
+        place_BCI = batch.slot_BC[:, :, None] + 1 + level_I
+        seen_BCS = slot_S <= batch.slot_BC[:, :, None]
+        ids_BCI = torch.where(level_I == 0, batch.ahead(1)[:, :, None], self.mask_token)
+        x_BCIH = self.embedding_TH[ids_BCI].float()
+        for layer in cast(Iterable[DenoisedBlock], self.layers):
+            x_BCIH = layer.denoised(x_BCIH, known_BSH, place_BCI, seen_BCS)
+        return self.norm(x_BCIH[batch.there_BC])
+
+    def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy with the teacher's distribution, and that of the confidence with what would be accepted."""
+        nodes_NIH, logit_NI = features_NIH[..., :-1], features_NIH[..., -1].float()
+        loss, nats_I = self.distribution_loss(batch, nodes_NIH, weight_NI)
+        order_N, order_I = (torch.arange(size, device=weight_NI.device) for size in weight_NI.shape)
+        some_NI = ((order_N[:, None] + order_I) % _CONFIDENT == 0) & (weight_NI > 0)
+        wanted_R = self._accepted(batch, nodes_NIH.detach()[some_NI], some_NI)
+        missed_R = F.binary_cross_entropy_with_logits(logit_NI[some_NI], wanted_R, reduction="none")
+        loss = loss + _CONFIDENT * (missed_R * weight_NI[some_NI]).sum()
+        sums_I = torch.zeros_like(logit_NI).masked_scatter(some_NI, missed_R.detach()).sum(0)
+        return loss, {"nats": nats_I, "confidence": sums_I * _CONFIDENT}
+
+    @torch.no_grad()
+    def _accepted(self, batch: Batch, nodes_RH: Tensor, some_NI: Tensor) -> Tensor:
+        """The share of draws from some nodes that the teacher would accept, [R]: 1 less the total variation."""
+        output_VX, dtype = self.output(0), self.output_VH.dtype
+        last_RH = batch.last_BSH.flatten(0, 1)[batch.places(self.levels)[some_NI]].to(dtype)
+        found = []
+        for nodes, last in zip(nodes_RH.to(dtype).split(_CHUNK), last_RH.split(_CHUNK), strict=True):
+            own, wanted = (F.linear(*pair).float().softmax(-1) for pair in ((nodes, output_VX), (last, self.output_VH)))
+            found.append(torch.minimum(own, wanted).sum(-1))
+        return torch.cat(found) if found else nodes_RH.new_zeros(0, dtype=torch.float32)
+
+    def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
+        return super().logits(features_NH[:, :-1], level, noise_NV)
+
+    @torch.no_grad()
+    def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
+        """What the head says of the first level: the noise of a text does not change it."""
+        return features_NIH[:, 0, -1].float().sigmoid()
+
+    def save(self, folder: Path) -> None:
+        save_file(stored(self.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+        count = len(self.layers)
+        config = {
+            "architectures": [DEEPSPEC], "model_type": "qwen3", "num_hidden_layers": count, **asdict(self.sizes),
+            "hidden_act": "silu", "attention_bias": False, "layer_types": ["full_attention"] * count,
+            "vocab_size": len(self.output_VH), "max_position_embeddings": self.positions,
+            "target_hidden_size": self.fc.in_features // len(self.aux), "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "block_size": self.levels, "mask_token_id": self.mask_token,
+            "target_layer_ids": [layer - 1 for layer in self.aux], "aux_layer_ids": list(self.aux),
+            "markov_rank": self.rank, "markov_head_type": self.markov_head.kind,
+            "enable_confidence_head": True, "confidence_head_with_markov": True,
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any]) -> DSparkStudent:
+    """A student of the chosen levels, layers, states and heads; the mask token is by default the one that texts begin
+    with, which no text holds further on."""
+    sizes, aux, mask = teacher_sizes(teacher), aux_layers(options, teacher), options["mask_token"]
+    if mask is None:
+        mask = teacher.config.bos_token_id or 0
+    own = options["levels"], aux, options["layers"], options["markov_rank"], options["markov_head"], mask
+    student = DSparkStudent(teacher, sizes, *own)
+    student.negatives = options["negatives"]
+    return student
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[DSparkStudent, dict[str, Tensor]]:
+    """A trained drafter as a student, and its values."""
+    config, sizes, tensors, _ = read_trained(folder, DEEPSPEC)
+    own = config["num_hidden_layers"], config["markov_rank"], config["markov_head_type"], config["mask_token_id"]
+    return DSparkStudent(teacher, sizes, config["block_size"], tuple(config["aux_layer_ids"]), *own), tensors
