@@ -35,7 +35,7 @@ BundlePath = Annotated[
     msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
 ]
 
-GraphKind = Literal["prefill", "decode", "verify", "accept", "extend", "draft", "step", "bitwise"]
+GraphKind = Literal["prefill", "decode", "verify", "accept", "extend", "draft", "whole", "step", "bitwise"]
 
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
 BLOCK_SLOTS = 64
@@ -266,6 +266,11 @@ def settled_names(layers: int) -> list[str]:
 def draft_cache_names(layers: int) -> list[str]:
     """The same of the drafter's own caches."""
     return [f"draft_{name}" for name in cache_names(layers)]
+
+
+def whole_name(gear: str, draws: str) -> str:
+    """Name of the graph that does a whole step of a gear, ``draws`` being greedy or sampled."""
+    return f"whole-{draws}-{gear}"
 
 
 def file_digest(path: Path) -> str:

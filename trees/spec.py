@@ -60,6 +60,15 @@ class GearSpec:
     times: tuple[tuple[int, float], ...] = ()
 
 
+def gear_names(gears: Sequence[GearSpec]) -> list[str]:
+    """A name for each: of its tree, or of its classes' trees together, and its KV length."""
+    found: list[str] = []
+    for gear in gears:
+        name = f"{gear.trees[0].removesuffix('-class-0')}-kv{gear.slots}"
+        found.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in found))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Specs:
     """What ``--tree`` asks for.

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from draftwood import manifest as m
-from draftwood.compiler.bundle.gears import gear_names, planning_of
+from draftwood.compiler.bundle.gears import planning_of
 from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.sources import Sources, check_fit
 from draftwood.compiler.bundle.staging import staged
@@ -21,7 +21,7 @@ from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, gear_names
 from draftwood.version import __version__
 
 

@@ -9,16 +9,7 @@ import msgspec
 from draftwood.errors import TreeError
 from draftwood.planning import Planning, StepTime
 from draftwood.trees.plan_file import ReadPlan
-from draftwood.trees.spec import GearSpec
-
-
-def gear_names(gears: Sequence[GearSpec]) -> list[str]:
-    """A name for each: of its tree, or of its classes' trees together, and its KV length."""
-    found: list[str] = []
-    for gear in gears:
-        name = f"{gear.trees[0].removesuffix('-class-0')}-kv{gear.slots}"
-        found.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in found))
-    return found
+from draftwood.trees.spec import GearSpec, gear_names
 
 
 def planning_of(plan: ReadPlan, gears: Sequence[GearSpec]) -> Planning:

@@ -44,6 +44,8 @@ class BuildRequest:
     gears: tuple[GearSpec, ...] = ()
     # Also the step with the same bits in every tree, for a CPU.
     bitwise: bool = False
+    # Also a whole step of every gear as one graph, for an NPU.
+    whole: bool = False
     # The plan they come from, whose figures go into the manifest.
     plan: ReadPlan | None = None
 
@@ -51,7 +53,8 @@ class BuildRequest:
     def shapes(self) -> Shapes:
         """What its steps are made for."""
         every = tuple(GearSpec((name,), slots) for name, _ in self.trees for slots in self.slots)
-        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every, self.bitwise)
+        bounds = tuple(self.plan.bounds) if self.plan else ()
+        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every, self.bitwise, bounds, self.whole)
 
 
 def check_request(request: BuildRequest, out: Path) -> None:
@@ -96,3 +99,9 @@ def _check_targets(request: BuildRequest) -> None:
             TARGETS[name].check(request.precisions[name])
     if request.bitwise and "onnx" not in request.targets:
         raise RequestError("--bitwise: is a step for CPUs; expected --target onnx or onnx,ge")
+    if request.whole and "ge" not in request.targets:
+        raise RequestError("--one-launch: is a step for NPUs, and slower on a CPU; expected --target ge or onnx,ge")
+    if request.whole and request.ranks > 1:
+        raise RequestError(
+            f"--one-launch: {request.ranks} ranks take the parts of a step one by one; leave one of the two options out"
+        )

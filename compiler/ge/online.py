@@ -23,7 +23,7 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import DTYPES, Step
 from draftwood.compiler.steps.tracing import trace
-from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, required_set
+from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, bundle_wholes, required_set
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
 from draftwood.manifest import GraphSignature, Manifest, TensorSignature
@@ -42,8 +42,8 @@ class TorchairExecutor:
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
         self.decoder = modules[0].to(self.device)
-        self._draft_steps = bundle_drafts(folder, manifest, graphs, modules)
-        for step in self._draft_steps.values():
+        self._made = bundle_drafts(folder, manifest, graphs, modules) | bundle_wholes(folder, manifest, graphs, modules)
+        for step in self._made.values():
             step.module.to(self.device)
         self._steps: dict[str, InPlaceStep] = {}
 
@@ -71,7 +71,7 @@ class TorchairExecutor:
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled for the device."""
-        step = InPlaceStep(self._draft_steps.get(signature.name) or rebuild(signature, self.decoder), self.device)
+        step = InPlaceStep(self._made.get(signature.name) or rebuild(signature, self.decoder), self.device)
         step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
         return step
 

@@ -25,7 +25,7 @@ from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.targets.precision import BF16, FP16, Precision, w8a8
-from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps
+from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps, whole_steps
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import LoweringError, RequestError
@@ -76,8 +76,11 @@ class GeTarget(Target):
         sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
         steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
         steps += accept_steps(asked, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
+        steps += draft_steps(asked, sizes, lowering.drafter, modules, static=True)
+        if asked.whole:
+            steps += whole_steps(asked, sizes, lowering.drafter, modules, DECODE_ROWS, "npu")
         graphs, used = [], set[str]()
-        for step in [*steps, *draft_steps(asked, sizes, lowering.drafter, modules, static=True)]:
+        for step in steps:
             lowering.progress(f"npu {step.signature.name}")
             with group_of(lowering.ranks):
                 graph, operators = _lower(lowering.folder, step, index, mode)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.noise import BLOCK, LANE, LEAST, ROUNDS, Key, rounds
 
-# L levels (positions), B blocks, T rows, n ids
+# L levels (positions), B blocks, X ids of a block, T rows, n ids, U draft vocabulary
 
 # Below it the series of -log(1 - u), above it the logarithm itself: neither loses digits there.
 _SMALL = 1 / 16
@@ -31,6 +31,25 @@ def block_noise(keys: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
 def own_noise(keys: Tensor, ids_Tn: Tensor) -> Tensor:
     """An exponential of each id's own, float32 [T, n], for ids int32 [T, n] and the keys of every row's position."""
     return _exponential(*rounds(ids_Tn >> 16, ids_Tn & 0xFFFF, _key(keys)))
+
+
+def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> Tensor:
+    """G of the whole vocabulary at every position, or of the ids that a drafter can propose: float32 [L, U].
+
+    ``ids`` int64 [U]. `draftwood.runtime.speculation.shared_noise` gives the same to graphs that take it from the host.
+    """
+    blocks = -(-vocabulary // BLOCK)
+    least_LB, lane_LB = block_noise(keys, blocks)
+    if ids_U is None:
+        order = torch.arange(blocks * BLOCK, dtype=torch.int32, device=keys.device)
+        own_LBX = own_noise(keys, order[None]).unflatten(1, (blocks, BLOCK))
+        lanes_X = torch.arange(BLOCK, dtype=torch.int32, device=keys.device)
+        nearest_LBX = torch.where(lane_LB[..., None] == lanes_X, 0.0, own_LBX)
+        return -torch.log(nearest_LBX + least_LB[..., None]).flatten(1)[:, :vocabulary]
+    found = ids_U.to(torch.int32)
+    own_LU, block_U = own_noise(keys, found[None]), ids_U // BLOCK
+    least_LU, lane_LU = (table.index_select(1, block_U) for table in (least_LB, lane_LB))
+    return -torch.log(torch.where(lane_LU == (found & (BLOCK - 1)), 0.0, own_LU) + least_LU)
 
 
 def _key(keys: Tensor) -> Key:

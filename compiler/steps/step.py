@@ -22,6 +22,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 
+# Steps that a whole step holds, by these names.
+PARTS = ("draft", "verify")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -49,6 +52,8 @@ class Step:
     def weight_name(self, parameter: str) -> str | None:
         """The bundle's name of a parameter or buffer of the module; None for a constant of the trace."""
         holder, _, name = parameter.partition(".")
+        if holder in PARTS:
+            holder, _, name = name.partition(".")
         return name if holder in ("decoder", "drafter", "teacher") and name else None
 
 

@@ -12,10 +12,11 @@ from draftwood.compiler.drafters.model import Modules
 from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.targets.modules import load_modules
-from draftwood.compiler.targets.steps import rebuild_drafts
+from draftwood.compiler.targets.steps import rebuild_drafts, rebuild_wholes
 from draftwood.compiler.teachers.registry import described_config
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSet, Manifest
+from draftwood.trees import Topology
 from draftwood.trees.frozen import thaw
 
 
@@ -27,9 +28,17 @@ def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor]) -> Modules
 
 def bundle_drafts(folder: Path, manifest: Manifest, graphs: GraphSet, modules: Modules) -> dict[str, Step]:
     """The drafter's steps of a graph set by name, on modules that hold the bundle's weights."""
+    return rebuild_drafts(manifest, graphs, _topologies(folder, manifest), modules)
+
+
+def bundle_wholes(folder: Path, manifest: Manifest, graphs: GraphSet, modules: Modules) -> dict[str, Step]:
+    """The same of the whole steps, where the graph set has such."""
+    return rebuild_wholes(manifest, graphs, _topologies(folder, manifest), modules)
+
+
+def _topologies(folder: Path, manifest: Manifest) -> dict[str, Topology]:
     files = {tree.name: folder / tree.file for tree in manifest.trees if tree.file}
-    topologies = {name: thaw(path.read_text(), str(path))[0] for name, path in files.items()}
-    return rebuild_drafts(manifest, graphs, topologies, modules)
+    return {name: thaw(path.read_text(), str(path))[0] for name, path in files.items()}
 
 
 def required_set(folder: Path, manifest: Manifest, target: str) -> GraphSet:

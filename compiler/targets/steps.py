@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
+
+from torch import nn
 
 from draftwood import manifest as m
 from draftwood.compiler.drafters.model import ANY_LENGTH, DraftModel, Lengths, Modules
 from draftwood.compiler.drafters.registry import drafter_of
-from draftwood.compiler.steps.accept import Draws, accept_step
+from draftwood.compiler.steps.accept import Draws, accept_name, accept_step
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.steps.tree_rows import BudgetRows, FixedRows, PlainRows
 from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.steps.whole import Parts, whole_step
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.trees import Topology
-from draftwood.trees.spec import Budget, GearSpec
+from draftwood.trees.spec import Budget, GearSpec, gear_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,10 @@ class Shapes:
     prefill_rows: tuple[int, ...]
     gears: tuple[GearSpec, ...]
     bitwise: bool = False
+    # Divide the confidence classes of gears that have several trees.
+    bounds: tuple[float, ...] = ()
+    # Also a graph that does the whole step of a gear, where a target has it.
+    whole: bool = False
 
     def sizes(self, dtype: str = "float32", least_rows: int = 1) -> StepSizes:
         """What the largest tree asks of every static step, in an element type."""
@@ -74,6 +83,50 @@ def draft_steps(
     return drafter.steps(modules, shapes.trees, sizes, lengths)
 
 
+def whole_steps(
+    shapes: Shapes, sizes: StepSizes, drafter: DraftModel | None, modules: Modules, decode_rows: int, form: Form
+) -> list[Step]:
+    """The steps of every gear in one launch, greedy and sampled, made of the static steps for the same shapes."""
+    drafts = {step.signature.name: step for step in draft_steps(shapes, sizes, drafter, modules, static=True)}
+    trees, decoder = dict(shapes.trees), modules[0]
+    steps = static_steps(shapes, sizes, decoder, decode_rows, form)
+    accepts = {s.signature.name: s for s in accept_steps(shapes, sizes, decoder, drafter, decode_rows)}
+    found = []
+    for name, gear in zip(gear_names(shapes.gears), shapes.gears, strict=True):
+        own = [trees[tree] for tree in gear.trees]
+        draft = _draft_of(gear, drafts, drafter) if own[0].rows > 1 else None
+        kind, rows = ("verify", own[0].rows) if own[0].rows > 1 else ("decode", decode_rows)
+        verify = next(
+            s for s in steps if (s.signature.kind, s.signature.slots) == (kind, gear.slots) and s.signature.rows == rows
+        )
+        for draws in get_args(Draws):
+            parts = Parts(draft, _rows(own, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)])
+            found.append(whole_step(name, draws, parts, decoder.config.vocabulary))
+    return found
+
+
+def _draft_of(gear: GearSpec, drafts: Mapping[str, Step], drafter: DraftModel | None) -> Step:
+    assert drafter is not None, "a tree is drafted"
+    name = drafter.draft_name(gear.trees[0])
+    return drafts.get(f"{name}-kv{gear.slots}") or drafts[name]
+
+
+def _rows(trees: Sequence[Topology | Budget], draft: Step | None, bounds: tuple[float, ...], rows: int) -> nn.Module:
+    """What makes rows of a gear's draft."""
+    if draft is None:
+        return PlainRows(rows)
+    fixed = [tree for tree in trees if isinstance(tree, Topology)]
+    ranked = next((spec for spec in draft.signature.outputs if spec.name == "candidates"), None)
+    if not fixed:
+        return BudgetRows()
+    # A draft step of its own for every tree drafts the first: there are no classes.
+    return (
+        FixedRows(fixed, bounds if len(fixed) > 1 else (), int(ranked.shape[1]))
+        if ranked
+        else FixedRows(fixed[:1], (), 0)
+    )
+
+
 def rebuild_drafts(
     manifest: m.Manifest, graphs: m.GraphSet, topologies: Mapping[str, Topology], modules: Modules
 ) -> dict[str, Step]:
@@ -81,10 +134,38 @@ def rebuild_drafts(
     if manifest.drafter is None or modules[1] is None:
         return {}
     drafter, dims = drafter_of(manifest.drafter), manifest.dims
-    trees = [(t.name, topologies[t.name] if t.file else Budget(t.rows - 1, t.depth, t.width)) for t in manifest.trees]
+    trees = manifest_trees(manifest, topologies)
     dtype = graphs.precision.activations
     sizes = StepSizes(branch_rows=dims.branch_rows, path_rows=dims.path_rows, dtype=dtype)
     extends = [graph for graph in graphs.graphs if graph.kind == "extend"]
     slots, chunks = ({getattr(graph, of) for graph in extends} for of in ("slots", "rows"))
     steps = drafter.steps(modules, trees, sizes, Lengths(tuple(sorted(slots)), tuple(sorted(chunks))))
     return {step.signature.name: step for step in steps}
+
+
+def rebuild_wholes(
+    manifest: m.Manifest, graphs: m.GraphSet, topologies: Mapping[str, Topology], modules: Modules
+) -> dict[str, Step]:
+    """The whole steps of a bundle's graph set by name, if it has any, on modules that hold its weights."""
+    if not any(graph.kind == "whole" for graph in graphs.graphs):
+        return {}
+    decode = next(graph for graph in graphs.graphs if graph.kind == "decode")
+    branch = next(int(spec.shape[2]) for spec in decode.inputs if spec.name == "branch")
+    sizes = StepSizes(branch_rows=branch, path_rows=manifest.dims.path_rows, dtype=graphs.precision.activations)
+    gears = tuple(GearSpec((gear.tree, *gear.class_trees), gear.slots) for gear in manifest.gears)
+    slots = tuple(sorted({gear.slots for gear in gears}))
+    bounds = tuple(manifest.planning.bounds) if manifest.planning else ()
+    shapes = Shapes(manifest_trees(manifest, topologies), slots, (), gears, bounds=bounds)
+    drafter = drafter_of(manifest.drafter) if manifest.drafter else None
+    steps = whole_steps(shapes, sizes, drafter, modules, decode.rows, "npu")
+    return {step.signature.name: step for step in steps}
+
+
+def manifest_trees(
+    manifest: m.Manifest, topologies: Mapping[str, Topology]
+) -> tuple[tuple[str, Topology | Budget], ...]:
+    """The trees of a bundle by name; ``topologies`` are those that have a file."""
+    return tuple(
+        (tree.name, topologies[tree.name] if tree.file else Budget(tree.rows - 1, tree.depth, tree.width))
+        for tree in manifest.trees
+    )

@@ -24,6 +24,7 @@ from draftwood.manifest import (
     draft_cache_names,
     heads_of_rank,
     settled_names,
+    whole_name,
 )
 from draftwood.noise import ROUNDS
 
@@ -44,6 +45,10 @@ _ACCEPT = {"logits", "tokens", "parents", "depths", "visible"}
 _DRAWS = {"keys", "temperature", "top_k", "top_p"}
 _PATH = {"drawn", "sure", "path", "length"}
 _BRANCHING = {*_TEACHER, "branch.out"}
+# What a whole step takes of draft, verify and acceptance, and gives of them; of a budget tree its parents alone.
+_WHOLE = {"root", *_COMMIT}
+_WHOLE_WAITING = {"tokens", "waiting", "features.in"}
+_WHOLE_GIVES = {"drawn", "sure", "path.out", "length", "logits", "branch.out"}
 OUTPUTS = dict.fromkeys(INPUTS, _BRANCHING) | {"prefill": _TEACHER}
 # What a draft graph gives: ranked candidates of every level, or the tokens of a tree, or those and the tree itself.
 RANKED, DRAFTED = {"candidates", "scores"}, {"drafted", "scores"}
@@ -167,6 +172,8 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
     elif graph.kind == "extend":
         expected, outputs = _WAITING, [{"hidden"}]
+    elif graph.kind == "whole":
+        expected, outputs = _whole_ends(graph, small, results)
     elif graph.kind == "accept":
         kept = small & {"features"}
         expected = _ACCEPT | kept | (_DRAWS if small & _DRAWS else set())
@@ -181,8 +188,18 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
     sizes = [size for spec in (*graph.inputs, *graph.outputs) for size in spec.shape]
     static = bool(graph.slots) and all(isinstance(size, int) for size in sizes)
     static = static or (graph.kind == "accept" and all(isinstance(size, int) for size in sizes))
-    if graph.kind in ("prefill", "decode", "verify", "accept") and not static:
+    if graph.kind in ("prefill", "decode", "verify", "accept", "whole") and not static:
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
+
+
+def _whole_ends(graph: GraphSignature, small: set[str], results: set[str]) -> tuple[set[str], list[set[str]]]:
+    """What a whole step takes and gives beside caches, in one of the forms that it has."""
+    drafts, kept = small & {"features.in"}, results & {"features", "features.out"}
+    waiting = _WHOLE_WAITING if set(graph.caches) & set(draft_cache_names(1)) else {"features.in"}
+    expected = _WHOLE | (waiting if drafts else set()) | (_DRAWS if small & _DRAWS else set())
+    gives = _WHOLE_GIVES | ({"features", "features.out"} if kept else set())
+    told = [RANKED, RANKED | {"class"}, DRAFTED, DRAFTED | {"parents"}] if drafts else [set()]
+    return expected, [gives | one for one in told]
 
 
 def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[str]:
@@ -198,19 +215,29 @@ def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[s
         layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
     layers = 0 if graph.kind == "accept" else layers
     heads = heads_of_rank(heads, ranks)
-    if graph.caches != (draft_cache_names(layers) if drafts else cache_names(layers)):
+    own = _draft_caches(graph, manifest)
+    if graph.caches != [*own, *([] if drafts else cache_names(layers))]:
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
     caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots)
+    if own and drafter is not None:
+        caches |= dict.fromkeys(own, heads_of_rank(drafter.kv_heads, ranks) * drafter.head_dim * slots)
     pairs = {"logits": dims.vocabulary}
-    pairs |= {"features": drafter.features, "features.out": drafter.features} if drafter else {}
+    pairs |= dict.fromkeys(("features", "features.in", "features.out"), drafter.features) if drafter else {}
     expected = _sizes(graph, manifest, ranks) | caches
     for spec in (*graph.inputs, *graph.outputs):
         if spec.name in expected and _elements(spec) != expected[spec.name]:
             yield f"{_shown(spec)}; expected {expected[spec.name]} elements, run-time sizes aside"
         if spec.name in pairs and spec.shape[-1:] != (pairs[spec.name],):
             yield f"{_shown(spec)}; expected rows of {pairs[spec.name]}"
+
+
+def _draft_caches(graph: GraphSignature, manifest: Manifest) -> list[str]:
+    """The drafter's caches that a graph has to have."""
+    drafts = graph.kind in ("draft", "extend")
+    drafts = drafts or (graph.kind == "whole" and any(spec.name == "features.in" for spec in graph.inputs))
+    return draft_cache_names(manifest.drafter.layers) if drafts and manifest.drafter else []
 
 
 def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, int]:
@@ -224,15 +251,26 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
         return {"tokens": 1, "positions": 1, "rows": 1, "bias": 1, "last": 1, "total": 1, "path": 1, "branch": row}
     if graph.kind == "accept":
         return _accept_sizes(rows, manifest)
-    if graph.kind in ("prefill", "decode", "verify"):
+    if graph.kind in ("prefill", "decode", "verify", "whole"):
         branch = next((_elements(spec) for spec in graph.inputs if spec.name == "branch"), 0)
         padded = max(branch // row, dims.branch_rows)  # an NPU pads the branch of a bundle without trees
         found |= {"path": dims.path_rows, "last": 1, "branch": padded * row, "branch.out": padded * row}
         found |= {"depths": rows, "visible": rows**2, "choice": 1 if graph.kind == "prefill" else rows}
+    if graph.kind == "whole":
+        found |= _whole_sizes(graph, manifest)
     if manifest.drafter and "candidates" in graph.results:
         ranked = manifest.drafter.levels * manifest.drafter.candidates
         found |= {"candidates": ranked, "scores": ranked}
     return found
+
+
+def _whole_sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:
+    """Of what a whole step adds to its verify step's."""
+    rows, places = graph.rows, manifest.dims.path_rows
+    found = _accept_sizes(rows, manifest)
+    kept = next((_elements(spec) for spec in graph.outputs if spec.name == "features.out"), 0)
+    found |= {"tokens": places, "waiting": 1, "root": 1, "path.out": places, "class": 1, "features.in": kept}
+    return found | {"drafted": rows - 1, "parents": rows, "scores": rows - 1}
 
 
 def _accept_sizes(rows: int, manifest: Manifest) -> dict[str, int]:
@@ -277,6 +315,7 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
     draws = sorted(any(spec.name == "keys" for spec in one.inputs) for one in accepts)
     if draws != [False, True] and any(one.kind == "accept" for one in graphs):
         yield f"expected two graphs that accept {graph.rows} rows, greedy and sampled, got {len(accepts)}"
+    yield from _whole(gear, graph, graphs)
     yield from _classes(gear, tree, manifest)
     if tree.rows + tree.depth + 1 >= gear.slots:
         yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"
@@ -285,6 +324,19 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
     elif gear.draft is not None:
         draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft))
         yield from _draft(draft, gear.draft, tree, manifest.drafter.levels if manifest.drafter else 0)
+
+
+def _whole(gear: Gear, verify: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
+    """The graphs that do whole steps of a gear, where a set has such: as its verify graph is, greedy and sampled."""
+    wholes = {one.name: one for one in graphs if one.kind == "whole"}
+    for draws in ("greedy", "sampled") if wholes else ():
+        found = wholes.get(whole_name(gear.name, draws))
+        sampled = found is not None and any(spec.name == "keys" for spec in found.inputs)
+        drafts = found is not None and any(spec.name == "features.in" for spec in found.inputs)
+        if found is None or (found.rows, found.slots) != (verify.rows, verify.slots):
+            yield f"expected a graph {whole_name(gear.name, draws)} of {verify.rows} rows and KV length {verify.slots}"
+        elif (sampled, drafts) != (draws == "sampled", gear.draft is not None):
+            yield f"graph {found.name} draws or drafts otherwise than its name and the gear say"
 
 
 def _draft(draft: GraphSignature | None, name: str, tree: Tree, levels: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.sessions import allocate, fixed
 from draftwood.runtime.speculation.draft_cache import DeviceRows
-from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
@@ -28,7 +28,7 @@ from draftwood.trees import Accepted, TreeBuffers, walk
 
 # What a verify step leaves on the device, and what else of a step may lie there.
 KEPT = ("logits", "features")
-STAYS = (*KEPT, "features.out")
+STAYS = (*KEPT, "features.out", "features.in")
 # No mass reaches it, so top-p is off.
 _ALL_MASS = 2.0
 
@@ -53,9 +53,17 @@ class Acceptance:
     def kept(self, graph: GraphSignature) -> dict[str, Buffer]:
         """Where a verify or decode graph leaves what stays on the device, by output."""
         if graph.rows not in self._kept:
-            specs = {spec.name: spec for spec in graph.outputs}
-            self._kept[graph.rows] = {name: self._executor.zeros(fixed(specs[name])) for name in KEPT}
+            specs = {spec.name: spec for spec in graph.outputs if spec.name in KEPT}
+            self._kept[graph.rows] = {name: self._executor.zeros(fixed(spec)) for name, spec in specs.items()}
         return self._kept[graph.rows]
+
+    def next_rows(self, state: SequenceState, graph: GraphSignature) -> dict[str, Buffer]:
+        """Where a graph leaves the features that the next draft reads, by output."""
+        rows = next((spec.shape[0] for spec in graph.outputs if spec.name == "features.out"), None)
+        if rows is None:
+            return {}
+        assert state.draft is not None, "features are kept for a drafter"
+        return {"features.out": state.draft.next_rows(int(rows))}
 
     def accept(
         self, state: SequenceState, draft: Draft, verified: GraphSignature
@@ -66,20 +74,23 @@ class Acceptance:
             NumericError: the teacher's logits are no numbers.
         """
         graph, kept = self._graph(verified.rows, state.sampling), self.kept(verified)
-        inputs, buffers = self._filled(graph, state, draft), {"logits": kept["logits"]}
-        rows = next((spec.shape[0] for spec in graph.outputs if spec.name == "features.out"), None)
-        if rows is not None:
-            assert state.draft is not None
-            buffers |= {"features": kept["features"], "features.out": state.draft.next_rows(int(rows))}
-        outputs = self._executor.run(graph, inputs, buffers)
+        inputs, rows = self._filled(graph, state, draft), self.next_rows(state, graph)
+        buffers = (kept if rows else {"logits": kept["logits"]}) | rows
+        return self.chosen(state, draft, self._executor.run(graph, inputs, buffers), buffers)
+
+    def chosen(
+        self, state: SequenceState, draft: Draft, outputs: dict[str, NDArray], buffers: dict[str, Buffer]
+    ) -> tuple[Accepted, NDArray[np.float32] | DeviceRows | None]:
+        """The same of what a graph has given, and left in buffers."""
         count = int(outputs["length"][0])
         path, sure_T = outputs["path"][:count].tolist(), outputs["sure"]
-        accepted = self._walked(state, draft, kept["logits"], outputs["drawn"], sure_T, path)
-        if rows is None:
+        accepted = self._walked(state, draft, buffers["logits"], outputs["drawn"], sure_T, path)
+        kept = buffers.get("features.out")
+        if kept is None:
             return accepted, None
         if list(accepted.rows) != path:
-            return accepted, self._executor.read(kept["features"])[list(accepted.rows)]
-        return accepted, DeviceRows(buffers["features.out"], min(count, int(rows)), self._executor.read)
+            return accepted, self._executor.read(buffers["features"])[list(accepted.rows)]
+        return accepted, DeviceRows(kept, min(count, int(kept.shape[0])), self._executor.read)
 
     def _walked(
         self,
@@ -103,7 +114,7 @@ class Acceptance:
         return walk(draft.tree, draft.tokens_T, drawn)
 
     def _graph(self, rows: int, sampling: Sampling) -> GraphSignature:
-        draws = "greedy" if sampling.greedy else "sampled"
+        draws = draws_of(sampling)
         if (rows, draws) not in self._graphs:
             raise BundleError(f"{self._bundle.folder}: no graph accepts {rows} rows; build the bundle again")
         return self._graphs[rows, draws]
@@ -119,6 +130,21 @@ class Acceptance:
         if "keys" in inputs:
             fill_settings(inputs, state.sampling, state.length + 1, self._bundle.manifest.dims.vocabulary)
         return inputs
+
+
+def draws_of(sampling: Sampling) -> str:
+    """Which of a bundle's graphs draw so."""
+    return "greedy" if sampling.greedy else "sampled"
+
+
+def fill_commit(inputs: dict[str, NDArray], kv: KvCache) -> None:
+    """What a step commits before its own rows: the text's length, and the rows of the branch that are moved."""
+    moved = len(kv.moved)
+    inputs["committed"][0] = kv.length
+    inputs["accepted"][0] = moved
+    # Slots past the moved rows repeat the last: any valid row will do, they are written to the spare slot.
+    inputs["path"][:] = kv.moved[-1] if moved else 0
+    inputs["path"][:moved] = kv.moved
 
 
 def fill_tree(inputs: dict[str, NDArray], tokens_T: NDArray[np.int64], tree: TreeBuffers) -> None:

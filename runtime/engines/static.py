@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.acceptance import Acceptance, fill_tree
+from draftwood.runtime.engines.acceptance import Acceptance, fill_commit, fill_tree
 from draftwood.runtime.engines.engine import StagedEngine, one_row
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
+from draftwood.runtime.engines.whole import WholeSteps
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, StepOutcome, StepTimes, TeacherOutput, outcome
@@ -31,7 +32,12 @@ _SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"
 
 
 class StaticEngine(StagedEngine):
-    """Where a graph has more rows than a tree, rows are padded; one sequence a step."""
+    """Where a graph has more rows than a tree, rows are padded; one sequence a step.
+
+    A step is one launch where the bundle has graphs for that, unless ``apart`` asks for its parts one by one.
+    """
+
+    apart = False
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], executor: Executor) -> None:
         super().__init__(bundle, graphs)
@@ -46,6 +52,7 @@ class StaticEngine(StagedEngine):
         self._by_token = fixed(cache)[0] == self.graphs[0].slots
         self._inputs: dict[str, dict[str, NDArray]] = {}
         self.acceptance = Acceptance(bundle, graphs, executor)
+        self.whole = WholeSteps(bundle, graphs, executor, self.drafting, self.acceptance)
 
     @property
     def zeros(self) -> Zeros:
@@ -86,12 +93,17 @@ class StaticEngine(StagedEngine):
         return TeacherOutput(logits[None], choice[None], features[None])
 
     def advance(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
-        """Draft, verify and accept; logits and features stay on the device, where its graphs accept there."""
+        """A step; logits and features stay on the device, where its graphs accept there."""
         if not self.acceptance.there:
             return super().advance(states, gear)
         (state,) = states
+        whole = None if self.apart else self.whole.graph(state, gear)
+        return [self.whole.step(state, gear, whole) if whole else self._in_parts(state, gear)]
+
+    def _in_parts(self, state: SequenceState, gear: Gear) -> StepOutcome:
+        """Draft, verify and accept, a launch each."""
         began = time.perf_counter_ns()
-        (draft,) = self.draft(states, gear)
+        (draft,) = self.draft([state], gear)
         drafted = time.perf_counter_ns()
         graph = self.tree_graph(draft.tree.rows, state.slots)
         inputs = self.inputs(graph, state.kv)
@@ -103,7 +115,7 @@ class StaticEngine(StagedEngine):
         state.commit(accepted.rows, accepted.bonus, features)
         done = time.perf_counter_ns()
         times = StepTimes((drafted - began) / 1e3, (verified - drafted) / 1e3, (done - verified) / 1e3)
-        return [outcome(draft, accepted, times)]
+        return outcome(draft, accepted, times)
 
     def run_draft(
         self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
@@ -114,13 +126,8 @@ class StaticEngine(StagedEngine):
         """The graph's small inputs, of which those that follow from the cache alone are filled in."""
         if graph.name not in self._inputs:
             self._inputs[graph.name] = {s.name: allocate(s) for s in graph.inputs if s.name in _SMALL}
-        inputs, moved = self._inputs[graph.name], len(kv.moved)
-        inputs["committed"][0] = kv.length
-        inputs["accepted"][0] = moved
-        # Slots past the moved rows repeat the last: any valid row will do, they are written to the spare slot.
-        inputs["path"][:] = kv.moved[-1] if moved else 0
-        inputs["path"][:moved] = kv.moved
-        return inputs
+        fill_commit(self._inputs[graph.name], kv)
+        return self._inputs[graph.name]
 
     def buffers(self, graph: GraphSignature, kv: KvCache) -> dict[str, Buffer]:
         """What the graph reads and writes on the device, by name."""

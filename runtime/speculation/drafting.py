@@ -49,12 +49,10 @@ class Drafting:
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the gear behind the committed text and its root; may be asked for again."""
         if gear.draft is None:
-            tree = self.bundle.trees[gear.tree][1]
-            return Draft(np.array([state.root], np.int64), np.zeros(0, np.float32), tree)
+            return self.tree(gear, state.root, {})
         assert state.draft is not None, "a gear that drafts belongs to a bundle with a drafter"
         graph, cache = self.graph(gear.draft, state.slots), state.draft
-        while cache.buffers and cache.waiting > (graph.rows or MOST_WAITING):
-            self._extend(state, cache.waiting - 1)
+        self.settle(state, graph.rows or MOST_WAITING)
         count = cache.waiting
         kept = cache.on_device if graph.rows else None  # a graph of any size takes no padding
         features_nF = cache.features(count) if kept is None else None
@@ -64,7 +62,13 @@ class Drafting:
             inputs = inputs | {"noise": self.noise.rows(noise, state.sampling, state.length + 1)}
         outputs = self._ran(graph, inputs, cache, count, {} if kept is None else {"features": kept})
         cache.drafted(state.root)
-        return self._tree(gear, state.root, outputs)
+        return self.tree(gear, state.root, outputs)
+
+    def settle(self, state: SequenceState, most: int) -> None:
+        """Writes waiting rows until ``most`` of them are left."""
+        cache = state.draft
+        while cache is not None and cache.buffers and cache.waiting > most:
+            self._extend(state, cache.waiting - 1)
 
     def catch_up(self, state: SequenceState) -> None:
         """Writes waiting rows where they have become many, as in a prompt or in a text that is decoded plainly."""
@@ -129,11 +133,14 @@ class Drafting:
             inputs["committed"][0], inputs["accepted"][0] = length + count, count
         return inputs if features_nF is not None else {n: v for n, v in inputs.items() if n != "features"}
 
-    def _tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
+    def tree(self, gear: Gear, root: int, outputs: dict[str, NDArray]) -> Draft:
+        """The tree that a gear's draft graph, or the graph of a whole step, has given behind a root."""
+        if gear.draft is None:
+            return Draft(np.array([root], np.int64), np.zeros(0, np.float32), self.bundle.trees[gear.tree][1])
         scores = outputs["scores"]
         if "candidates" in outputs:
             candidates_IK = outputs["candidates"].copy()
-            tree = self.bundle.trees[self._class_tree(gear, float(scores[0, 0]))][1]
+            tree = self.bundle.trees[self._class_tree(gear, outputs)][1]
             tokens_T = tree_tokens(tree, root, candidates_IK)
             return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
         tree = self._chosen(gear, outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
@@ -141,18 +148,36 @@ class Drafting:
 
     def _chosen(self, gear: Gear, outputs: dict[str, NDArray]) -> TreeBuffers:
         """The tree of the drafter's choice. What is no tree would let rows see what is not their text."""
-        tree = _buffers(outputs)
+        depth = next(tree.depth for tree in self.bundle.manifest.trees if tree.name == gear.tree)
+        tree = _buffers(outputs if "paths" in outputs else outputs | _climbed(outputs["parents"], depth))
         if not is_tree(tree):
             raise BundleError(f"{self.bundle.folder}: graph {gear.draft} drafts no tree; build the bundle again")
         return tree
 
-    def _class_tree(self, gear: Gear, score: float) -> str:
-        """The tree of the confidence class that the best first candidate's log-probability falls into."""
+    def _class_tree(self, gear: Gear, outputs: dict[str, NDArray]) -> str:
+        """The tree of the confidence class that the best first candidate's log-probability falls into.
+
+        A whole step has looked already, in fp32; its word counts.
+        """
         planning = self.bundle.manifest.planning
         if not gear.class_trees or planning is None:
             return gear.tree
-        confidence = math.exp(min(score, 0.0))
-        return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
+        confidence = math.exp(min(float(outputs["scores"][0, 0]), 0.0))
+        found = outputs["class"][0] if "class" in outputs else sum(confidence >= bound for bound in planning.bounds)
+        return (gear.tree, *gear.class_trees)[int(found)]
+
+
+def _climbed(parents_T: NDArray[np.int64], depth: int) -> dict[str, NDArray]:
+    """Depths, mask and paths of a tree, by its parents alone; of what is no tree, anything."""
+    rows_T = np.arange(len(parents_T))
+    above_T, climb = np.clip(parents_T, 0, len(parents_T) - 1), [rows_T]
+    for _ in range(depth):
+        climb.append(above_T[climb[-1]])
+    climb_LT = np.stack(climb)
+    depths_T = (climb_LT != 0).sum(0)
+    steps_LT = np.maximum(depths_T - np.arange(depth + 1)[:, None], 0)
+    paths_TL = np.ascontiguousarray(np.take_along_axis(climb_LT, steps_LT, 0).T)
+    return {"depths": depths_T, "paths": paths_TL, "mask": (paths_TL[:, :, None] == rows_T).any(1)}
 
 
 def _buffers(outputs: dict[str, NDArray]) -> TreeBuffers:

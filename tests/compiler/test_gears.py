@@ -11,7 +11,7 @@ import pytest
 
 from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
-from draftwood.compiler.bundle.gears import gear_names, planning_of
+from draftwood.compiler.bundle.gears import planning_of
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import BundleError, TreeError
 from draftwood.runtime.bundle import Bundle
@@ -25,7 +25,7 @@ from draftwood.trees.gears import Limits
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 from draftwood.trees.plan import Plan, make_plan
 from draftwood.trees.plan_file import format_plan
-from draftwood.trees.spec import GearSpec, Specs, read_specs
+from draftwood.trees.spec import GearSpec, Specs, gear_names, read_specs
 
 
 def counted(seed: int, accuracy: float) -> Calibration:

@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
     parser.add_argument(
+        "--one-launch", action="store_true", help="also every gear's whole step as one graph of the NPU's"
+    )
+    parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="split the NPU's graphs over so many devices (default 1)"
     )
     parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
@@ -110,6 +113,7 @@ def main(args: argparse.Namespace) -> int:
         weights=args.weights,
         soc=_soc(args.soc),
         bitwise=args.bitwise,
+        whole=args.one_launch,
         ranks=args.ranks,
     )
     watch = Stopwatch()

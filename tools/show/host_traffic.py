@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature
+from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature, whole_name
 
 # Bytes of a number.
 _BYTES = {"int64": 8, "int32": 4, "bool": 1, "float32": 4, "float16": 2, "bfloat16": 2}
 # Stays on the device: what a step leaves for acceptance and for the next step.
-_KEPT = {"branch", "branch.out", "logits", "features", "features.out"}
+_KEPT = {"branch", "branch.out", "logits", "features", "features.in", "features.out"}
 # What a step without acceptance in a graph reads back.
 _TEACHER = {"logits", "features"}
 
@@ -19,7 +19,8 @@ _TEACHER = {"logits", "features"}
 def host_traffic(manifest: Manifest, graphs: Iterable[GraphSignature]) -> list[dict[str, Any]]:
     """A row for every gear, greedy and sampled, of a graph set that accepts on the device.
 
-    ``host_acceptance`` is what would be read back if the host accepted. The rare rows that a graph leaves to the host
+    ``apart`` is the same of a step whose parts are launched one by one, ``host_acceptance_read_bytes`` what would be
+    read back if the host accepted. The rare rows that a graph leaves to the host
     (`draftwood.runtime.engines.acceptance`) are not counted, nor are features that wait from plain steps.
     """
     known = list(graphs)
@@ -34,17 +35,25 @@ def _gear(gear: Gear, draws: str, graphs: list[GraphSignature]) -> dict[str, Any
     if accept is None:
         return None
     draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft or ""))
-    run = [graph for graph in (draft, verify, accept) if graph is not None]
-    read = sum(_size(spec) for graph in run for spec in _moved(graph.outputs, graph))
+    apart = _step([graph for graph in (draft, verify, accept) if graph is not None])
+    whole = named.get(whole_name(gear.name, draws))
     held = sum(_size(spec) for spec in verify.outputs if spec.name in _TEACHER)
     decided = sum(_size(spec) for spec in _moved(accept.outputs, accept))
     return {
         "gear": gear.name,
         "draws": draws,
-        "launches": len(run),
-        "read_bytes": read,
-        "written_bytes": sum(_size(spec) for graph in run for spec in _moved(graph.inputs, graph)),
-        "host_acceptance_read_bytes": read - decided + held,
+        **(_step([whole]) if whole else apart),
+        "apart": apart,
+        "host_acceptance_read_bytes": apart["read_bytes"] - decided + held,
+    }
+
+
+def _step(graphs: list[GraphSignature]) -> dict[str, int]:
+    """What the graphs of a step move, one launch each."""
+    return {
+        "launches": len(graphs),
+        "read_bytes": sum(_size(spec) for graph in graphs for spec in _moved(graph.outputs, graph)),
+        "written_bytes": sum(_size(spec) for graph in graphs for spec in _moved(graph.inputs, graph)),
     }
 
 

@@ -1,0 +1,140 @@
+"""The whole step in one graph: commit of the last path, extension of the drafter's caches, draft, verify, accept.
+
+It is made of the modules of those steps, with their own signatures; what it adds is how one's outputs become another's
+inputs. It makes the draft's noise itself, of the keys that acceptance draws with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from draftwood.compiler.steps.accept import Draws, draw_inputs
+from draftwood.compiler.steps.noise import level_noise
+from draftwood.compiler.steps.step import DTYPES, Step, tensor
+from draftwood.compiler.steps.tree_rows import TreeRows
+from draftwood.manifest import GraphSignature, TensorSignature, whole_name
+
+# T rows, P places of a path, D levels, U draft vocabulary, V vocabulary
+
+# What of a draft the host has to know; the rest of a budget tree follows from its parents.
+TOLD = ("drafted", "candidates", "scores", "parents")
+# Inputs of the parts that have another name here, for two parts would have one of that name.
+DRAFT_INPUTS = {"features": "features.in", "accepted": "waiting"}
+
+
+class Parts(NamedTuple):
+    """The steps that a whole step is made of; nothing drafts for plain decoding. ``rows`` is of `tree_rows`."""
+
+    draft: Step | None
+    rows: nn.Module
+    verify: Step
+    accept: Step
+
+
+class WholeStep(nn.Module):
+    """Takes and gives what its signature lists. ``noise`` is the draft's, of its shape; zeros for greedy text."""
+
+    def __init__(self, parts: Parts, signature: GraphSignature, vocabulary: int) -> None:
+        super().__init__()
+        self.parts, self.signature, self.vocabulary = parts, signature, vocabulary
+        self.draft = parts.draft.module if parts.draft else None
+        self.rows, self.verify, self.accept = parts.rows, parts.verify.module, parts.accept.module
+
+    def forward(self, *inputs):  # type: ignore[no-untyped-def]
+        given = dict(zip((spec.name for spec in self.signature.inputs), inputs, strict=True))
+        found = self._drafted(given)
+        rows: TreeRows = self.rows(given["root"], found)
+        tree = {"tokens": rows.tokens, "parents": rows.parents, "depths": rows.depths, "visible": rows.visible}
+        verified = _ran(self.parts.verify, given | tree)
+        accepted = _ran(self.parts.accept, given | tree | verified)
+        accepted["path.out"] = accepted.pop("path")
+        found |= verified | accepted | ({"class": rows.chosen} if rows.chosen is not None else {})
+        return tuple(found[spec.name] for spec in self.signature.outputs)
+
+    def _drafted(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the draft step gives, the drafter's caches too."""
+        draft = self.parts.draft
+        if draft is None:
+            return {}
+        noise = next(spec for spec in draft.signature.inputs if spec.name == "noise")
+        own = {name: given[DRAFT_INPUTS.get(name, name)] for name in _held(draft) - {"noise"}}
+        return _ran(draft, own | {"noise": self._noise(noise, given)})
+
+    def _noise(self, spec: TensorSignature, given: Mapping[str, Tensor]) -> Tensor:
+        """[D, U]; a level that no tree of the bundle reaches has none."""
+        levels, width = (int(size) for size in spec.shape)
+        if "keys" not in given:
+            return torch.zeros(1, 1, dtype=DTYPES[spec.dtype], device=given["root"].device).expand(levels, width)
+        assert self.draft is not None
+        ids_U: Tensor | None = getattr(self.draft.drafter, "teacher_ids", None)
+        keys = given["keys"][:, :, :levels]
+        noise_LU = level_noise(keys, self.vocabulary, ids_U) * given["temperature"]
+        return F.pad(noise_LU, (0, 0, 0, levels - keys.shape[2])).to(DTYPES[spec.dtype])
+
+
+def whole_step(gear: str, draws: Draws, parts: Parts, vocabulary: int) -> Step:
+    """One launch for a gear; its inputs and outputs follow from those of its parts."""
+    draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
+    caches = [*(draft.signature.caches if draft else []), *verify.caches]
+    specs = {spec.name: spec for part in (draft and draft.signature, verify) if part for spec in part.inputs}
+    written = {f"{name}.out": name for name in caches}
+    name = whole_name(gear, draws)
+    signature = GraphSignature(
+        name=name,
+        kind="whole",
+        file=f"onnx/{name}.onnx",
+        rows=verify.rows,
+        slots=verify.slots,
+        inputs=(*_inputs(draws, draft, verify, accept), *(specs[name] for name in caches)),
+        outputs=(*_outputs(parts), *(_named(specs[into], out) for out, into in written.items())),
+        aliases=written,
+    )
+    return Step(WholeStep(parts, signature, vocabulary), signature)
+
+
+def _inputs(draws: Draws, draft: Step | None, verify: GraphSignature, accept: GraphSignature) -> list[TensorSignature]:
+    """The root, what the drafter has not seen, the last path, and how rows are drawn."""
+    waiting = (
+        [spec for spec in draft.signature.inputs if spec.name in ("tokens", "features", "accepted")] if draft else []
+    )
+    commit = [spec for spec in verify.inputs if spec.name in ("committed", "accepted", "path", "branch")]
+    places = next(int(spec.shape[0]) for spec in accept.outputs if spec.name == "path")
+    return [
+        tensor("root", "int64", 1),
+        *(_named(spec, DRAFT_INPUTS.get(spec.name, spec.name)) for spec in waiting),
+        *commit,
+        *(draw_inputs(places) if draws == "sampled" else []),
+    ]
+
+
+def _outputs(parts: Parts) -> list[TensorSignature]:
+    """What the host must know of draft and acceptance; then what stays on the device."""
+    draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
+    told = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []
+    classes = len(getattr(parts.rows, "bounds_C", ()))
+    reads = {"logits", "branch.out"} | {spec.name for spec in accept.inputs if spec.name == "features"}
+    return [
+        *told,
+        *([tensor("class", "int64", 1)] if classes else []),
+        *(_named(spec, "path.out" if spec.name == "path" else spec.name) for spec in accept.outputs),
+        *(spec for spec in verify.outputs if spec.name in reads),
+    ]
+
+
+def _named(spec: TensorSignature, name: str) -> TensorSignature:
+    return tensor(name, spec.dtype, *spec.shape)
+
+
+def _held(step: Step) -> set[str]:
+    return {spec.name for spec in step.signature.inputs}
+
+
+def _ran(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A part's outputs by name."""
+    found = step.module(*(values[spec.name] for spec in step.signature.inputs))
+    return dict(zip((spec.name for spec in step.signature.outputs), found, strict=True))

@@ -1,0 +1,81 @@
+"""A whole step in one launch: proved, the text of its parts and of plain decoding, and what crosses to the host."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.show.host_traffic import host_traffic
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
+
+TREES = {
+    "eagle3": (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])), ("budget", Budget(4, 3, 2))),
+    "fasteagle": (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),),
+    "medusa": (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),),
+}
+
+
+def built(folder: Path, teacher: Path, drafter: Path, kind: str) -> Bundle:
+    trees = (("plain", Topology.plain()), *TREES[kind])
+    asked = BuildRequest(
+        model=teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",), whole=True
+    )
+    build(asked, folder)
+    return Bundle.open(folder)
+
+
+@pytest.fixture(
+    scope="module", params=["eagle3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("fasteagle", "medusa"))]
+)
+def bundle(request, tiny_teacher, tiny_drafters, tiny_heads, tmp_path_factory) -> Bundle:
+    drafter = (tiny_drafters | {"medusa": tiny_heads})[request.param]
+    return built(tmp_path_factory.mktemp("whole") / "bundle", tiny_teacher, drafter, request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(bundle: Bundle):
+    from draftwood.tools.reference.ge import GeEngine
+
+    return GeEngine(bundle)
+
+
+def test_a_whole_step_copies_no_cache(bundle: Bundle) -> None:
+    graphs = [graph for graph in bundle.manifest.graphs_of("ge") if graph.kind == "whole"]
+    assert len(graphs) == 2 * len(bundle.manifest.gears)
+    assert bundle.manifest.drafter is not None
+    for signature in graphs:
+        proof = prove_in_place(Graph.load(bundle.folder / signature.file), signature)
+        drafts = any(spec.name == "features.in" for spec in signature.inputs)
+        assert len(proof) == 2 * (bundle.manifest.dims.layers + drafts * bundle.manifest.drafter.layers)
+        assert all(one.readers for one in proof)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.9, "top_p": 0.7}], ids=str)
+def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(max_new_tokens=10, sampling=Sampling(seed=3, **sampling), ignore_eos=True)
+    launched: list[str] = []
+    run = engine.executor.run
+    monkeypatch.setattr(engine.executor, "run", lambda graph, *given: launched.append(graph.kind) or run(graph, *given))
+    for gear in bundle.manifest.gears:
+        found = []
+        for apart in (True, False):
+            monkeypatch.setattr(engine, "apart", apart)
+            launched.clear()
+            found.append(Decoding(engine, list(range(5, 25)), options, policy_for(bundle, gear.name)).run())
+        steps = [kind for kind in launched if kind not in ("prefill", "decode", "extend")]
+        assert steps == ["whole"] * found[1].steps
+        assert found[0].token_ids == found[1].token_ids and found[0].steps == found[1].steps
+
+
+def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
+    for row in host_traffic(bundle.manifest, bundle.manifest.graphs_of("ge")):
+        assert row["launches"] == 1 and row["read_bytes"] + row["written_bytes"] < 4096
