@@ -218,7 +218,8 @@ def _run_time_values(graph: Graph) -> Iterator[Finding]:
         own = frozenset({node.name}) if node.name in sources else frozenset()
         reached[node.name] = own.union(*(reached[e.node] for e in node.inputs if e is not None))
         port, needed = wanted.get(node.type, ("", set()))
-        if node.type == "ScatterNdUpdate" and "waiting" in sources and node.operands[0].node.startswith("draft_"):
+        written = node.input("var") if "waiting" in sources else None
+        if written is not None and written.node.startswith("draft_"):
             needed = {"committed", "waiting"}  # a whole step writes the drafter's caches, too
         edge = node.input(port) if port else None
         if missing := {n for n in needed & sources if edge is not None and n not in reached[edge.node]}:

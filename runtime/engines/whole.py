@@ -39,6 +39,11 @@ class WholeSteps:
         self._drafting, self._acceptance = drafting, acceptance
         self._inputs: dict[str, dict[str, NDArray]] = {}
 
+    @property
+    def there(self) -> bool:
+        """Whether the bundle has such graphs."""
+        return bool(self._graphs)
+
     def graph(self, state: SequenceState, gear: Gear) -> GraphSignature | None:
         """What does a gear's step for a text in one launch; None where its parts have to."""
         found = self._graphs.get(whole_name(gear.name, draws_of(state.sampling)))

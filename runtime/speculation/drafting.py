@@ -18,7 +18,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.shared_noise import SharedNoise
+from draftwood.runtime.speculation.shared_noise import Noise, SharedNoise
 from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import TreeBuffers, is_tree, tree_tokens
 
@@ -44,7 +44,7 @@ class Drafting:
         self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
         self._extends = [graph for graph in graphs if graph.kind == "extend"]
         self._inputs: dict[str, dict[str, NDArray]] = {}
-        self.noise = SharedNoise(bundle)
+        self.noise: Noise = SharedNoise(bundle)
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the gear behind the committed text and its root; may be asked for again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,13 @@ from draftwood.runtime.speculation.sampling import Sampling
 # D levels, U draft vocabulary
 
 _KEPT = 64  # positions
+
+
+class Noise(Protocol):
+    """What fills the input ``noise`` of a draft graph."""
+
+    def rows(self, spec: TensorSignature, sampling: Sampling, position: int) -> NDArray[np.float32]:
+        """The input ``spec`` [D, U] for levels that begin at a position, valid until the next call."""
 
 
 class SharedNoise:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.accept import accept_step, walked
 from draftwood.compiler.steps.draw import Settings, greedy, sampled
-from draftwood.compiler.steps.noise import block_noise, own_noise
+from draftwood.compiler.steps.noise import block_noise, level_noise, own_noise
 from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.noise import BLOCK, gumbel_row, key_of, keys_of
@@ -201,3 +201,14 @@ def test_onnxruntime_accepts_alike(tmp_path: Path) -> None:
         got = session.run(None, dict(zip(names, inputs, strict=True)))
         want = step.module(*(torch.tensor(array) for array in inputs))
         assert all(np.array_equal(one, other.numpy()) for one, other in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("vocabulary", [40, 8200])
+def test_noise_of_whole_levels_is_the_hosts(vocabulary: int) -> None:
+    """fp32 of numbers up to 27: off by a few 1e-6, and a draft is a proposal alone."""
+    ids = np.sort(RNG(0).choice(vocabulary, 30, replace=False))
+    given = settings(Sampling(temperature=0.8, seed=5), vocabulary)
+    whole, some = level_noise(given.keys, vocabulary), level_noise(given.keys, vocabulary, torch.from_numpy(ids))
+    assert torch.equal(whole[:, torch.from_numpy(ids)], some)
+    for level, row in enumerate(whole.numpy()):
+        assert np.abs(row - gumbel_row(vocabulary, key_of(5, LENGTH + 1 + level))).max() < 1e-5

@@ -44,6 +44,7 @@ from draftwood.tools.comparison.faults import (
     tree_of,
     tree_step,
 )
+from draftwood.tools.comparison.whole import compare_whole, in_parts
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.eager import EagerEngine
 
@@ -138,7 +139,10 @@ def _compare(
         progress(f"{pair.name}, {gear.name}")
         found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
         if isinstance(pair.engine, StaticEngine) and pair.engine.acceptance.there:
-            found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
+            with in_parts(pair.engine):
+                found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
+            if pair.engine.whole.there:
+                found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
         for graph in pair.engine.graphs:
             if graph.kind == "prefill":

@@ -33,9 +33,10 @@ def built(folder: Path, teacher: Path, drafter: Path, kind: str) -> Bundle:
     return Bundle.open(folder)
 
 
-@pytest.fixture(
-    scope="module", params=["eagle3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("fasteagle", "medusa"))]
-)
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "fasteagle")]
+
+
+@pytest.fixture(scope="module", params=["medusa", *SLOW])
 def bundle(request, tiny_teacher, tiny_drafters, tiny_heads, tmp_path_factory) -> Bundle:
     drafter = (tiny_drafters | {"medusa": tiny_heads})[request.param]
     return built(tmp_path_factory.mktemp("whole") / "bundle", tiny_teacher, drafter, request.param)
@@ -79,3 +80,35 @@ def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, mon
 def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
     for row in host_traffic(bundle.manifest, bundle.manifest.graphs_of("ge")):
         assert row["launches"] == 1 and row["read_bytes"] + row["written_bytes"] < 4096
+
+
+def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
+    """Bit for bit, for the interpreter takes the same operators; and a cache that is not written shows."""
+    from draftwood.tools.comparison.compare import Pair
+    from draftwood.tools.comparison.faults import graph_mutations
+    from draftwood.tools.comparison.whole import compare_whole
+    from draftwood.tools.reference.ge import GeEngine
+
+    prompt, gear = np.arange(5, 25), bundle.manifest.gears[-1]
+    found = list(compare_whole(Pair("ge", engine, engine, 0.0), gear, prompt))
+    assert {"step", "branch", "cache", "features"} <= {one.quantity for one in found} and all(one.ok for one in found)
+    for mutate in graph_mutations().values():
+        broken = GeEngine(bundle, mutate=lambda graph, m=mutate: m(graph) if graph.name.startswith("whole") else graph)
+        assert not all(one.ok for one in compare_whole(Pair("ge", broken, broken, 3e-2), gear, prompt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_route_of_a_device_gives_the_same_text(bundle: Bundle, engine, temperature: float) -> None:
+    """Traced and compiled by torchair as for the device, and run on the CPU."""
+    from draftwood.compiler.ge.online import TorchairExecutor
+    from draftwood.runtime.engines.npu import NpuEngine
+
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
+    options = Options(max_new_tokens=6, sampling=Sampling(seed=3, temperature=temperature), ignore_eos=True)
+    policy = bundle.manifest.gears[-1].name
+    texts = [
+        Decoding(one, list(range(5, 25)), options, policy_for(bundle, policy)).run().token_ids
+        for one in (NpuEngine(bundle, executor=executor), engine)
+    ]
+    assert texts[0] == texts[1]

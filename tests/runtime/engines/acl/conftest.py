@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs the torch_npu package, for the graphs of the bundle"))
 
 
-def build_compiled(teacher: Path, drafter: Path, folder: Path, trees: tuple) -> Path:
+def build_compiled(teacher: Path, drafter: Path, folder: Path, trees: tuple, whole: bool = False) -> Path:
     """A bundle with ``.om`` files, and beside it the lines that ATC was called with."""
     from draftwood.compiler.bundle.build import build
     from draftwood.compiler.bundle.request import BuildRequest
@@ -27,7 +27,7 @@ def build_compiled(teacher: Path, drafter: Path, folder: Path, trees: tuple) -> 
 
     bundle = folder / "bundle"
     request = BuildRequest(
-        model=teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(16,), targets=("ge",)
+        model=teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(16,), targets=("ge",), whole=whole
     )
     build(request, bundle)
     (folder / "atc.txt").write_text("\n".join(compile_bundle(bundle, folder)))

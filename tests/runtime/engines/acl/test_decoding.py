@@ -14,6 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.measure.traffic import widest_gear
+from draftwood.trees import Topology
 
 from .conftest import build_compiled
 from .om import FLAGS
@@ -161,8 +162,6 @@ def test_it_is_known_by_its_name() -> None:
 def test_drafters_with_caches(
     tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path, opened: Callable, kind: str, temperature: float
 ) -> None:
-    from draftwood.trees import Topology
-
     trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(3, 2)))
     folder = build_compiled(tiny_teacher, tiny_drafters[kind], tmp_path, trees)
     engine, acl = opened(folder)
@@ -170,3 +169,21 @@ def test_drafters_with_caches(
     got, want = decoded(engine, temperature, tokens=24), decoded(reference, temperature, tokens=24)
     assert got.token_ids == want.token_ids == decoded(engine, temperature, plain=True, tokens=24).token_ids
     assert got.steps == want.steps < 24 and acl.misuses == []
+
+
+@pytest.mark.slow
+def test_a_whole_step_is_one_launch(tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, opened: Callable) -> None:
+    """One copy each way, one launch, one wait; and the text of the interpreter's."""
+    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 3)))
+    folder = build_compiled(tiny_teacher, tiny_heads, tmp_path, trees, whole=True)
+    engine, acl = opened(folder)
+    for temperature in (0.0, 0.8):
+        assert decoded(engine, temperature).token_ids == decoded(interpreted(folder), temperature, plain=True).token_ids
+    state, gear = engine.begin(128), engine.bundle.manifest.gears[1]
+    engine.start(state, np.array(PROMPT))
+    engine.step([state], gear)
+    before = len(acl.calls)
+    for _ in range(4):
+        engine.step([state], gear)
+    counted = {name: acl.calls[before:].count(name) for name in ("aclrtMemcpyAsync", "aclmdlExecuteAsync")}
+    assert counted == {"aclrtMemcpyAsync": 8, "aclmdlExecuteAsync": 4} and acl.misuses == []

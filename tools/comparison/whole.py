@@ -1,0 +1,120 @@
+"""Does a whole step in one launch leave what its parts leave, tensor by tensor?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftwood.compiler.steps.noise import level_noise
+from draftwood.manifest import Gear, TensorSignature, whole_name
+from draftwood.noise import keys_of
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.acceptance import draws_of
+from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import StepOutcome
+from draftwood.tools.comparison.accepted import SAMPLINGS, STEPS
+from draftwood.tools.comparison.compare import DIFFERING_TOKENS, Comparison, Pair
+
+
+def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
+    """Steps of a gear twice on one engine, in one launch each and part by part; after each all that they have left.
+
+    The parts get the noise that the graph makes, or a draft could differ by a rounding. Where one does, as a device's
+    logarithm may have it, what follows is of another tree, and left out; the share of such steps is bounded.
+    """
+    engine = pair.engine
+    assert isinstance(engine, StaticEngine)
+    for sampling in SAMPLINGS.values():
+        graph = whole_name(gear.name, draws_of(sampling))
+        states = [engine.begin(gear.slots, sampling) for _ in range(2)]
+        roots = [engine.start(state, prompt).tokens for state in states]
+        assert roots[0] == roots[1], "prefill has one form alone"
+        with _noise_of_graphs(engine):
+            for step in range(STEPS):
+                got, want = _both(engine, states, gear)
+                alike = (got.tokens, got.path, got.confidence) == (want.tokens, want.path, want.confidence)
+                allowed = 0.0 if sampling.greedy else DIFFERING_TOKENS * pair.tolerance / STEPS
+                yield _share(pair, gear, graph, float(not alike), allowed, step)
+                if not alike:
+                    break
+                for quantity, one, other in _left(engine, *states):
+                    yield pair.compared(gear.name, graph, quantity, one, other, f"step {step}")
+
+
+def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list[StepOutcome]:
+    """A step in one launch, and one in parts."""
+    found = []
+    for state, apart in zip(states, (False, True), strict=True):
+        with in_parts(engine, apart):
+            found += engine.step([state], gear)
+    return found
+
+
+@contextmanager
+def in_parts(engine: StaticEngine, apart: bool = True) -> Iterator[None]:
+    """In the body, the engine launches the parts of a step one by one, or does not."""
+    before, engine.apart = engine.apart, apart
+    try:
+        yield
+    finally:
+        engine.apart = before
+
+
+def _left(engine: StaticEngine, got: SequenceState, want: SequenceState) -> Iterator[tuple[str, NDArray, NDArray]]:
+    """What a step leaves for the next, of either text; slots of the caches that are no text may hold anything."""
+    read, length = engine.executor.read, got.length - len(got.kv.moved)
+    yield "branch", read(got.kv.branch), read(want.kv.branch)
+    for one, other in zip(got.kv.buffers, want.kv.buffers, strict=True):
+        yield "cache", read(one)[:, :length], read(other)[:, :length]
+    if got.draft is None or want.draft is None:
+        return
+    count = got.draft.waiting
+    yield "features", got.draft.features(count), want.draft.features(count)
+    for one, other in zip(got.draft.buffers, want.draft.buffers, strict=True):
+        yield "draft cache", read(one)[:, : got.draft.length], read(other)[:, : got.draft.length]
+
+
+def _share(pair: Pair, gear: Gear, graph: str, differs: float, allowed: float, step: int) -> Comparison:
+    return Comparison(
+        gear=gear.name,
+        graph=graph,
+        graphs=pair.name,
+        quantity="step",
+        difference=differs,
+        tolerance=allowed,
+        ok=differs <= allowed,
+        where=f"step {step}",
+    )
+
+
+class _GraphNoise:
+    """The rows that a graph makes for itself, in the place of `draftwood.runtime.speculation.shared_noise`."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._vocabulary, ids_U = bundle.manifest.dims.vocabulary, bundle.draft_ids
+        self._ids_U = None if ids_U is None else torch.from_numpy(np.array(ids_U, np.int64))
+        self._places = bundle.manifest.dims.path_rows
+
+    def rows(self, spec: TensorSignature, sampling: Sampling, position: int) -> NDArray[np.float32]:
+        found = np.zeros([int(size) for size in spec.shape], np.float32)
+        if not sampling.greedy:
+            levels = min(len(found), self._places)
+            keys = np.stack(keys_of(sampling.seed, range(position, position + levels)))[..., 0]
+            noise_LU = level_noise(torch.from_numpy(keys), self._vocabulary, self._ids_U)
+            found[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
+        return found
+
+
+@contextmanager
+def _noise_of_graphs(engine: StaticEngine) -> Iterator[None]:
+    before, engine.drafting.noise = engine.drafting.noise, _GraphNoise(engine.bundle)
+    try:
+        yield
+    finally:
+        engine.drafting.noise = before
