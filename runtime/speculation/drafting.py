@@ -140,7 +140,9 @@ class Drafting:
         scores = outputs["scores"]
         if "candidates" in outputs:
             candidates_IK = outputs["candidates"].copy()
-            tree = self.bundle.trees[self._class_tree(gear, outputs)][1]
+            # A whole step has looked at the classes already, in fp32; its word counts.
+            found = (gear.tree, *gear.class_trees)[int(outputs["class"][0])] if "class" in outputs else None
+            tree = self.bundle.trees[found or self._class_tree(gear, float(scores[0, 0]))][1]
             tokens_T = tree_tokens(tree, root, candidates_IK)
             return Draft(tokens_T, scores[tree.depths[1:] - 1, tree.ranks[1:]], tree, candidates_IK)
         tree = self._chosen(gear, outputs) if "parents" in outputs else self.bundle.trees[gear.tree][1]
@@ -154,17 +156,13 @@ class Drafting:
             raise BundleError(f"{self.bundle.folder}: graph {gear.draft} drafts no tree; build the bundle again")
         return tree
 
-    def _class_tree(self, gear: Gear, outputs: dict[str, NDArray]) -> str:
-        """The tree of the confidence class that the best first candidate's log-probability falls into.
-
-        A whole step has looked already, in fp32; its word counts.
-        """
+    def _class_tree(self, gear: Gear, score: float) -> str:
+        """The tree of the confidence class that the best first candidate's log-probability falls into."""
         planning = self.bundle.manifest.planning
         if not gear.class_trees or planning is None:
             return gear.tree
-        confidence = math.exp(min(float(outputs["scores"][0, 0]), 0.0))
-        found = outputs["class"][0] if "class" in outputs else sum(confidence >= bound for bound in planning.bounds)
-        return (gear.tree, *gear.class_trees)[int(found)]
+        confidence = math.exp(min(score, 0.0))
+        return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
 
 
 def _climbed(parents_T: NDArray[np.int64], depth: int) -> dict[str, NDArray]:
