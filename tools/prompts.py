@@ -1,14 +1,17 @@
 """Prompt files: one JSON object a line with a ``prompt``; rows of one ``conversation`` follow each other.
 
-A line may hold ``turns`` instead, a whole conversation's user messages, as MT-Bench and Arena-Hard are published.
+A line may hold ``turns`` instead, a whole conversation's user messages, as MT-Bench, Spec-Bench and Arena-Hard are
+published; or a ``question``, as GSM8K is. HumanEval's lines have a ``prompt`` and a ``task_id``.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
@@ -19,7 +22,10 @@ BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One user message. ``conversation`` joins turns: a later turn follows the answer to the one before."""
+    """One user message. ``conversation`` joins turns: a later turn follows the answer to the one before.
+
+    ``source`` is the task family, by which figures are told apart: the line's ``source``, ``family`` or ``category``.
+    """
 
     id: str
     text: str
@@ -29,7 +35,43 @@ class Prompt:
 
 def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
     """Reads a prompt file, the built-in one if None; RequestError names the line that does not fit."""
-    path = path or BUILT_IN
+    return list(islice(_prompts(path or BUILT_IN), limit))
+
+
+def read_families(given: Sequence[str]) -> list[Prompt]:
+    """Prompts of several files, each ``FILE`` or ``FAMILY=FILE``; the built-in ones where none is given.
+
+    A family's name takes the place of what its lines say, and stands before their ids.
+
+    Raises:
+        RequestError: a line that does not fit, or two files with conversations of one name.
+    """
+    found, owners = list[Prompt](), dict[str, str]()
+    for one in given or (str(BUILT_IN),):
+        family, path = split_family(one)
+        prompts = _prompts(path)
+        if family:
+            prompts = [
+                replace(p, id=f"{family}/{p.id}", conversation=f"{family}/{p.conversation}", source=family)
+                for p in prompts
+            ]
+        for prompt in prompts:
+            if owners.setdefault(prompt.conversation, one) != one:
+                raise RequestError(
+                    f"{path}: conversation {prompt.conversation!r} is in {owners[prompt.conversation]}, too; tell them"
+                    " apart as FAMILY=FILE"
+                )
+        found += prompts
+    return found
+
+
+def split_family(given: str) -> tuple[str, Path]:
+    """``FAMILY=FILE`` in its parts; of a ``FILE``, or a path whose folders have the sign, the family is empty."""
+    family, sign, path = given.partition("=")
+    return (family, Path(path)) if sign and family and "/" not in family else ("", Path(given))
+
+
+def _prompts(path: Path) -> list[Prompt]:
     try:
         lines = read_text(path).splitlines()
     except OSError as error:
@@ -38,7 +80,7 @@ def read_prompts(path: Path | None, limit: int | None = None) -> list[Prompt]:
     prompts = [prompt for turns in parsed for prompt in turns]
     if not prompts:
         raise RequestError(f"{path}: holds no prompts; expected one JSON object a line")
-    return list(islice(prompts, limit))
+    return prompts
 
 
 def first_turns(bundle: Bundle, prompts: list[Prompt]) -> dict[str, list[int]]:
@@ -56,18 +98,35 @@ def first_turns(bundle: Bundle, prompts: list[Prompt]) -> dict[str, list[int]]:
 def _parse(path: Path, number: int, line: str) -> list[Prompt]:
     try:
         row = json.loads(line)
-        texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [row["prompt"]]]
+        texts = [turn["content"] if isinstance(turn, dict) else turn for turn in row.get("turns") or [_message(row)]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         texts = []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise RequestError(
-            f'{path}, line {number}: expected {{"prompt": "..."}} or {{"turns": ["...", ...]}}, got {line[:60]!r}'
+            f'{path}, line {number}: expected {{"prompt": "..."}} or {{"turns": ["...", ...]}}, or a question;'
+            f" got {line[:60]!r}"
         )
-    name = str(row.get("id", row.get("question_id", number)))
+    name = str(_first(row, "id", "question_id", "task_id", default=number))
     conversation = str(row.get("conversation", name))
-    source = str(row.get("source", row.get("category", "prompts")))
+    source = str(_first(row, "source", "family", "category", default=_form(row)))
     several = len(texts) > 1
     return [
         Prompt(id=f"{name}/{turn}" if several else name, text=text, conversation=conversation, source=source)
         for turn, text in enumerate(texts, 1)
     ]
+
+
+def _message(row: dict[str, Any]) -> Any:
+    return row["prompt"] if "prompt" in row else row["question"]
+
+
+def _first(row: dict[str, Any], *names: str, default: object) -> object:
+    """The first of the fields that the line has."""
+    return next((row[name] for name in names if name in row), default)
+
+
+def _form(row: dict[str, Any]) -> str:
+    """The family of a line that names none."""
+    if str(row.get("task_id", "")).startswith("HumanEval"):
+        return "humaneval"
+    return "gsm8k" if {"question", "answer"} <= row.keys() else "prompts"

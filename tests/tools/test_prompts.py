@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.prompts import read_prompts
+from draftwood.tools.prompts import read_families, read_prompts
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -30,3 +30,23 @@ def test_whole_conversations_on_one_line(tmp_path: Path) -> None:
 def test_lines_that_are_none(tmp_path: Path, row: str) -> None:
     with pytest.raises(RequestError, match=r'line 2: expected \{"prompt": "\.\.\."\} or'):
         read_prompts(write(tmp_path / "p.jsonl", {"prompt": "fine"}, row))
+
+
+def test_published_forms_name_their_families(tmp_path: Path) -> None:
+    spec = {"question_id": 300, "category": "math_reasoning", "turns": ["Sum."]}
+    sums = {"question": "How many?", "answer": "#### 3"}
+    code = {"task_id": "HumanEval/0", "prompt": "def f():", "entry_point": "f"}
+    mine = {"id": "a", "prompt": "Hi", "family": "talk"}
+    found = read_prompts(write(tmp_path / "p.jsonl", spec, sums, code, mine))
+    assert [(p.id, p.source) for p in found] == [
+        ("300", "math_reasoning"), ("2", "gsm8k"), ("HumanEval/0", "humaneval"), ("a", "talk"),
+    ]  # fmt: skip
+
+
+def test_several_files_are_told_apart_by_family(tmp_path: Path) -> None:
+    one, other = (write(tmp_path / name, {"question": "?", "answer": "!"}) for name in ("a.jsonl", "b.jsonl"))
+    found = read_families([str(one), f"sums={other}"])
+    assert [(p.id, p.conversation, p.source) for p in found] == [("1", "1", "gsm8k"), ("sums/1", "sums/1", "sums")]
+    with pytest.raises(RequestError, match=r"b.jsonl: conversation '1' is in .*a.jsonl, too; tell them apart as"):
+        read_families([str(one), str(other)])
+    assert len(read_families([])) == len(read_prompts(None))

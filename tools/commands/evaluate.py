@@ -18,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="rows and manifest; kept and resumed")
     parser.add_argument("--sizes", metavar="S[,S...]", help="native, 110m, 500m (default: the suite's)")
     parser.add_argument("--sections", metavar="NAME[,NAME...]", help="only these of the suite's sections")
-    parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the suite's, or the built-in ones")
+    parser.add_argument(
+        "--prompts", action="append", default=[], metavar="[FAMILY=]FILE.jsonl",
+        help="may be given again; FAMILY names its figures (default: the suite's, or the built-in prompts)",
+    )  # fmt: skip
     parser.add_argument("--work", type=Path, metavar="DIR", help="keeps models and bundles (default: a cache folder)")
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--scheduler", metavar="HOST:PORT", help="measure on the workers of this Dask cluster")

@@ -28,7 +28,7 @@ from draftwood.tools.evaluate.peers import Generate, open_peer
 from draftwood.tools.evaluate.prefilled import Prefilled
 from draftwood.tools.evaluate.suite import Suite
 from draftwood.tools.measure.tune import tune
-from draftwood.tools.prompts import Prompt, read_prompts
+from draftwood.tools.prompts import Prompt, read_families
 
 TUNE_SECONDS = 4.0
 STRIDE = 7
@@ -88,7 +88,7 @@ class Lab:
     @cached_property
     def prompts(self) -> list[Prompt]:
         """The suite's prompts."""
-        return read_prompts(self.suite.prompt_file)
+        return read_families(self.suite.prompts)
 
     def conversations(self, limit: int | None) -> list[list[Prompt]]:
         """Prompts by conversation; ``limit`` of them, of every source alike."""

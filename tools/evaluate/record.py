@@ -59,7 +59,7 @@ def begin(folder: Path, suite: Suite) -> None:
                 f"--out {folder}: holds a run that asked otherwise of {name!r}, suite {held['name']}; give its"
                 " arguments again, or another --out"
             )
-    if held["seed"] != suite.seed or held["prompts"] != suite.prompts:
+    if held["seed"] != suite.seed or held["prompts"] != list(suite.prompts):
         raise RequestError(f"--out {folder}: holds a run of other prompts or another seed; take another --out")
     here = machine()
     value["machines"] += [here] if here not in value["machines"] else []

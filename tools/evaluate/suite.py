@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.tools import demo
 from draftwood.tools.demo.sizes import SIZES
+from draftwood.tools.prompts import split_family
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -70,11 +71,11 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # Times a task is measured at most; the last one is kept, and marked.
     tries: int = 3
     seed: int = 1
-    # Prompt files by the name of a section's texts; the built-in prompts where none is given.
-    prompts: str | None = None
+    # Prompt files, each FILE or FAMILY=FILE; the built-in prompts where none is given.
+    prompts: tuple[str, ...] = ()
 
-    def only(self, sizes: tuple[str, ...] | None, sections: tuple[str, ...] | None, prompts: Path | None) -> Suite:
-        """The suite with other sizes in every section, with some of its sections, with a prompt file.
+    def only(self, sizes: tuple[str, ...] | None, sections: tuple[str, ...] | None, prompts: Sequence[str]) -> Suite:
+        """The suite with other sizes in every section, with some of its sections, with other prompt files if any.
 
         Raises:
             RequestError: a section that it does not have, or a size that is not known.
@@ -87,18 +88,19 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 kept = {name: msgspec.structs.replace(ask, sizes=sizes) for name, ask in kept.items()}
             except ValueError as error:
                 raise RequestError(f"--sizes: {error}") from error
-        given = str(prompts.resolve()) if prompts else self.prompts
+        given = tuple(_resolved(one) for one in prompts) or self.prompts
         return msgspec.structs.replace(self, sections=kept, prompts=given)
-
-    @property
-    def prompt_file(self) -> Path | None:
-        """The prompt file; None for the built-in prompts."""
-        return Path(self.prompts) if self.prompts else None
 
     def builtins(self) -> dict[str, Any]:
         """The suite as JSON has it."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return found
+
+
+def _resolved(given: str) -> str:
+    """A prompt file, with its family, wherever the run goes on from."""
+    family, path = split_family(given)
+    return f"{family}={path.resolve()}" if family else str(path.resolve())
 
 
 def read_suite(name: str, known: Collection[str]) -> Suite:

@@ -13,7 +13,7 @@ SUITE = """
 name = "tiny"
 tries = 1
 busy_cores = 100.0
-prompts = "{prompts}"
+prompts = ["{prompts}"]
 
 [sections.turns]
 drafters = ["demo-eagle3", "demo-fasteagle"]

@@ -69,7 +69,7 @@ def test_a_busy_row_is_measured_again_and_marked(
     suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite_file.write_text(suite_file.read_text().replace("tries = 1", "tries = 2").replace("100.0", "0.5"))
-    suite = read_suite(str(suite_file), SECTIONS).only(None, ("turns",), None)
+    suite = read_suite(str(suite_file), SECTIONS).only(None, ("turns",), ())
     above = iter([True, False, *[True] * 20])
     monkeypatch.setattr(busy.Load, "above", lambda load, cores: cores == 0.5 and next(above))
     rows = run.evaluate(suite, tmp_path / "run", tmp_path / "work").rows
@@ -93,7 +93,7 @@ def test_runs_of_one_suite_merge(suite_file: Path, tmp_path: Path) -> None:
 
 def test_a_cluster_measures_a_group_on_one_machine(suite_file: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    suite = read_suite(str(suite_file), SECTIONS).only(None, ("lengths",), None)
+    suite = read_suite(str(suite_file), SECTIONS).only(None, ("lengths",), ())
     # Threads of this process, where the tiny bundles are.
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None

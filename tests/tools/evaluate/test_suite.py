@@ -27,13 +27,14 @@ def test_the_paper_has_every_section_that_is_installed() -> None:
 
 
 def test_sizes_and_sections_take_the_place_of_a_suites() -> None:
-    suite = read_suite("paper", SECTIONS).only(("500m",), ("turns", "window"), Path("mine.jsonl"))
+    suite = read_suite("paper", SECTIONS).only(("500m",), ("turns", "window"), ["mine.jsonl", "sums=s.jsonl"])
     assert list(suite.sections) == ["turns", "window"] and suite.sections["turns"].sizes == ("500m",)
-    assert suite.sections["turns"].limit_of("500m") == 8 and suite.prompts == str(Path("mine.jsonl").resolve())
+    assert suite.sections["turns"].limit_of("500m") == 8
+    assert suite.prompts == (str(Path("mine.jsonl").resolve()), f"sums={Path('s.jsonl').resolve()}")
     with pytest.raises(RequestError, match="--sections nope"):
-        suite.only(None, ("nope",), None)
+        suite.only(None, ("nope",), ())
     with pytest.raises(RequestError, match="--sizes: sizes: '7b' is none of"):
-        suite.only(("7b",), None, None)
+        suite.only(("7b",), None, ())
 
 
 def test_a_limit_takes_from_every_source_evenly() -> None:

@@ -15,7 +15,7 @@ from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
 from draftwood.tools.evaluate.section import Section, Task
 from draftwood.tools.evaluate.sections.turns_shown import show
 from draftwood.tools.evaluate.suite import Ask, Suite
-from draftwood.tools.prompts import Prompt, read_prompts
+from draftwood.tools.prompts import Prompt, read_families
 
 NAME = "turns"
 # Seconds that a token took in all ways and rounds, at first, by size.
@@ -24,7 +24,7 @@ TOKEN_SECONDS = {"native": 0.003, "110m": 0.02, "500m": 0.09}
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A conversation at a size and a temperature."""
-    prompts = read_prompts(suite.prompt_file)
+    prompts = read_families(suite.prompts)
     for size in ask.sizes:
         whole = conversations(prompts, ask.limit_of(size))
         for temperature in ask.temperatures:

@@ -13,8 +13,9 @@ from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.bases import bundle_factors, plain_rounds
 from draftwood.tools.evaluate.protocol import is_plain
 from draftwood.tools.evaluate.section import Block, Figure, Row, Table
+from draftwood.tools.evaluate.sections import families
 from draftwood.tools.evaluate.sections.turn import Turn, texts_of, total_speedup, turns_of
-from draftwood.tools.evaluate.spread import mean, spread
+from draftwood.tools.evaluate.spread import spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -46,7 +47,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
     )
     yield Figure("stages", "Where a token's time goes", partial(_draw_stages, turns, places), keys, size=(7.2, 4.2))
     yield Figure("lengths-of-turns", "Tokens of prompts and answers", partial(_draw_tokens, turns), keys)
-    yield _families(turns)
+    yield from families.show(turns)
     yield _gears(turns)
     yield (
         "EAGLE-Pangu reports, for a 7B teacher on one NPU and 240 turns, a mean speed-up of 1.27, 1.84 at p90 and 2.46"
@@ -229,20 +230,6 @@ def _draw_tokens(turns: list[Turn], canvas: Canvas) -> None:
         axes.set(xlabel="tokens")
     _left(canvas, "turns")
     draw.legend(canvas, left, 6)
-
-
-def _families(turns: list[Turn]) -> Table:
-    lines, rows = [], []
-    groups: dict[tuple[Any, ...], list[Turn]] = {}
-    for turn in turns:
-        if not is_plain(turn.way):
-            groups.setdefault((turn.source, turn.size, turn.temperature, turn.way), []).append(turn)
-    for place, own in sorted(groups.items()):
-        accepted = mean([n for turn in own for n in turn.figures["accepted"]])
-        lines.append([*place, len(own), total_speedup(own), accepted])
-        rows.append(sorted({turn.key for turn in own}))
-    columns = ("family", "size", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
-    return Table("By task family", columns, lines, rows)
 
 
 def _gears(turns: list[Turn]) -> Table:
