@@ -19,7 +19,7 @@ from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT, ROUNDED_LINEAR
-from draftwood.kernels.scatter import SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
+from draftwood.kernels.scatter import JOIN_ROWS, SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
 
 NPU_CONTRACTS = (
     RMS_NORM,
@@ -39,7 +39,7 @@ NPU_CONTRACTS = (
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, BLOCK_ATTENTION)
 # Our own, put to the NPU by converters of ours.
-GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR, GROUPED_LINEAR)
+GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR, GROUPED_LINEAR, JOIN_ROWS)
 # Our own, of standard operators in ONNX and of several operators of the NPU.
 COMPOSED_CONTRACTS = (EXPERTS,)
 

@@ -6,6 +6,7 @@ Indices are not checked on the device: every caller proves its own (the spare sl
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from draftwood.kernels.contract import Contract, op
@@ -56,6 +57,22 @@ def _scatter_update_onnx(input, indices, updates, axis: int):  # type: ignore[no
     index = op.Expand(op.Reshape(index, op.Constant(value_ints=shape)), op.Shape(updates))
     return op.ScatterElements(input, index, updates, axis=axis)
 
+
+def _join_rows(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat((first, second))
+
+
+def _join_rows_fake(first: Tensor, second: Tensor) -> Tensor:
+    return first.new_empty((first.shape[0] + second.shape[0], *first.shape[1:]))
+
+
+JOIN_ROWS = Contract(
+    "join_rows(Tensor first, Tensor second) -> Tensor",
+    reference=_join_rows,
+    fake=_join_rows_fake,
+    namespace="draftwood",
+)
+"""Rows behind each other, put to the NPU as ConcatD, for which GE runs nothing where it can lay its inputs out so."""
 
 SCATTER_ND_UPDATE = Contract(
     "npu_scatter_nd_update(Tensor input, Tensor indices, Tensor updates) -> Tensor",

@@ -10,6 +10,7 @@ from draftwood.compiler.device.devices import Device, parts
 from draftwood.compiler.device.experts import ExpertLoads, expert_loads, mixture_ops
 from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products, rows_of
 from draftwood.compiler.device.ranks import on_ranks
+from draftwood.compiler.teachers.block import turns_whole
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.kernels.rounded import swiglu_fits
@@ -39,9 +40,11 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     H = config.hidden
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     written = rows + (0 if flat else int(MOVED_ROWS.value))
-    turned = rows * (queries + keys)
+    whole = not flat and turns_whole(config)
+    turned = rows * (queries + (2 if whole else 1) * keys)
     rotary = elementwise("rotary", turned / 2, 4, count=2) if flat else elementwise("rotary", turned, 4)
-    moved = copy("transpose", rows * queries, count=2) if flat else copy("moved and new rows", written * keys, count=2)
+    # Moved and new rows lie behind each other where operators of their own make both.
+    joined = [copy("transpose", rows * queries, count=2)] if flat else [copy("moved and new keys", written * keys)]
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
@@ -49,7 +52,7 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
         copy("split", rows * (queries + 2 * keys)),
         *([head_norms] if config.qk_norm else []),
         rotary,
-        moved,
+        *([] if whole else joined),
         copy("scatter", written * keys, count=2),
         attention(config, rows, slots),
         *products("o", rows, queries, H, _quantised(config, "o")),
@@ -85,12 +88,14 @@ def step_ops(
     H, V = config.hidden, config.vocabulary
     scored = rows if head_rows is None else head_rows
     branch = config.layers * 2 * config.kv_heads * config.head_dim
+    rotated = (config.heads + 2 * config.kv_heads) * config.head_dim
     return [
         copy("embedding and rotary rows", rows * (H + 2 * config.head_dim) / 3, count=3),
         copy("cache rows and mask", rows * slots / 3, count=_PLACE_OPS, width=1),
         # The first norm adds nothing and rounds nothing.
         *([rows_of("qkv", rows, H)] if _quantised(config, "qkv") else []),
-        copy("branch", branch * (rows + MOVED_ROWS.value) / 3, count=3),
+        copy("branch", branch * (rows + MOVED_ROWS.value) / 4, count=4),
+        *([copy("rotary rows", rows * rotated, count=2)] if turns_whole(config) else []),
         *all_layers(config, rows, slots, loads),
         elementwise("last norm", scored * H, 4),
         *products("head", scored, H, V, "lm_head" in config.quantised),

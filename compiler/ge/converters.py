@@ -52,12 +52,15 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         out.desc.dtype = {_FLOAT16: ge.ProtoDataType.DT_FLOAT16, _BF16: ge.ProtoDataType.DT_BF16}[dtype]
         return out
 
+    def join_rows(first: Any, second: Any, meta_outputs: Any = None) -> Any:
+        return ge.ConcatD([first, second], concat_dim=0, N=2)
+
     def amax(x: Any, dim: Any = (), keepdim: bool = False, meta_outputs: Any = None) -> Any:
         return ge.ReduceMax(x, ge.Const(list(dim)), keep_dims=keepdim)
 
     # torchair has a converter of it, which only says that there is none.
     torchair.register_fx_node_ge_converter(torch.ops.aten.amax.default)(amax)
-    for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear, rounded_linear):
+    for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear, rounded_linear, join_rows):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 

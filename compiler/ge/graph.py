@@ -46,6 +46,10 @@ HELD = (*SOURCES, "Const", "FileConstant", "NetOutput")
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity")
 
 
+# Operators whose results lie where an operand does.
+REFERENCES = ("ApplyRotaryPosEmb", "ScatterNdUpdate", "Scatter", "Assign")
+
+
 class Edge(NamedTuple):
     """Output ``output`` of the node ``node``."""
 
@@ -141,7 +145,27 @@ class Graph:
     @property
     def kernels(self) -> list[Node]:
         """Nodes for which a kernel runs on a device."""
-        return [node for node in self.nodes.values() if node.type not in (*HELD, *VIEWS)]
+        free = self.laid_out()
+        return [node for node in self.nodes.values() if node.type not in (*HELD, *VIEWS) and node.name not in free]
+
+    def laid_out(self) -> set[str]:
+        """Joins of rows for which GE runs nothing, because it has their inputs made behind each other.
+
+        Its conditions (compiler/graph/passes/memory_optimize/concat_notask_pass.cc): ConcatD along the first axis of
+        what graph-owned operators make, each value for one such join and none an output; parts of 32 bytes are a rule
+        of `draftwood.compiler.ge.operator_rules`.
+        """
+        taken: set[Edge] = set()
+        found = set()
+        ends = set(self.output.operands)
+        for node in self.nodes.values():
+            parts = [edge for edge in node.operands if edge is not None]
+            if node.type == "ConcatD" and node.attributes["concat_dim"] == 0 and len(set(parts)) == len(parts):
+                owned = all(self.nodes[edge.node].type not in (*HELD, *VIEWS, *REFERENCES) for edge in parts)
+                if owned and not taken & set(parts) and not ends & set(parts):
+                    taken |= set(parts)
+                    found.add(node.name)
+        return found
 
     def text(self) -> str:
         """One line a node, for people."""

@@ -27,6 +27,7 @@ _ROTARY_MUL = "CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul: 4-D BNSD, BSND 
 _APPLY_ROTARY = "ops-transformer 9.1.0, posembedding/apply_rotary_pos_emb, README and op_host tiling for 910B"
 _SCATTER = "ops-nn, index/scatter_nd_update: var of 1 to 8 dimensions, indices of 2 and more"
 _WIDE = "GE's fusion passes for Concat, Pack and Split divide nodes of more than 63 tensors"
+_JOIN = "GE, compiler/graph/passes/memory_optimize/concat_notask_pass.cc, CheckTensorAlign"
 _HCOM = "GE, docs/en/design/constraints/memory-constraints.md and known_shape_runtime.md"
 _HCCL = "CANN 8.5.0, API reference of HcclAllReduce and HcclAllGather: float16, float32 and bfp16 on A2 and A3"
 _TOP_K = "ops-math, TopKV2's aclnn table: float16, float32 and bfloat16 on the AI Core, whole numbers on the AI CPU"
@@ -203,6 +204,12 @@ def _wide(use: Use) -> Iterator[Broken]:
         yield "warning", f"{most} tensors in one node: becomes {-(-most // 63) + 1} kernels ({_WIDE})"
 
 
+def _join(use: Use) -> Iterator[Broken]:
+    for kind, shape in use.given.values():
+        if math.prod(shape) * kind.itemsize % 32:
+            yield "warning", f"a part {list(shape)} is no multiple of 32 bytes: GE runs a kernel that copies"
+
+
 def _gather(use: Use) -> Iterator[Broken]:
     if len(use.shape("indices")) > 1 or use.node.attributes.get("batch_dims", 0):
         yield "warning", f"indices are {list(use.shape('indices'))}; a list of rows is the fast form"
@@ -304,6 +311,7 @@ RULES: Mapping[str, Rule] = {
     "GatherV2": Rule(ALL, DEFINITION, _gather),
     "TopKV2": Rule(NUMBERS, _TOP_K, _top_k),
     "ReduceLogSumExp": Rule(FLOATS, "CANN 8.1.RC1, operator information of the 910B", _log_sum_exp),
+    "ConcatD": Rule(ALL, _JOIN, _join),
     **dict.fromkeys(("ConcatV2", "Pack", "SplitV", "Unpack"), Rule(ALL, DEFINITION, _wide)),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Cast", "Transpose"), _ANY),
     **dict.fromkeys(("BroadcastTo", "Tile", "GatherElements", "StridedSliceV2", "Fill", "ZerosLike"), _ANY),

@@ -108,6 +108,21 @@ def rotated_pair(q_1TND: Tensor, k_1TKD: Tensor, cos_1T1D: Tensor, sin_1T1D: Ten
     return q, k
 
 
+def turns_whole(config: TeacherConfig) -> bool:
+    """Whether an NPU turns q, k and v as the rows that they are made as, before they are cut: v by no angle.
+
+    Then new keys come from an operator that owns its result, and GE joins them to moved ones without a kernel.
+    """
+    return config.head_dim in FUSED_ROTARY and not config.qk_norm
+
+
+def whole_tables(cos_1T1D: Tensor, sin_1T1D: Tensor, config: TeacherConfig) -> tuple[Tensor, Tensor]:
+    """Rotary factors [1, T, N + 2K, D] of whole rows: those of v turn nothing."""
+    turned, heads = config.heads + config.kv_heads, config.heads + 2 * config.kv_heads
+    turned_M1 = (torch.arange(heads, device=cos_1T1D.device) < turned)[:, None]
+    return torch.where(turned_M1, cos_1T1D, 1.0), torch.where(turned_M1, sin_1T1D, 0.0)
+
+
 class Layer(nn.Module):
     """One decoder block: merged qkv and gate-up projections, so that an NPU launches two kernels fewer."""
 
@@ -140,11 +155,16 @@ class Layer(nn.Module):
             return self.attn_norm(residual_TH), residual_TH
         return self.attn_norm.added(added_TH, residual_TH)
 
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Columns of q, k and v in a row of qkv."""
+        keys = self.config.kv_heads * self.config.head_dim
+        return self.config.heads * self.config.head_dim, keys, keys
+
     def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, N*D], k and v [T, K*D], before rotary."""
         config = self.config
-        keys = config.kv_heads * config.head_dim
-        q, k, v = self.qkv(x_TH).split((config.heads * config.head_dim, keys, keys), -1)
+        q, k, v = self.qkv(x_TH).split(self.widths, -1)
         if not config.qk_norm:
             return q, k, v
         q_TND, k_TKD = (rows.unflatten(-1, (-1, config.head_dim)) for rows in (q, k))
@@ -186,22 +206,19 @@ class Layer(nn.Module):
         moved_2PE: Sequence[Tensor],
         cache_2CE: Sequence[Tensor],
         *,
-        cos_1T1D: Tensor,
-        sin_1T1D: Tensor,
+        cos: Tensor,
+        sin: Tensor,
         placement: Placement,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], list[Tensor]]:
         """NPU's form over caches [C, K*D], key then value: (rows [T, N*D], new rows [T, K*D] of both, both caches).
 
-        Nothing is transposed, and a cache is written by whole rows.
+        Nothing is transposed, and a cache is written by whole rows. cos and sin: [1, T, 1, D], or `whole_tables`.
         """
         config, ops = self.config, torch.ops.npu
         heads = (-1, config.head_dim)
-        q, k, v = self.project(x_TH)
-        q_1TND, k_1TKD = (x.unflatten(-1, heads).unsqueeze(0) for x in (q, k))
-        q_1TND, k_1TKD = rotated_pair(q_1TND, k_1TKD, cos_1T1D, sin_1T1D)
-        new_2TE = (k_1TKD.flatten(2).squeeze(0), v)
+        q_1TND, *new_2TE = self.turned(x_TH, cos, sin)
         cache_2CE = [
-            ops.npu_scatter_nd_update(cache, placement.index, torch.cat((moved, new)))
+            ops.npu_scatter_nd_update(cache, placement.index, torch.ops.draftwood.join_rows(moved, new))
             for cache, moved, new in zip(cache_2CE, moved_2PE, new_2TE, strict=True)
         ]
         out_1TND = ops.npu_fused_infer_attention_score(
@@ -214,7 +231,19 @@ class Layer(nn.Module):
             num_key_value_heads=config.kv_heads,
             sparse_mode=1,
         )[0]
-        return out_1TND.flatten(2).squeeze(0), new_2TE, cache_2CE
+        return out_1TND.flatten(2).squeeze(0), (new_2TE[0], new_2TE[1]), cache_2CE
+
+    def turned(self, x_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """NPU's form: q [1, T, N, D], k and v [T, K*D], by the tables that ``attend_rows`` gets."""
+        config, heads = self.config, (-1, self.config.head_dim)
+        if turns_whole(config):
+            rows_1TMD = self.qkv(x_TH).unflatten(-1, heads).unsqueeze(0)
+            rows = torch.ops.npu.npu_rotary_mul(rows_1TMD, cos, sin).flatten(2).squeeze(0)
+            q, k, v = rows.split(self.widths, -1)
+            return q.unflatten(-1, heads).unsqueeze(0), k, v
+        q, k, v = self.project(x_TH)
+        q_1TND, k_1TKD = rotated_pair(*(x.unflatten(-1, heads).unsqueeze(0) for x in (q, k)), cos, sin)
+        return q_1TND, k_1TKD.flatten(2).squeeze(0), v
 
     def over_cache(self, q_TND: Tensor, cache: Sequence[Tensor], masked: Tensor, form: Form) -> Tensor:
         """Attention of rotated rows over flat caches [K*C, D], key then value: [T, N*D]."""

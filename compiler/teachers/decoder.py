@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.teachers.block import Blocks, Form, Layer, Norm, Placement, place, place_rows
+from draftwood.compiler.teachers.block import (
+    Blocks,
+    Form,
+    Layer,
+    Norm,
+    Placement,
+    place,
+    place_rows,
+    turns_whole,
+    whole_tables,
+)
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.linear import rows_of
 
@@ -33,6 +43,16 @@ class StepOutput(NamedTuple):
     features_RF: Tensor
     branch_L2TKD: Tensor
     caches: list[Tensor]
+
+
+def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
+    """Moved rows [P, K*D], key then value of every layer, for an NPU.
+
+    They are cut along columns: pieces cut along rows would be views, which GE joins to nothing without a copy.
+    """
+    rows_XPE = moved_L2PKD.flatten(3).flatten(0, 1)
+    pieces, moved, width = rows_XPE.shape
+    return list(rows_XPE.transpose(0, 1).reshape(moved, pieces * width).split([width] * pieces, 1))
 
 
 class Embedding(nn.Embedding):
@@ -134,13 +154,13 @@ class Decoder(nn.Module):
         """`step` over caches [C, K*D]. What all layers share is cut and joined once, outside of them."""
         layers, moved = self.config.layers, path_P.shape[0]
         placement = place_rows(visible_TT, committed_1, accepted_1, moved, caches[0].shape[0])
-        cos_1T1D, sin_1T1D = (t[None, :, None] for t in self.rotary(committed_1 + depths_T))
-        moved_E = branch_L2BKD.index_select(2, path_P).flatten(3).flatten(0, 2).split([moved] * (2 * layers))
+        cos, sin = (t[None, :, None] for t in self.rotary(committed_1 + depths_T))
+        if turns_whole(self.config):
+            cos, sin = whole_tables(cos, sin, self.config)
+        moved_E = moved_rows(branch_L2BKD.index_select(2, path_P))
 
         def attend(layer: Layer, x_TH: Tensor, moved_2PE: Sequence[Tensor], *cache: Tensor) -> Attended:
-            out, new_2TE, pair = layer.attend_rows(
-                x_TH, moved_2PE, cache, cos_1T1D=cos_1T1D, sin_1T1D=sin_1T1D, placement=placement
-            )
+            out, new_2TE, pair = layer.attend_rows(x_TH, moved_2PE, cache, cos=cos, sin=sin, placement=placement)
             return out, new_2TE, pair[0], pair[1]
 
         pairs = [moved_E[2 * i : 2 * i + 2] for i in range(layers)]
