@@ -103,7 +103,8 @@ def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle, monkey
         drop_dead(online)
         proved = Graph.load(bundle.folder / graph.file)
         assert canonical(Graph.of(online)) == canonical(proved), graph.name
-        assert Graph.of(online).counts().get("Transpose", 0) == 0
+        moved = any(spec.name == "branch" for spec in graph.inputs)
+        assert Graph.of(online).counts().get("Transpose", 0) == moved, "nothing but moved rows is turned around"
 
 
 def test_the_engine_loads_torch_npu_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_graphs_hold_whole_numbers_and_turn_nothing_around(bundle: Bundle) -> No
         if scored > 1:
             assert counts["AddRmsNormDynamicQuant"] == 3 and counts["DequantSwigluQuant"] == 2, name
             assert counts["AddRmsNorm"] == 1 and "SwiGlu" not in counts
-        assert not {"Transpose", "TransposeD"} & counts.keys()
+        assert counts.get("Transpose", 0) == (scored > 1), "nothing but moved rows is turned around"
     graphs = bundle.manifest.graph_set("ge")
     assert graphs is not None and graphs.precision.name == "w8a8-bf16" and graphs.precision.caches == "bfloat16"
 
