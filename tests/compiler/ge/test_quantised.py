@@ -104,8 +104,8 @@ def test_a_step_of_a_7b_teacher_streams_half_the_bytes() -> None:
     names = tuple(f"layers.{i}.{name}" for i in range(config.layers) for name in ("qkv", "o", "gate_up", "down"))
     part, whole = replace(config, quantised=names), replace(config, quantised=(*names, "lm_head"))
     plain_s, part_s, whole_s = (step_s(device("ascend-910b3"), one, 1, 1024) for one in (config, part, whole))
-    assert plain_s == pytest.approx(15.7e-3, rel=0.01)
-    assert part_s == pytest.approx(9.41e-3, rel=0.005) and whole_s == pytest.approx(8.82e-3, rel=0.005)
+    assert plain_s == pytest.approx(15.55e-3, rel=0.005)
+    assert part_s == pytest.approx(9.28e-3, rel=0.005) and whole_s == pytest.approx(8.68e-3, rel=0.005)
 
 
 Given = dict[str, tuple[torch.dtype, tuple[int, ...]]]
