@@ -43,21 +43,26 @@ def migrated(rows: Sequence[Tensor], weight_OH: Tensor, migration: Migration) ->
     wanted_NO, found = rows_NH @ weight_OH.t(), []
     for share in _SHARES[migration]:
         factor_H = _factors(rows_NH, weight_OH, share)
-        found.append((_error(rows_NH / factor_H, weight_OH * factor_H, wanted_NO), factor_H))
+        found.append((_error(rows_NH, weight_OH, factor_H, wanted_NO), factor_H))
     return min(found, key=lambda pair: pair[0])[1]
 
 
 def _factors(rows_NH: Tensor, weight_OH: Tensor, share: float) -> Tensor:
     if not share:
         return torch.ones(rows_NH.shape[1])
-    sizes = rows_NH.abs().amax(0).clamp_min(1e-5), weight_OH.abs().amax(0).clamp_min(1e-5)
+    sizes = [
+        torch.maximum(high, -low).clamp_min(1e-5) for low, high in (rows_NH.aminmax(dim=0), weight_OH.aminmax(dim=0))
+    ]
     factor_H = sizes[0] ** share / sizes[1] ** (1 - share)
     # About 1 in the middle, so that norms stay in the range of their type.
     return torch.exp2((factor_H / factor_H.median()).log2().round().clamp(-8, 8))
 
 
-def _error(rows_NH: Tensor, weight_OH: Tensor, wanted_NO: Tensor) -> float:
-    whole, scale_N1 = quantise_rows(rows_NH)
-    weights, scale_O1 = rounded(weight_OH)
-    got_NO = (whole.float() * scale_N1) @ (weights.float() * scale_O1).t()
-    return float((got_NO - wanted_NO).square().sum())
+def _error(rows_NH: Tensor, weight_OH: Tensor, factor_H: Tensor, wanted_NO: Tensor) -> float:
+    """Squared error of the product; outputs are taken some at a time, for a copy of all of them would be large."""
+    whole, scale_N1 = quantise_rows(rows_NH / factor_H)
+    got_NH, total = whole.float() * scale_N1, 0.0
+    for weight_PH, wanted_NP in zip(weight_OH.split(_PIECE), wanted_NO.split(_PIECE, 1), strict=True):
+        weights, scale_P1 = rounded(weight_PH, factor_H)
+        total += float((got_NH @ (weights.float() * scale_P1).t() - wanted_NP).square().sum())
+    return total

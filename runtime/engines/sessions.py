@@ -39,6 +39,18 @@ def share_threads(threads: int | None = None) -> None:
         ort.set_global_thread_pool_sizes(threads or default_threads(), 1)
 
 
+def pool_options(threads: int | None, spins: bool) -> ort.SessionOptions:
+    """Options of a session on the shared pool, or with one of its own, which ``spins`` while it waits."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if _shared:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = threads or default_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    return options
+
+
 def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.InferenceSession:
     """A session of one graph, on the shared pool if there is one.
 
@@ -47,15 +59,7 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
     What every step runs keeps a second, faster layout of its weights in memory; the sessions of all other graphs
     share one memory map.
     """
-    options = ort.SessionOptions()
-    if _shared:
-        options.use_per_session_threads = False
-    else:
-        options.intra_op_num_threads = threads or default_threads()
-        options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "1" if graph.kind in ("step", "bitwise") else "0"
-        )
-    options.log_severity_level = 3
+    options = pool_options(threads, spins=graph.kind in ("step", "bitwise"))
     if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
     if graph.kind not in ("step", "bitwise", "draft"):
