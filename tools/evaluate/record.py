@@ -19,7 +19,7 @@ from draftwood.tools.measure.machine import memory, processor
 from draftwood.version import __version__
 
 FILE = "manifest.json"
-VERSION = 1
+VERSION = 2
 PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers", "onnxruntime-genai", "llama-cpp-python")
 
 
