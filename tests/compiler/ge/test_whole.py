@@ -135,7 +135,9 @@ def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
     from draftwood.tools.reference.ge import GeEngine
 
     prompt, gear = np.arange(5, 25), bundle.manifest.gears[-1]
-    found = list(compare_whole(Pair("ge", engine, engine, 0.0), gear, prompt))
+    pair = Pair("ge", engine, engine, 0.0)
+    assert all(one.ok for one in compare_whole(pair, bundle.manifest.gears[0], prompt))
+    found = list(compare_whole(pair, gear, prompt))
     assert {"step", "branch", "cache", "features"} <= {one.quantity for one in found} and all(one.ok for one in found)
     for mutate in graph_mutations().values():
         broken = GeEngine(bundle, mutate=lambda graph, m=mutate: m(graph) if graph.name.startswith("whole") else graph)
