@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -92,7 +92,7 @@ class InPlaceStep(nn.Module):
         program = trace(step, device)
         self.graph = decomposed(program)
         self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
-        for name, value in zip(self.held, _held(program), strict=True):
+        for name, value in zip(self.held, _held(program, self.graph), strict=True):
             self.register_buffer(name, value, persistent=False)
         names = [spec.name for spec in step.signature.inputs]
         self.written = [
@@ -110,10 +110,12 @@ class InPlaceStep(nn.Module):
         return tuple(value for number, value in enumerate(outputs) if number not in kept)
 
 
-def _held(program: ExportedProgram) -> list[Tensor]:
-    """Weights and constants of a program, in the order in which it takes them before its inputs."""
-    targets = [str(s.target) for s in program.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
-    return [program.state_dict[name] if name in program.state_dict else program.constants[name] for name in targets]
+def _held(program: ExportedProgram, graph: fx.GraphModule) -> list[Tensor]:
+    """Weights and constants of a program, in the order in which its decomposed ``graph`` takes them."""
+    specs = program.graph_signature.input_specs
+    targets = {spec.arg.name: str(spec.target) for spec in specs if spec.kind != InputKind.USER_INPUT}
+    taken = [targets[node.name] for node in graph.graph.find_nodes(op="placeholder") if node.name in targets]
+    return [program.state_dict[name] if name in program.state_dict else program.constants[name] for name in taken]
 
 
 def declared(buffer: Tensor, spec: TensorSignature) -> Tensor:
