@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -30,7 +30,8 @@ from draftwood.tools.script import refusing
 ROWS = (1, 2, 4, 8, 16, 32)
 PEAK_ROWS = 512
 _BLOCK, _ZERO_POINT = 32, 128
-Node, Values = onnx.NodeProto, dict[str, NDArray[Any]]
+Node: TypeAlias = onnx.NodeProto
+Values: TypeAlias = dict[str, NDArray[Any]]
 
 
 def _fp32(inputs: int, outputs: int, random: np.random.Generator) -> tuple[list[Node], Values]:

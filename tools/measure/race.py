@@ -37,7 +37,8 @@ def race(ways: Mapping[str, Generate], prompts: Sequence[list[int]], count: int,
     """
     for generate in ways.values():
         generate(prompts[0], 4)
-    names, found = list(ways), {name: [] for name in ways}
+    names = list(ways)
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         tokens, seconds = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
         for at, ids in enumerate(prompts):
