@@ -3,6 +3,7 @@
 from draftwood.tools.evaluate.section import Section
 from draftwood.tools.evaluate.sections import (
     ablations,
+    attention,
     bitwise,
     budget,
     coupled,
@@ -30,6 +31,7 @@ SECTIONS: dict[str, Section] = {
         shapes.SECTION,
         budget.SECTION,
         window.SECTION,
+        attention.SECTION,
         ablations.SECTION,
     )
 }
