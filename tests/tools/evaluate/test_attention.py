@@ -51,6 +51,8 @@ def test_the_section_measures_and_shows(
     monkeypatch.setattr(lab, "TUNE_SECONDS", 0.01)
     asked = Ask(lengths=(60,), limit=1, max_new_tokens=6)
     rows = evaluate(Suite(name="a", tries=1, sections={"attention": asked}), tmp_path / "run", tmp_path / "work").rows
-    assert len(rows) == 2 and np.allclose(np.sum([row["found"]["shares"] for row in rows], -1), 1, rtol=0, atol=1e-4)
+    # A tiny FastEagle has fewer levels; shares are rounded to six places.
+    assert [np.shape(row["found"]["shares"]) for row in rows] == [(5, len(BUCKETS)), (3, len(BUCKETS))]
+    assert all(np.allclose(np.sum(row["found"]["shares"], -1), 1, rtol=0, atol=1e-5) for row in rows)
     ((table,),) = ([b for b in c.blocks if isinstance(b, Table)] for c in contents(tmp_path / "run").chapters)
     assert {line[0] for line in table.lines} == {"eagle3", "fasteagle"}
