@@ -85,7 +85,7 @@ def _sweet_spot(points: list[Point]) -> str:
 def _draw(points: list[Point], canvas: Canvas) -> None:
     places = list(dict.fromkeys(point.place for point in points))
     titles = [f"{drafter}, {size}, T {temperature:g}" for size, drafter, temperature in places]
-    for axes, place in zip(draw.panels(canvas, titles), places, strict=True):
+    for axes, place in zip(draw.panels(canvas, titles, share_y=False), places, strict=True):  # not all reach as deep
         own = {_sizes(point): point for point in points if point.place == place}
         nodes, depths = (sorted({size[at] for size in own}) for at in (0, 1))
         values = np.full((len(depths), len(nodes)), np.nan)

@@ -128,8 +128,8 @@ def _draw_verify(rows: list[Row], canvas: Canvas) -> None:
                 own = _gears(row, kind)
                 axes.plot([gear["rows"] for gear in own], [gear["verify_ms"] / plain for gear in own], line, marker="o",
                           markersize=4, color=draw.colour(drafter), label=f"{drafter}'s bundle, {kind}s")  # fmt: skip
-        axes.set(xlabel="rows of a step, the root counted", ylim=(0, None))
-    canvas.axes[0].set_ylabel("plain steps")
+        axes.set(xlabel="rows of a step, the root counted")
+    canvas.axes[0].set(ylabel="plain steps", ylim=(0, None))
     draw.legend(canvas, canvas.axes[0], 3)
 
 
