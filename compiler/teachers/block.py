@@ -242,7 +242,8 @@ class Layer(nn.Module):
             q, k, v = rows.split(self.widths, -1)
             return q.unflatten(-1, heads).unsqueeze(0), k, v
         q, k, v = self.project(x_TH)
-        q_1TND, k_1TKD = rotated_pair(*(x.unflatten(-1, heads).unsqueeze(0) for x in (q, k)), cos, sin)
+        q_1TND, k_1TKD = (x.unflatten(-1, heads).unsqueeze(0) for x in (q, k))
+        q_1TND, k_1TKD = rotated_pair(q_1TND, k_1TKD, cos, sin)
         return q_1TND, k_1TKD.flatten(2).squeeze(0), v
 
     def over_cache(self, q_TND: Tensor, cache: Sequence[Tensor], masked: Tensor, form: Form) -> Tensor:
