@@ -1,7 +1,6 @@
 """Medusa heads against the formula, one head and one block at a time."""
 
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.medusa.model import MedusaModel
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -38,7 +38,7 @@ def log_probabilities(tensors: dict, head: int, blocks: int, tied: bool) -> np.n
 
 def load(folder: Path) -> MedusaHeads:
     checkpoint = MedusaCheckpoint.open(folder, TEACHER)
-    module = MedusaHeads(64, 101, *astuple(checkpoint.config))
+    module = MedusaModel(checkpoint.config).module(TEACHER, 16)
     module.load_state_dict({name: checkpoint.weight(name) for name in checkpoint.names()})
     return module.requires_grad_(False)
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from draftwood.compiler.drafters.medusa import MEDUSA
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError
@@ -71,7 +69,7 @@ def test_vllm(make: Any, teacher: Checkpoint, tmp_path: Path, name: str) -> None
     make.save(tmp_path, VLLM | {"num_heads": 9} | own, {before + key: t for key, t in held.items()})
     assert kind_of(tmp_path) is MEDUSA
     opened = MEDUSA.open(tmp_path, teacher)
-    module = MedusaHeads(H, V, *astuple(opened.model.config)).requires_grad_(False)
+    module = opened.model.module(teacher.config, 16).requires_grad_(False)
     checkpoint = opened.checkpoint
     weights = {name: checkpoint.weight(name) for name in checkpoint.names()}
     module.load_state_dict(weights | checkpoint.buffers(8))
