@@ -74,12 +74,13 @@ def contents(folder: Path) -> Contents:
     """The report of a folder as it is now; RequestError where it is none."""
     record, rows = read_record(folder), read_rows(folder)
     chapters = [_chapter(SECTIONS[name], record, rows) for name in SECTIONS if name in record["suite"]["sections"]]
-    gains = [*_gains_of_turns(rows), *_gains_of_lengths(rows)]
+    turns = [*_gains_of_turns(rows)]
+    gains = [*turns, *_gains_of_lengths(rows)]
     picture = None
-    if gains:
-        keys = sorted({key for gain in gains for key in gain.rows})
-        size = (7.2, 1.2 + 0.24 * len(gains))
-        picture = Figure("overview", "Speed-up over plain decoding", partial(_draw_overview, gains), keys, size)
+    if shown := turns or gains:  # one picture for the first screen; lengths have theirs
+        keys = sorted({key for gain in shown for key in gain.rows})
+        size = (7.2, 1.2 + 0.24 * len(shown))
+        picture = Figure("overview", "Speed-up over plain decoding", partial(_draw_overview, shown), keys, size)
     return Contents(folder, record, rows, list(_numbers(rows, gains)), picture, chapters)
 
 
@@ -144,6 +145,6 @@ def _draw_overview(gains: list[Gain], canvas: Canvas) -> None:
                       fontsize=8, color=ink)  # fmt: skip
     draw.equal_speed(axes, across=False)
     axes.set_yticks(range(len(ordered)), [f"{gain.way}: {gain.where}" for gain in ordered], fontsize=8)
-    axes.set(xlabel="times plain decoding's speed; lines: 95 % of a bootstrap; hollow: one fixed tree")
+    axes.set(xlabel="times plain decoding's speed\nlines: 95 % of a bootstrap; hollow: one fixed tree")
     axes.margins(x=0.12, y=0.03)
     axes.grid(axis="y", visible=False)
