@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.cli import main
-from draftwood.tools.commands.calibrate import parse_temperatures
+from draftwood.tools.commands.calibrate import executor_of, parse_temperatures
 from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
@@ -91,10 +91,16 @@ def test_a_dask_cluster_is_an_executor(work: list[Job]) -> None:
     alone, shared = Calibration(), Calibration()
     list(count_all(work[:2], alone, None))
     cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
-    with cluster, distributed.Client(cluster) as client:
-        executor: Executor = client.get_executor()
+    with cluster, executor_of(1, cluster.scheduler_address) as executor:
         list(count_all(work[:2], shared, executor))
     assert shared == alone
+
+
+def test_a_cluster_that_is_none_is_one_line() -> None:
+    pytest.importorskip("distributed")
+    wanted = r"^--scheduler nope://x: nobody answers .*expected HOST:PORT of Dask$"
+    with pytest.raises(RequestError, match=wanted), executor_of(1, "nope://x"):
+        pass
 
 
 def test_a_stopped_run_goes_on_where_it_was(work: list[Job]) -> None:

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--levels", type=int, default=5, metavar="D", help="how deep an EAGLE-3 layer is followed")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that answer and count")
+    parser.add_argument("--scheduler", metavar="HOST:PORT", help="answer and count on the workers of this Dask cluster")
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
     add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -114,6 +115,8 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
 
     if args.drafter is None:
         raise RequestError("--model needs --drafter: the folder of the drafter whose candidates are ranked")
+    if args.scheduler and args.workers > 1:
+        raise RequestError("--scheduler and --workers do not go together; the cluster says how many workers there are")
     if min(args.workers, args.levels, args.max_new_tokens) < 1:
         raise RequestError("--workers, --levels and --max-new-tokens: expected 1 or more of each")
     work = jobs(
@@ -125,7 +128,7 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         seed=args.seed,
         levels=args.levels,
     )
-    with _executor(args.workers) as executor:
+    with executor_of(args.workers, args.scheduler) as executor:
         for number, _ in enumerate(count_all(work, calibration, executor), 1):
             write_calibration(calibration, args.out)
             total = calibration.contexts.total
@@ -144,7 +147,13 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 
 @contextmanager
-def _executor(workers: int) -> Iterator[Executor | None]:
+def executor_of(workers: int, scheduler: str | None) -> Iterator[Executor | None]:
+    from draftwood.tools.cluster import cluster
+
+    if scheduler:
+        with cluster(scheduler) as client:
+            yield client.get_executor()
+        return
     if workers == 1:
         yield None
         return

@@ -14,6 +14,7 @@ from draftwood.tools.evaluate.sections import (
     shapes,
     steps,
     turns,
+    vocabulary,
     window,
 )
 
@@ -32,6 +33,7 @@ SECTIONS: dict[str, Section] = {
         budget.SECTION,
         window.SECTION,
         attention.SECTION,
+        vocabulary.SECTION,
         ablations.SECTION,
     )
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.runtime.policy.tuned import machine_name
+from draftwood.tools.cluster import cluster
 from draftwood.tools.evaluate.busy import Meter
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.record import begin
@@ -102,9 +103,9 @@ def _on_cluster(
     tasks: Sequence[Task], suite: Suite, work: Path, threads: int | None, address: str
 ) -> Iterator[tuple[Task, Row]]:
     """One task at a time on every host; a group's tasks all on one, so that a figure is of one machine."""
-    from distributed import Client, as_completed
+    with cluster(address) as client:
+        from distributed import as_completed
 
-    with _client(Client, address) as client:
         hosts = {info["host"]: name for name, info in client.scheduler_info(n_workers=-1)["workers"].items()}
         if not hosts:
             raise RequestError(f"--scheduler {address}: has no workers; start some with dask worker {address}")
@@ -136,13 +137,6 @@ def _shared_out(tasks: Sequence[Task], workers: Sequence[str]) -> dict[str, dequ
         queues[idlest].extend(group)
         burden[idlest] += sum(task.weight for task in group)
     return queues
-
-
-def _client(client: Callable[..., Any], address: str) -> Any:
-    try:
-        return client(address, timeout="10s")
-    except (OSError, ValueError, TimeoutError) as error:
-        raise RequestError(f"--scheduler {address}: nobody answers ({error}); expected HOST:PORT of Dask") from error
 
 
 class Progress:

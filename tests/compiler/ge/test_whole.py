@@ -23,15 +23,14 @@ from draftwood.tools.show.host_traffic import host_traffic
 from draftwood.trees import Topology, tensorize, tree_tokens
 from draftwood.trees.spec import Budget
 
-TREES = {
-    "eagle3": (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])), ("budget", Budget(4, 3, 2))),
-    "fasteagle": (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),),
-    "medusa": (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),),
-}
+RAGGED = (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),)
+# Kinds whose candidates depend on the path may grow their trees.
+GROWN = (*RAGGED, ("budget", Budget(4, 3, 2)))
+TREES = {"eagle3": GROWN, "dspark": GROWN, "cell": GROWN}
 
 
 def built(folder: Path, teacher: Path, drafter: Path, kind: str) -> Bundle:
-    trees = (("plain", Topology.plain()), *TREES[kind])
+    trees = (("plain", Topology.plain()), *TREES.get(kind, RAGGED))
     asked = BuildRequest(
         model=teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",), whole=True
     )
@@ -50,13 +49,17 @@ class Chosen(torch.nn.Module):
         return tuple(self.rows(root, {"candidates": candidates, "scores": scores}))
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "fasteagle")]
+ONE_PASS = ("peagle", "dflash", "cell", "dspark")
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "fasteagle", *ONE_PASS)]
 
 
 @pytest.fixture(scope="module", params=["medusa", *SLOW])
-def bundle(request, tiny_teacher, tiny_drafters, tiny_heads, tmp_path_factory) -> Bundle:
-    drafter = (tiny_drafters | {"medusa": tiny_heads})[request.param]
-    return built(tmp_path_factory.mktemp("whole") / "bundle", tiny_teacher, drafter, request.param)
+def bundle(request, tiny_teacher, tiny_drafters, tiny_heads, save_one_pass, tmp_path_factory) -> Bundle:
+    folder = tmp_path_factory.mktemp("whole")
+    if request.param in ONE_PASS:
+        save_one_pass[request.param](folder / "drafter")
+    drafter = (tiny_drafters | {"medusa": tiny_heads}).get(request.param, folder / "drafter")
+    return built(folder / "bundle", tiny_teacher, drafter, request.param)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import bundles, lab, peers
+from draftwood.tools.evaluate.noises import NoNoise, OtherNoise, Subset
 from draftwood.tools.evaluate.registry import SECTIONS
 from draftwood.tools.evaluate.report.contents import contents
 from draftwood.tools.evaluate.report.markdown import markdown
@@ -18,7 +19,6 @@ from draftwood.tools.evaluate.section import Figure, Table
 from draftwood.tools.evaluate.sections import ablations, budget, coupled, exactness, pairs, shapes, steps
 from draftwood.tools.evaluate.sections import peers as programs
 from draftwood.tools.evaluate.suite import Ask, Suite
-from draftwood.tools.evaluate.uncoupled import Uncoupled
 from draftwood.tools.measure import w8a8
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
@@ -31,6 +31,7 @@ SUITE = Suite(
     sections={
         "exactness": Ask(drafters=("demo-medusa",)),
         "coupled": Ask(**ONE, temperatures=(0.8,)),
+        "vocabulary": Ask(**ONE),
         "shapes": Ask(**ONE, nodes=(2, 3)),
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "bitwise": Ask(**ONE),
@@ -138,7 +139,10 @@ def test_tokens_a_step_are_of_all_texts_and_beside_their_goal() -> None:
 
 def test_drafts_without_the_noise_are_those_of_greedy_text(tiny_draft_bundles: dict[str, Path]) -> None:
     engine = CpuEngine(Bundle.open(tiny_draft_bundles["fasteagle"]), threads=1)
-    alone, gear = Uncoupled(engine), next(gear for gear in engine.bundle.manifest.gears if gear.draft)
+    alone, gear = (
+        OtherNoise(engine, NoNoise(engine.bundle)),
+        next(gear for gear in engine.bundle.manifest.gears if gear.draft),
+    )
     seen: list[bool] = []
     run = engine.drafting._run
     engine.drafting._run = lambda *given: seen.append(bool(given[1]["noise"].any())) or run(*given)
@@ -147,6 +151,18 @@ def test_drafts_without_the_noise_are_those_of_greedy_text(tiny_draft_bundles: d
         one.start(state, np.arange(5, 9))
         one.step([state], gear)
     assert seen == [True, False, True]
+
+
+def test_a_subset_is_all_that_a_drafter_proposes(tiny_draft_bundles: dict[str, Path]) -> None:
+    engine, kept = CpuEngine(Bundle.open(tiny_draft_bundles["fasteagle"]), threads=1), np.arange(40, 60)
+    gear = next(gear for gear in engine.bundle.manifest.gears if gear.draft)
+    proposed = []
+    for noise in (engine.drafting.noise, Subset(engine.bundle, kept)):
+        engine.drafting.noise = noise
+        state = engine.begin(gear.slots)
+        engine.start(state, np.arange(5, 9))
+        proposed.append(set(engine.draft([state], gear)[0].tokens_T[1:].tolist()))
+    assert proposed[1] <= set(kept.tolist()) and not proposed[0] <= set(kept.tolist())
 
 
 def test_a_pair_is_compared_by_its_own_plain_texts_and_by_rows() -> None:

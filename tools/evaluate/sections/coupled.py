@@ -17,12 +17,12 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.bundles import counted
 from draftwood.tools.evaluate.lab import Lab
+from draftwood.tools.evaluate.noises import NoNoise, OtherNoise
 from draftwood.tools.evaluate.protocol import PLAIN, Way, warm_up
 from draftwood.tools.evaluate.protocol import measure as measured
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
 from draftwood.tools.evaluate.spread import Interval, ratio
 from draftwood.tools.evaluate.suite import Ask, Suite
-from draftwood.tools.evaluate.uncoupled import Uncoupled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -64,7 +64,7 @@ def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
     for drafter in ask.drafters:
         one = lab.planned(size, drafter)
         found = found or {PLAIN: Way(one.engine, one.policies(PLAIN))}
-        name, alone = drafter.removeprefix("demo-"), Uncoupled(one.engine)
+        name, alone = drafter.removeprefix("demo-"), OtherNoise(one.engine, NoNoise(one.engine.bundle))
         tree, greedys = (likeliest_gear(one.engine.bundle, drafter, sampled) for sampled in (True, False))
         found[f"{name} {COUPLED}"] = Way(one.engine, one.policies(tree))
         found[f"{name} {UNCOUPLED}"] = Way(alone, one.policies(tree))
