@@ -7,7 +7,8 @@ tree to verify.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,15 @@ class Drafting:
         outputs = self._ran(graph, inputs, cache, count, {} if kept is None else {"features": kept})
         cache.drafted(state.root)
         return self.tree(gear, state.root, outputs)
+
+    @contextmanager
+    def given(self, noise: Noise) -> Iterator[None]:
+        """In the body, drafts get this noise in the place of the teacher's; texts stay what they are."""
+        shared, self.noise = self.noise, noise
+        try:
+            yield
+        finally:
+            self.noise = shared
 
     def settle(self, state: SequenceState, most: int) -> None:
         """Writes waiting rows until ``most`` of them are left."""

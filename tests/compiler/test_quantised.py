@@ -83,9 +83,12 @@ def test_speculative_text_is_plain_text(drafted: Bundle, sampling: Sampling) -> 
 def test_check_holds_and_catches_every_fault(drafted: Bundle) -> None:
     report = check(drafted, [np.arange(3, 30)])
     assert all(c["ok"] for c in report["comparisons"]), [c for c in report["comparisons"] if not c["ok"]]
-    # A wrong token or state moves the scores of a random drafter by less than the rounding of its teacher's states may.
-    missed = {c["fault"] for c in report["controls"] if not c["caught"]}
-    assert missed <= {"token before the root in its place", "teacher's states misplaced"}
+    # A wrong token, or a cascade's wrong state, moves the scores of a random drafter by less than the rounding of its
+    # teacher's states may.
+    assert drafted.manifest.drafter is not None
+    allowed = {"token before the root in its place"}
+    allowed |= {"teacher's states misplaced"} if drafted.manifest.drafter.kind == "fasteagle" else set()
+    assert {c["fault"] for c in report["controls"] if not c["caught"]} <= allowed
 
 
 def test_rows_of_a_chain_have_the_bits_of_plain_decoding(drafted: Bundle) -> None:

@@ -163,14 +163,19 @@ def test_a_cell_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: 
     assert alone[0] == 0 and alone[1:].min() > 0.9 * np.log(VOCABULARY)
 
 
-def cell_student(folder: Path, **options: int) -> tuple[LlamaForCausalLM, Student]:
-    """A cell of three levels and the noisy teacher, moved from where it begins."""
+def moved_student(folder: Path, kind: str, options: dict) -> tuple[LlamaForCausalLM, Student]:
+    """A student and the noisy teacher, moved from where it begins."""
     model = load_teacher(folder / "noise")
     torch.manual_seed(3)
-    own = {"levels": 3, "cell": 6, "shortlist": 5, **AUX["fasteagle"], **options}
-    drafter = begin("fasteagle", kind_named("fasteagle").complete(own), model, None)
+    drafter = begin(kind, kind_named(kind).complete({**AUX[kind], **options}), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
+    return model, drafter
+
+
+def cell_student(folder: Path, **options: int) -> tuple[LlamaForCausalLM, Student]:
+    """A cell of three levels and the noisy teacher, moved from where it begins."""
+    model, drafter = moved_student(folder, "fasteagle", {"levels": 3, "cell": 6, "shortlist": 5, **options})
     drafter.scale = 2.0  # exact in bfloat16
     return model, drafter
 
@@ -204,13 +209,7 @@ def test_the_compiler_runs_the_cell_that_was_trained(folder: Path, tmp_path: Pat
 
 def noisy_dspark(folder: Path, **options: object) -> tuple[LlamaForCausalLM, Student]:
     """A DSpark student of three levels and two layers and the noisy teacher, moved from where it begins."""
-    model = load_teacher(folder / "noise")
-    torch.manual_seed(3)
-    own = {"levels": 3, "layers": 2, "markov_rank": 6, **AUX["dspark"], **options}
-    drafter = begin("dspark", kind_named("dspark").complete(own), model, None)
-    for parameter in drafter.parameters():
-        parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
-    return model, drafter
+    return moved_student(folder, "dspark", {"levels": 3, "layers": 2, "markov_rank": 6, **options})
 
 
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])

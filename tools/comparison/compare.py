@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,11 @@ class Comparison:
     quantity: str
     difference: float
     tolerance: float
-    ok: bool
     where: str
+    ok: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ok", self.difference <= self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +71,13 @@ class Pair:
         self, gear: str, graph: str, quantity: str, got: NDArray, want: NDArray, where: str, factor: float = 1
     ) -> Comparison:
         """Holds a quantity against its reference; ``factor`` times the pair's tolerance is allowed."""
-        difference, tolerance = relative_difference(got, want), factor * self.tolerance
         return Comparison(
             gear=gear,
             graph=graph,
             graphs=self.name,
             quantity=quantity,
-            difference=difference,
-            tolerance=tolerance,
-            ok=difference <= tolerance,
+            difference=relative_difference(got, want),
+            tolerance=factor * self.tolerance,
             where=where,
         )
 
@@ -153,7 +154,6 @@ def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) ->
         quantity="draft tokens",
         difference=share,
         tolerance=allowed,
-        ok=share <= allowed,
         where=f"{len(differing)} nodes",
     )
 

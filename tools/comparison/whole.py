@@ -35,7 +35,7 @@ def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator
         states = [engine.begin(gear.slots, sampling) for _ in range(2)]
         roots = [engine.start(state, prompt).tokens for state in states]
         assert roots[0] == roots[1], "prefill has one form alone"
-        with _noise_of_graphs(engine):
+        with engine.drafting.given(_GraphNoise(engine.bundle)):
             for step in range(STEPS):
                 got, want = _both(engine, states, gear)
                 alike = (got.tokens, got.path, got.confidence) == (want.tokens, want.path, want.confidence)
@@ -89,7 +89,6 @@ def _share(pair: Pair, gear: Gear, graph: str, differs: float, allowed: float, s
         quantity="step",
         difference=differs,
         tolerance=allowed,
-        ok=differs <= allowed,
         where=f"step {step}",
     )
 
@@ -110,12 +109,3 @@ class _GraphNoise:
             noise_LU = level_noise(torch.from_numpy(keys), self._vocabulary, self._ids_U)
             found[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
         return found
-
-
-@contextmanager
-def _noise_of_graphs(engine: StaticEngine) -> Iterator[None]:
-    before, engine.drafting.noise = engine.drafting.noise, _GraphNoise(engine.bundle)
-    try:
-        yield
-    finally:
-        engine.drafting.noise = before

@@ -62,12 +62,8 @@ class OtherNoise:
 
     def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
         """Its step, with drafts that get the other noise."""
-        drafting = self.behind.drafting
-        shared, drafting.noise = drafting.noise, self._noise
-        try:
+        with self.behind.drafting.given(self._noise):
             return self.behind.step(states, gear)
-        finally:
-            drafting.noise = shared
 
     def close(self) -> None:
         """Nothing is open here."""

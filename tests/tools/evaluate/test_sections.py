@@ -158,10 +158,10 @@ def test_a_subset_is_all_that_a_drafter_proposes(tiny_draft_bundles: dict[str, P
     gear = next(gear for gear in engine.bundle.manifest.gears if gear.draft)
     proposed = []
     for noise in (engine.drafting.noise, Subset(engine.bundle, kept)):
-        engine.drafting.noise = noise
         state = engine.begin(gear.slots)
         engine.start(state, np.arange(5, 9))
-        proposed.append(set(engine.draft([state], gear)[0].tokens_T[1:].tolist()))
+        with engine.drafting.given(noise):
+            proposed.append(set(engine.draft([state], gear)[0].tokens_T[1:].tolist()))
     assert proposed[1] <= set(kept.tolist()) and not proposed[0] <= set(kept.tolist())
 
 

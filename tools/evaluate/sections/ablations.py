@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from draftwood.runtime.engines import Engine
+from draftwood.tools.evaluate import asked
 from draftwood.tools.evaluate.bundles import Trees, counted
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.protocol import PLAIN, Way, warm_up
@@ -73,7 +75,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     place = (NAME, *list(task.at.values())[:-1])
     if lab.warmed != place:
         ways = ways_of(task, ask, lab)
-        warm_up(ways, shapes.prompt_of(task, ask, lab, ways[PLAIN].engine), shapes.options_of(task, ask, lab))
+        warm_up(ways, _ids(task, ask, lab, ways[PLAIN].engine), asked.options_of(task, ask, lab))
         lab.warmed = place
 
 
@@ -82,9 +84,13 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     if task.at["ablation"] == TREES:
         return shapes.measure(trees_of, task, ask, lab)
     ways, opened = ways_of(task, ask, lab), lab.planned(task.at["size"], task.at["drafter"])
-    ids, options = shapes.prompt_of(task, ask, lab, opened.engine), shapes.options_of(task, ask, lab)
+    ids, options = _ids(task, ask, lab, opened.engine), asked.options_of(task, ask, lab)
     found, _ = measured(ways, ids, options, ask.rounds, task.at["prompt"])
     return {"ways": found, "tree": opened.tree, "bundle": opened.digest[:16]}
+
+
+def _ids(task: Task, ask: Ask, lab: Lab, engine: Engine) -> list[int]:
+    return asked.ids_of(asked.prompt_of(task, ask, lab, PROMPTS), engine)
 
 
 SECTION = Section(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from draftwood.tools.evaluate import draw
+from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
 from draftwood.tools.evaluate.sections import pairs
@@ -46,7 +46,7 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Texts and steps of both engines, and how many rows have the bits of plain decoding."""
     pair = _pair(task, lab)
     found = pairs.measure(task, ask, lab, pair)
-    ids, sampling = pairs.ids_of(task, ask, lab, pair), pairs.options_of(task, ask, lab).sampling
+    ids, sampling = pairs.ids_of(task, ask, lab, pair), asked.options_of(task, ask, lab).sampling
     counts = {}
     for name, one in pair.items():
         gear = next(gear for gear in one.engine.bundle.manifest.gears if gear.draft)
@@ -97,7 +97,7 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
     left.set_xticks(range(len(KINDS)), list(KINDS.values()), fontsize=7)
     left.set(ylabel="%, of plain steps of one row", ylim=(0, 132), yticks=range(0, 101, 20))
     left.grid(axis="x", visible=False)
-    for size, ink in zip(sizes, (draw.OTHERS[0], draw.OTHERS[3], draw.OTHERS[5]), strict=False):
+    for size, ink in zip(sizes, pairs.INKS, strict=False):
         first, second = (pairs.step_ms(rows, size, name) for name in NAMES)
         right.plot(list(first), [second[n] / first[n] for n in first], color=ink, marker="o", markersize=4, label=size)
         pairs.by_rows(right, list(first))

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Options
-from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.evaluate import draw
+from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.bundles import counted
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.noises import NoNoise, OtherNoise
@@ -38,11 +35,8 @@ TOKEN_SECONDS = {"native": 0.006, "110m": 0.04, "500m": 0.2}
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A prompt at a size and a temperature, with every drafter."""
-    for size, temperature in product(ask.sizes, ask.temperatures):
-        for prompt in range(ask.limit_of(size) or PROMPTS):
-            at = {"size": size, "temperature": temperature, "prompt": prompt}
-            yield Task(NAME, at, TOKEN_SECONDS[size] * ask.max_new_tokens)
+    """See `asked.tasks_of`."""
+    return asked.tasks_of(NAME, ask, PROMPTS, TOKEN_SECONDS)
 
 
 def likeliest_gear(bundle: Bundle, drafter: str, sampled: bool) -> str:
@@ -78,28 +72,21 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     place = (NAME, task.at["size"])
     if lab.warmed != place:
         ways = ways_of(lab, ask, task.at["size"])
-        warm_up(ways, _ids(task, ask, lab, ways), _options(task, ask, lab))
+        warm_up(ways, _ids(task, ask, lab, ways), asked.options_of(task, ask, lab, ignore_eos=False))
         lab.warmed = place
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The prompt with every way, once."""
     ways = ways_of(lab, ask, task.at["size"])
-    found, _ = measured(ways, _ids(task, ask, lab, ways), _options(task, ask, lab), 1, task.at["prompt"])
+    ids, options = _ids(task, ask, lab, ways), asked.options_of(task, ask, lab, ignore_eos=False)
+    found, _ = measured(ways, ids, options, 1, task.at["prompt"])
     digests = {drafter: lab.planned(task.at["size"], drafter).digest[:16] for drafter in ask.drafters}
     return {"ways": found, "bundles": digests}
 
 
 def _ids(task: Task, ask: Ask, lab: Lab, ways: dict[str, Way]) -> list[int]:
-    tokenizer = ways[PLAIN].engine.bundle.tokenizer
-    assert tokenizer is not None, "the demo teacher has a tokenizer"
-    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
-    return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
-
-
-def _options(task: Task, ask: Ask, lab: Lab) -> Options:
-    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
-    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling)
+    return asked.ids_of(asked.prompt_of(task, ask, lab, PROMPTS), ways[PLAIN].engine)
 
 
 @dataclass(frozen=True, slots=True)

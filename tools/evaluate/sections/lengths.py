@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.runtime.decoding import Options
 from draftwood.runtime.policy.gears import Gears
-from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.evaluate import asked
 from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
 from draftwood.tools.evaluate.section import Block, Row, Section, Task
@@ -56,7 +55,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     if lab.warmed != place:
         opened = _opened(task, lab)
         _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
-        warm_up(_ways(opened, ids, lab), ids, _options(task, ask, lab))
+        warm_up(_ways(opened, ids, lab), ids, asked.options_of(task, ask, lab))
         lab.warmed = place
 
 
@@ -64,7 +63,7 @@ def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
     opened = _opened(task, lab)
     name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
-    found, _ = measure(_ways(opened, ids, lab), ids, _options(task, ask, lab), ask.rounds, task.at["text"])
+    found, _ = measure(_ways(opened, ids, lab), ids, asked.options_of(task, ask, lab), ask.rounds, task.at["text"])
     bound = _bound(opened.policies("adaptive").gears, found["adaptive"], len(ids))
     trees = {name: (tree.rows, tree.depth, tree.width) for name, (tree, _) in opened.engine.bundle.trees.items()}
     held = {"text": name, "prompt_tokens": len(ids), "ways": found, "bound": bound, "trees": trees}
@@ -82,11 +81,6 @@ def _bound(gears: Gears, adaptive: dict[str, Any], prompt_tokens: int) -> float:
     tokens, at = adaptive["tokens"] - 1, prompt_tokens + adaptive["tokens"] // 2
     plain_us = tokens * gears.times.us(gears.fitting.at(at, 0).plain, at)
     return plain_us / sum(count * gears.times.us(gears.number[gear], at) for gear, count in adaptive["gears"].items())
-
-
-def _options(task: Task, ask: Ask, lab: Lab) -> Options:
-    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
-    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=True)
 
 
 SECTION = Section(

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from draftwood.runtime.decoding import Options
-from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.protocol import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.evaluate.protocol import measure as measured
@@ -28,6 +27,7 @@ Pair = Mapping[str, Opened]
 
 PROMPTS = 4
 TREE = "tree"
+INKS = (draw.OTHERS[0], draw.OTHERS[3], draw.OTHERS[5])  # of sizes
 TOKEN_SECONDS = {"native": 0.03, "110m": 0.25, "500m": 1.0}
 
 
@@ -41,16 +41,7 @@ def tasks_of(name: str, ask: Ask) -> Iterator[Task]:
 
 def ids_of(task: Task, ask: Ask, lab: Lab, pair: Pair) -> list[int]:
     """The task's prompt."""
-    tokenizer = next(iter(pair.values())).engine.bundle.tokenizer
-    assert tokenizer is not None, "the demo teacher has a tokenizer"
-    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
-    return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
-
-
-def options_of(task: Task, ask: Ask, lab: Lab) -> Options:
-    """How the task's texts are decoded; answers go on past the end token."""
-    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
-    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=True)
+    return asked.ids_of(asked.prompt_of(task, ask, lab, PROMPTS), next(iter(pair.values())).engine)
 
 
 def ways_of(name: str, one: Opened) -> dict[str, Way]:
@@ -67,7 +58,7 @@ def prepare(task: Task, ask: Ask, lab: Lab, pair: Pair) -> None:
     place = (task.section, task.at["size"], task.at["drafter"])
     if lab.warmed != place:
         for name, one in pair.items():
-            warm_up(ways_of(name, one), ids_of(task, ask, lab, pair), options_of(task, ask, lab))
+            warm_up(ways_of(name, one), ids_of(task, ask, lab, pair), asked.options_of(task, ask, lab))
         lab.warmed = place
 
 
@@ -77,7 +68,7 @@ def measure(task: Task, ask: Ask, lab: Lab, pair: Pair) -> dict[str, Any]:
     names = list(pair)[:: -1 if number % 2 else 1]
     turns = []
     for name in names:
-        found, _ = measured(ways_of(name, pair[name]), ids, options_of(task, ask, lab), ask.rounds, number)
+        found, _ = measured(ways_of(name, pair[name]), ids, asked.options_of(task, ask, lab), ask.rounds, number)
         turns.append({"of": name, "ways": found})
     steps: dict[str, list[dict[int, float]]] = {name: [] for name in pair}
     for name in (*names, *names[::-1]):

@@ -14,7 +14,7 @@ import numpy as np
 
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.evaluate import draw
+from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.peers import PEERS, Generate
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
@@ -90,10 +90,8 @@ def _agreement(plain: list[int], other: list[int]) -> int:
 
 
 def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
-    tokenizer = lab.planned(task.at["size"], ask.drafters[0]).engine.bundle.tokenizer
-    assert tokenizer is not None, "the demo teacher has a tokenizer"
-    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
-    return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
+    engine = lab.planned(task.at["size"], ask.drafters[0]).engine
+    return asked.ids_of(asked.prompt_of(task, ask, lab, PROMPTS), engine)
 
 
 Line = tuple[str, str, Interval, list[Row]]

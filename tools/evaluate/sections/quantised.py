@@ -71,7 +71,7 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
     left.margins(y=0.35)
     left.legend(fontsize=8, loc="upper left")
     left.grid(axis="x", visible=False)
-    for size, ink in zip(sizes, (draw.OTHERS[0], draw.OTHERS[3], draw.OTHERS[5]), strict=False):
+    for size, ink in zip(sizes, pairs.INKS, strict=False):
         for name, line in zip(NAMES, ("--", "-"), strict=True):
             ms = pairs.step_ms(rows, size, name)
             right.plot(list(ms), [one / ms[min(ms)] for one in ms.values()], line, color=ink, marker="o", markersize=4,

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwood.runtime.decoding import Options
-from draftwood.runtime.engines import Engine
-from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.evaluate import draw
+from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.bundles import Trees, counted
 from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.protocol import PLAIN, Way, median_seconds, warm_up
@@ -98,35 +95,21 @@ def prepare(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle and decodes a text with each way once."""
     place = (task.section, task.at["size"], task.at["drafter"])
     if lab.warmed != place:
-        warm_up(ways_of(task, ask, lab, trees), ids_of(task, ask, lab, trees), options_of(task, ask, lab))
+        warm_up(ways_of(task, ask, lab, trees), ids_of(task, ask, lab, trees), asked.options_of(task, ask, lab))
         lab.warmed = place
 
 
 def measure(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The prompt with every way; answers go on past the end token."""
     ids, ways = ids_of(task, ask, lab, trees), ways_of(task, ask, lab, trees)
-    found, _ = measured(ways, ids, options_of(task, ask, lab), ask.rounds, task.at["prompt"])
+    found, _ = measured(ways, ids, asked.options_of(task, ask, lab), ask.rounds, task.at["prompt"])
     rows = {name: tree.rows for name, tree in trees(task.at["drafter"], ask)}
     return {"ways": found, "rows": rows, "bundle": opened(task, ask, lab, trees).digest[:16]}
 
 
 def ids_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> list[int]:
     """The task's prompt."""
-    return prompt_of(task, ask, lab, opened(task, ask, lab, trees).engine)
-
-
-def prompt_of(task: Task, ask: Ask, lab: Lab, engine: Engine) -> list[int]:
-    """The task's prompt, as the engine's bundle reads it."""
-    tokenizer = engine.bundle.tokenizer
-    assert tokenizer is not None, "the demo teacher has a tokenizer"
-    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
-    return tokenizer.chat([{"role": "user", "content": own[task.at["prompt"] % len(own)][0].text}])
-
-
-def options_of(task: Task, ask: Ask, lab: Lab) -> Options:
-    """How the task's texts are decoded."""
-    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
-    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=True)
+    return asked.ids_of(asked.prompt_of(task, ask, lab, PROMPTS), opened(task, ask, lab, trees).engine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.runtime.decoding import Options
-from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.evaluate import asked
 from draftwood.tools.evaluate.lab import Lab, conversations
 from draftwood.tools.evaluate.protocol import PLAIN, Way, measure, warm_up
 from draftwood.tools.evaluate.section import Section, Task
@@ -56,13 +55,13 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     size = task.at["size"]
     if lab.warmed != (NAME, size):
         ways = ways_of(lab, ask, size)
-        warm_up(ways, _ids(_first(ways), [lab.prompts[0]], []), _options(task, ask, lab))
+        warm_up(ways, _ids(_first(ways), [lab.prompts[0]], []), asked.options_of(task, ask, lab, ignore_eos=False))
         lab.warmed = (NAME, size)
 
 
 def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every turn with every way; a turn whose text and answer pass the context ends the conversation."""
-    ways, options = ways_of(lab, ask, task.at["size"]), _options(task, ask, lab)
+    ways, options = ways_of(lab, ask, task.at["size"]), asked.options_of(task, ask, lab, ignore_eos=False)
     (turns,) = (t for t in conversations(lab.prompts, None) if t[0].conversation == task.at["conversation"])
     context = _first(ways).engine.bundle.manifest.dims.context
     answers: list[str] = []
@@ -78,11 +77,6 @@ def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         )
     digests = {drafter: lab.planned(task.at["size"], drafter).digest[:16] for drafter in ask.drafters}
     return {"turns": found, "bundles": digests}
-
-
-def _options(task: Task, ask: Ask, lab: Lab) -> Options:
-    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
-    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling)
 
 
 def _first(ways: dict[str, Way]) -> Way:

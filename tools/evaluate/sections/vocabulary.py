@@ -7,19 +7,15 @@ model card, of drafters that were trained with one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.runtime.decoding import Options
-from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.evaluate import draw
+from draftwood.runtime.bundle import Bundle
+from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.noises import OtherNoise, Subset
 from draftwood.tools.evaluate.protocol import PLAIN, Way, warm_up
@@ -42,57 +38,46 @@ TOKEN_SECONDS = {"native": 0.02, "110m": 0.15, "500m": 0.8}
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A prompt at a size and a temperature, with every drafter and subset."""
-    for size, temperature in product(ask.sizes, ask.temperatures):
-        for prompt in range(ask.limit_of(size) or PROMPTS):
-            at = {"size": size, "temperature": temperature, "prompt": prompt}
-            yield Task(NAME, at, TOKEN_SECONDS[size] * ask.max_new_tokens)
+    """See `asked.tasks_of`; every prompt with every subset."""
+    return asked.tasks_of(NAME, ask, PROMPTS, TOKEN_SECONDS)
 
 
-def most_frequent(tokenizer: Tokenizer, prompts: Sequence[Prompt], vocabulary: int) -> NDArray[np.int64]:
+def by_frequency(bundle: Bundle, prompts: Sequence[Prompt]) -> NDArray[np.int64]:
     """All ids, those first that the prompts have most often; the others by id, as a BPE's merges come by frequency."""
-    counts = Counter(token for prompt in prompts for token in tokenizer.encode(prompt.text))
-    return np.array(sorted(range(vocabulary), key=lambda token: (-counts[token], token)), np.int64)
+    assert bundle.tokenizer is not None, "the demo teacher has a tokenizer"
+    written = [token for prompt in prompts for token in bundle.tokenizer.encode(prompt.text)]
+    counts = np.bincount(written, minlength=bundle.manifest.dims.vocabulary)
+    return np.argsort(-counts, kind="stable")
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
     """Plain decoding, then every drafter with all of its tokens and with each subset, by the tree for 16 rows."""
-    found: dict[str, Way] = {}
-    own = lab.conversations(ask.limit_of(task.at["size"]) or PROMPTS)
-    prompt = own[task.at["prompt"] % len(own)][0]
+    opened = {drafter: lab.planned(task.at["size"], drafter) for drafter in ask.drafters}
+    first, prompt = next(iter(opened.values())), asked.prompt_of(task, ask, lab, PROMPTS)
     others = [other for other in lab.prompts if other.conversation != prompt.conversation]
-    for drafter in ask.drafters:
-        one = lab.planned(task.at["size"], drafter)
+    ranked = by_frequency(first.engine.bundle, others)
+    found = {PLAIN: Way(first.engine, first.policies(PLAIN))}
+    for drafter, one in opened.items():
         bundle, name = one.engine.bundle, drafter.removeprefix("demo-")
-        assert bundle.tokenizer is not None, "the demo teacher has a tokenizer"
-        ranked = most_frequent(bundle.tokenizer, others, bundle.manifest.dims.vocabulary)
         tree = one.policies(likeliest_gear(bundle, drafter, task.at["temperature"] > 0))
-        found = found or {PLAIN: Way(one.engine, one.policies(PLAIN))}
         found[f"{name} {ALL}"] = Way(one.engine, tree)
         for width in WIDTHS:
             found[f"{name} {width}"] = Way(OtherNoise(one.engine, Subset(bundle, ranked[:width])), tree)
-    tokenizer = found[PLAIN].engine.bundle.tokenizer
-    assert tokenizer is not None, "the demo teacher has a tokenizer"
-    return found, tokenizer.chat([{"role": "user", "content": prompt.text}])
+    return found, asked.ids_of(prompt, first.engine)
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundles of the size, and decodes a text with each way once."""
     if lab.warmed != (NAME, task.at["size"]):
-        warm_up(*_ways(task, ask, lab), _options(task, ask, lab))
+        warm_up(*_ways(task, ask, lab), asked.options_of(task, ask, lab, ignore_eos=False))
         lab.warmed = (NAME, task.at["size"])
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The prompt with every way, once: tokens a step do not depend on the clock."""
     ways, ids = _ways(task, ask, lab)
-    found, _ = measured(ways, ids, _options(task, ask, lab), 1, task.at["prompt"])
+    found, _ = measured(ways, ids, asked.options_of(task, ask, lab, ignore_eos=False), 1, task.at["prompt"])
     return {"ways": found, "vocabulary": ways[PLAIN].engine.bundle.manifest.dims.vocabulary}
-
-
-def _options(task: Task, ask: Ask, lab: Lab) -> Options:
-    sampling = Sampling(temperature=task.at["temperature"], seed=lab.suite.seed)
-    return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling)
 
 
 Line = tuple[str, float, str, int, Interval, float, str, list[str]]

@@ -1,6 +1,7 @@
 """Whole decodings on the ``.om`` files: the tokens of the interpreter's engine, every call as documented."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.manifest import MANIFEST_FILE
+from draftwood.manifest import MANIFEST_FILE, Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
@@ -66,17 +67,22 @@ def test_check_compares_it_like_a_device(compiled_bundle: Path, opened: Callable
     assert {"logits", "choice"} < {one.quantity for one in found} and all(one.ok for one in found)
 
 
-def test_a_step_allocates_nothing(compiled_bundle: Path, opened: Callable) -> None:
-    """Plain decoding verifies and accepts: one copy each way, one launch, one wait of either. What is bound anew is the
-    branch, and where the accepted features go."""
-    engine, acl = opened(compiled_bundle)
-    state, gear = engine.begin(128), engine.bundle.manifest.gears[0]
+def calls_of_four_steps(engine, acl, gear: Gear) -> Counter[str]:
+    """How often each function was called, behind a first step."""
+    state = engine.begin(128)
     engine.start(state, np.array(PROMPT))
     engine.step([state], gear)
     before = len(acl.calls)
     for _ in range(4):
         engine.step([state], gear)
-    counted = {name: acl.calls[before:].count(name) for name in set(acl.calls[before:])}
+    return Counter(acl.calls[before:])
+
+
+def test_a_step_allocates_nothing(compiled_bundle: Path, opened: Callable) -> None:
+    """Plain decoding verifies and accepts: one copy each way, one launch, one wait of either. What is bound anew is the
+    branch, and where the accepted features go."""
+    engine, acl = opened(compiled_bundle)
+    counted = calls_of_four_steps(engine, acl, engine.bundle.manifest.gears[0])
     assert counted == {
         "aclrtSetCurrentContext": 8,
         "aclUpdateDataBuffer": 12,
@@ -179,11 +185,6 @@ def test_a_whole_step_is_one_launch(tiny_teacher: Path, tiny_heads: Path, tmp_pa
     engine, acl = opened(folder)
     for temperature in (0.0, 0.8):
         assert decoded(engine, temperature).token_ids == decoded(interpreted(folder), temperature, plain=True).token_ids
-    state, gear = engine.begin(128), engine.bundle.manifest.gears[1]
-    engine.start(state, np.array(PROMPT))
-    engine.step([state], gear)
-    before = len(acl.calls)
-    for _ in range(4):
-        engine.step([state], gear)
-    counted = {name: acl.calls[before:].count(name) for name in ("aclrtMemcpyAsync", "aclmdlExecuteAsync")}
+    calls = calls_of_four_steps(engine, acl, engine.bundle.manifest.gears[1])
+    counted = {name: calls[name] for name in ("aclrtMemcpyAsync", "aclmdlExecuteAsync")}
     assert counted == {"aclrtMemcpyAsync": 8, "aclmdlExecuteAsync": 4} and acl.misuses == []
