@@ -11,10 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import Engine
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.speculation.sampling import Sampling
+
 # Ids of a prompt and how many tokens at most; the new tokens, greedy, the end token counted.
 Generate = Callable[[Sequence[int], int], Sequence[int]]
 # Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
 Open = Callable[[Path, Path, int], Generate]
+
+
+def ours(engine: Engine, policies: Policies, ids: Sequence[int], count: int) -> Sequence[int]:
+    """Our own program as a `Generate`, with engine and policies given."""
+    options = Options(max_new_tokens=count, sampling=Sampling())
+    return Decoding(engine, ids, options, policies.new(True)).run().token_ids
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:

@@ -21,7 +21,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -41,18 +41,16 @@ from draftwood.compiler.quantisation.quantise import Request, quantise
 from draftwood.compiler.teachers.checkpoint import Checkpoint, tokenizer_files
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
-from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools import demo
 from draftwood.tools.calibration_texts import read_texts
 from draftwood.tools.commands.arguments import add_decoding_arguments, options
 from draftwood.tools.comparison import single
 from draftwood.tools.demo.sizes import SIZES, models
-from draftwood.tools.evaluate.peers import Generate
+from draftwood.tools.evaluate.peers import Generate, ours
 from draftwood.tools.measure.bench import bench
 from draftwood.tools.measure.machine import processor
 from draftwood.tools.measure.products import peak_gops
@@ -210,17 +208,12 @@ def _race(
     ways: dict[str, Generate] = {}
     for name, engine in engines.items():
         for kind, policies in zip(("plain", args.tree), _policies(engine), strict=True):
-            ways[f"{OURS}{name} {kind}"] = partial(_decode, engine, policies)
+            ways[f"{OURS}{name} {kind}"] = partial(ours, engine, policies)
     others, missing = opened_peers(_teacher(size, args)[0], args.work, args.threads)
     tokenizer = engines["fp32"].bundle.tokenizer
     assert tokenizer is not None, "the demo teacher has a tokenizer"
     ids = [tokenizer.chat([{"role": "user", "content": prompt.text}]) for prompt in prompts[: args.race]]
     return {**standing(race(ways | others, ids, count, args.rounds)), "missing": missing}
-
-
-def _decode(engine: CpuEngine, policies: Policies, ids: Sequence[int], count: int) -> Sequence[int]:
-    options = Options(max_new_tokens=count, sampling=Sampling())
-    return Decoding(engine, ids, options, policies.new(True)).run().token_ids
 
 
 def _say(stage: str) -> None:

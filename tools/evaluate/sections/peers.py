@@ -6,17 +6,15 @@ Seconds are of a whole greedy text, its prompt counted, for not every peer tells
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.lab import Lab
-from draftwood.tools.evaluate.peers import PEERS, Generate
+from draftwood.tools.evaluate.peers import PEERS, Generate, ours
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
 from draftwood.tools.evaluate.spread import Interval, ratio
 from draftwood.tools.evaluate.suite import Ask, Suite
@@ -45,14 +43,9 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
         opened = lab.planned(size, drafter)
         for policy in ("plain", *ask.policies):
             name = PLAIN if policy == "plain" else f"draftwood {drafter.removeprefix('demo-')} {policy}"
-            found.setdefault(name, partial(_ours, opened, policy))
+            found.setdefault(name, partial(ours, opened.engine, opened.policies(policy)))
     others = {name: lab.peer(size, name) for name in PEERS}
     return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
-
-
-def _ours(opened: Any, policy: str, ids: Sequence[int], count: int) -> list[int]:
-    options = Options(max_new_tokens=count, sampling=Sampling())
-    return list(Decoding(opened.engine, ids, options, opened.policies(policy).new(True)).run().token_ids)
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
