@@ -185,3 +185,8 @@ def _check_rows(parents: tuple[int, ...], ranks: tuple[int, ...]) -> None:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise TreeError(message)
+
+
+def branches(rows: int, depth: int) -> bool:
+    """Whether a tree of so many rows, the root's counted, and levels has more than one path."""
+    return rows > depth + 1

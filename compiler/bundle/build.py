@@ -22,6 +22,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
 from draftwood.trees.spec import Budget, gear_names
+from draftwood.trees.topology import branches
 from draftwood.version import __version__
 
 
@@ -43,8 +44,8 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
 def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
     """Whether only that step gives the text of plain decoding: rounding to int8 turns last bits into steps, and rows
     beside a tree's first path have other last bits."""
-    branches = any(tree.rows > tree.depth + 1 for _, tree in request.trees)
-    return branches and bool(sources.teacher.config.quantised) and "onnx" in request.targets
+    branching = any(branches(tree.rows, tree.depth) for _, tree in request.trees)
+    return branching and bool(sources.teacher.config.quantised) and "onnx" in request.targets
 
 
 def _lower(

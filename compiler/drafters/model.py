@@ -61,7 +61,7 @@ class DraftModel(ABC):
     @property
     def quantised(self) -> tuple[str, ...]:
         """Its linear layers that are W8A8, by their names in the network."""
-        return self.config.quantised if hasattr(self.config, "quantised") else ()
+        return getattr(self.config, "quantised", ())
 
     def in_int8(self, layers: tuple[str, ...]) -> Self:
         """The same with these linear layers in W8A8; asked only of kinds that ``quantises``."""

@@ -13,6 +13,7 @@ from draftwood.environment import npu_count
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import Engine, StagedEngine
+from draftwood.trees.topology import branches
 
 GROUP = "draftwood.engines"
 
@@ -38,9 +39,9 @@ def default_engine(bundle: Bundle) -> str:
     manifest = bundle.manifest
     if manifest.graph_set("ge") and npu_count():
         return "npu"
-    branches = any(tree.rows > tree.depth + 1 for tree in manifest.trees)
+    branching = any(branches(tree.rows, tree.depth) for tree in manifest.trees)
     has_bitwise = any(graph.name == "bitwise" for graph in manifest.graphs_of("onnx"))
-    return "bitwise" if manifest.quantised and branches and has_bitwise else "cpu"
+    return "bitwise" if manifest.quantised and branching and has_bitwise else "cpu"
 
 
 def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
