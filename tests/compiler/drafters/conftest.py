@@ -143,6 +143,23 @@ def dflash_tensors(layers: int, states: int, draft: int | None = None) -> dict[s
     return tensors
 
 
+def sequential_head(
+    rank: int, head: str = "vanilla", confidence: str = "markov", draft: int | None = None, bare: bool = False
+) -> dict[str, torch.Tensor]:
+    """The tensors that DSpark adds to DFlash's, random; ``bare`` keys are ModelOpt's."""
+    random = torch.Generator().manual_seed(31)
+    shapes: dict[str, tuple[int, ...]] = {"markov_w1.weight": (V, rank), "markov_w2.weight": (draft or V, rank)}
+    if head == "gated":
+        shapes |= {"gate_proj.weight": (rank, HIDDEN + rank), "gate_proj.bias": (rank,)}
+    if head == "rnn":
+        shapes |= {"joint_proj.weight": (3 * rank, HIDDEN + 2 * rank), "joint_proj.bias": (3 * rank,)}
+    own = {("" if bare else "markov_head.") + name: shape for name, shape in shapes.items()}
+    if confidence != "none":
+        at = "confidence_proj" if bare else "confidence_head.proj"
+        own |= {f"{at}.weight": (1, HIDDEN + (rank if confidence == "markov" else 0)), f"{at}.bias": (1,)}
+    return {name: torch.randn(shape, generator=random) * 0.4 for name, shape in own.items()}
+
+
 ARCHITECTURES = {
     "SafeAILab": "LlamaForCausalLM",
     "SpecForge": "LlamaForCausalLMEagle3",
@@ -209,6 +226,7 @@ def make() -> object:
         eagle3_config = staticmethod(eagle3_config)
         fasteagle_tensors = staticmethod(fasteagle_tensors)
         dflash_tensors = staticmethod(dflash_tensors)
+        sequential_head = staticmethod(sequential_head)
         sizes = BLOCK
         oracle = Oracle
 

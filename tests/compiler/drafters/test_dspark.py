@@ -78,18 +78,7 @@ WRITERS: dict[str, tuple] = {
 
 
 def tensors_of(make: Any, draft: int | None, head: str, confidence: str, bare: bool = False) -> dict:
-    random = torch.Generator().manual_seed(31)
-    shapes = {"markov_w1.weight": (101, RANK), "markov_w2.weight": (draft or 101, RANK)}
-    if head == "gated":
-        shapes |= {"gate_proj.weight": (RANK, 64 + RANK), "gate_proj.bias": (RANK,)}
-    if head == "rnn":
-        shapes |= {"joint_proj.weight": (3 * RANK, 64 + 2 * RANK), "joint_proj.bias": (3 * RANK,)}
-    own = {("" if bare else "markov_head.") + name: shape for name, shape in shapes.items()}
-    if confidence != "none":
-        at = "confidence_proj" if bare else "confidence_head.proj"
-        own |= {f"{at}.weight": (1, 64 + (RANK if confidence == "markov" else 0)), f"{at}.bias": (1,)}
-    made = {name: torch.randn(shape, generator=random) * 0.4 for name, shape in own.items()}
-    return make.dflash_tensors(LAYERS, 3, draft) | made
+    return make.dflash_tensors(LAYERS, 3, draft) | make.sequential_head(RANK, head, confidence, draft, bare)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

@@ -34,7 +34,8 @@ FAMILIES: dict[str, dict] = {
     "Glm4": {"head_dim": 16, "pad_token_id": 0},
     "PanguEmbedded": {},
 }
-KINDS = ("medusa", "eagle3", "peagle", "dflash", "fasteagle")
+# A FastEagle with a cell has graphs of its own.
+KINDS = ("medusa", "eagle3", "peagle", "dflash", "dspark", "fasteagle", "fasteagle with a cell")
 # A build takes a quarter of a minute; the usual run has one of each target.
 QUICK = {("Qwen3Moe", "eagle3", "onnx"), ("Glm4", "medusa", "ge")}
 CELLS = [
@@ -49,6 +50,8 @@ def save_drafter(make: Any, folder: Path, kind: str) -> None:
     """One that reads the states entering layers 0, 1 and 2 of a teacher of two layers."""
     read = {"aux_layer_ids": [0, 1, 2], "target_hidden_size": 64}
     block, mask = make.sizes, torch.randn(1, 1, 192, generator=torch.Generator().manual_seed(1))
+    qwen3 = {**block, "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 3}
+    cascade = {**block, "architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 2}
     folders: dict[str, tuple[dict, dict]] = {
         "eagle3": (make.eagle3_config("SafeAILab"), make.eagle3_tensors()),
         "peagle": (
@@ -63,25 +66,28 @@ def save_drafter(make: Any, folder: Path, kind: str) -> None:
             make.eagle3_tensors("layers.0") | {"mask_hidden": mask},
         ),
         "dflash": (
-            {
-                **block,
+            qwen3
+            | {
                 "architectures": ["DFlashDraftModel"],
-                "model_type": "qwen3",
-                "num_hidden_layers": 2,
-                "block_size": 3,
                 "dflash_config": {"mask_token_id": 100, "shift_label": True},
             },
             make.dflash_tensors(2, 3),
         ),
-        "fasteagle": (
-            {
-                **block,
-                "architectures": ["FastEagleDrafter"],
-                "model_type": "fasteagle",
-                "num_hidden_layers": 2,
-                "draft_vocab_size": 40,
+        "dspark": (
+            qwen3
+            | {
+                "architectures": ["Qwen3DSparkModel"],
+                "mask_token_id": 100,
+                "markov_rank": 12,
+                "markov_head_type": "rnn",
+                "enable_confidence_head": True,
             },
-            make.fasteagle_tensors(2),
+            make.dflash_tensors(2, 3) | make.sequential_head(12, "rnn"),
+        ),
+        "fasteagle": (cascade | {"draft_vocab_size": 40}, make.fasteagle_tensors(2)),
+        "fasteagle with a cell": (
+            cascade | {"draft_vocab_size": 40, "cell_size": 24, "cell_shortlist": 12},
+            make.fasteagle_tensors(2, cell=24),
         ),
     }
     fields, tensors = folders[kind]
@@ -114,7 +120,7 @@ def built(tmp_path: Path, make: Any, save_llama: Callable, save_pangu: Callable,
 @pytest.mark.parametrize(("family", "kind", "target"), CELLS)
 def test_a_family_with_a_drafter(built: Callable, family: str, kind: str, target: str) -> None:
     bundle = built(family, kind, target)
-    assert bundle.manifest.drafter is not None and bundle.manifest.drafter.kind == kind
+    assert bundle.manifest.drafter is not None and bundle.manifest.drafter.kind == kind.split()[0]
     if target == "onnx":
         engine, options = CpuEngine(bundle), Options(max_new_tokens=24, ignore_eos=True)
         gears = [policy_for(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]
