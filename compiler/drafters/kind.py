@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from draftwood.errors import RequestError
 
@@ -39,6 +39,14 @@ class Option:
     value: str | None = None
     # The least value that makes sense.
     least: float | None = None
+
+
+class Folder(NamedTuple):
+    """What a drafter's folder is made of: config.json, and a file of tensors by key."""
+
+    fields: dict[str, Any]
+    tensors: dict[str, Tensor]
+    file: str = "model.safetensors"
 
 
 class Kind(ABC):
@@ -108,16 +116,16 @@ class Kind(ABC):
         raise RequestError(f"{self.name}: {self.title} cannot be read back for counting")
 
     def exported(
-        self, opened: OpenedDrafter, layout: str, tokens: int, verifier: str
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """config.json and tensors of a drafter in another engine's ``layout``.
+        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
+    ) -> Folder:
+        """A drafter in another engine's ``layout``.
 
         Where the layout says so, it drafts so many ``tokens`` a step for the teacher called ``verifier``.
 
         Raises:
             RequestError: nobody serves such drafters, or the layout has no form of what this one has.
         """
-        raise RequestError(f"{layout}: no engine serves {self.title} in this layout; expected an EAGLE-3 drafter")
+        raise RequestError(f"{layout}: no other engine serves {self.title}, so no layout of it is written")
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
         """The cost of a drafter of such sizes, which ``cost_sizes`` describes; None where they make no sense."""

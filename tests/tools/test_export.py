@@ -31,7 +31,7 @@ def test_the_demos_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo-fasteagle", "--out", "new"], "speculators: no engine serves a FastEagle"),
+        (["demo-fasteagle", "--out", "new"], "speculators: no other engine serves a FastEagle"),
         (["demo-eagle3", "--out", "."], "--out .: exists already; name a folder that is not there"),
         (["demo-eagle3", "--out", "new", "--tokens", "0"], "--tokens 0: expected 1 or more"),
         (["demo-eagle3", "--out", "none/new"], "--out none/new: cannot be written"),

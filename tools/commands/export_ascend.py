@@ -14,16 +14,26 @@ from typing import Any
 from draftwood.errors import RequestError
 from draftwood.tools.commands.export import add_drafter_arguments, described, write_drafter
 
-MOST_TOKENS = 15
+USUAL_TOKENS, MOST_TOKENS = 5, 15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_drafter_arguments(parser)
+    add_drafter_arguments(parser, tokens=True)
 
 
 def main(args: argparse.Namespace) -> int:
+    from draftwood.compiler.drafters.registry import kind_of
+    from draftwood.tools.demo import resolve
+
+    if args.tokens is None:
+        args.tokens = USUAL_TOKENS
     if args.tokens > MOST_TOKENS:
         raise RequestError(f"--tokens {args.tokens}: expected {MOST_TOKENS} at most, which is all vLLM Ascend verifies")
+    kind = kind_of(resolve(args.drafter))
+    if kind.name != "eagle3":
+        raise RequestError(
+            f"vllm-ascend: settings are known for EAGLE-3 alone, not {kind.title}; export to speculators"
+        )
     found = write_drafter(args, "speculators") | {"format": args.format}
     found["speculative_config"] = settings(found["folder"], args.tokens)
     serve = f"vllm serve MODEL --speculative-config {shlex.quote(json.dumps(found['speculative_config']))}"

@@ -13,6 +13,7 @@ from draftwood.compiler.drafters.kind import Kind
 if TYPE_CHECKING:
     from draftwood.compiler.drafters.dflash.cost import DFlashCost
     from draftwood.compiler.drafters.dflash.model import DFlashModel
+    from draftwood.compiler.drafters.kind import Folder
     from draftwood.compiler.drafters.model import OpenedDrafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
@@ -44,6 +45,15 @@ class DFlashKind(Kind):
         from draftwood.compiler.drafters.dflash.model import DFlashModel
 
         return DFlashModel(msgspec.convert(config, DFlashConfig))
+
+    def exported(
+        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
+    ) -> Folder:
+        from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
+        from draftwood.compiler.drafters.dflash.export import exported
+
+        assert isinstance(opened.checkpoint, CachedCheckpoint)
+        return exported(opened.checkpoint, layout, tokens, verifier)
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> DFlashCost | None:
         from draftwood.compiler.drafters.dflash.cost import DFlashCost

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from draftwood.compiler.drafters.dspark.cost import DSparkCost
     from draftwood.compiler.drafters.dspark.model import DSparkModel
     from draftwood.compiler.drafters.dspark.training import DSparkStudent
+    from draftwood.compiler.drafters.kind import Folder
     from draftwood.compiler.drafters.model import OpenedDrafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
@@ -80,6 +81,15 @@ class DSparkKind(Kind):
         from draftwood.compiler.drafters.dspark.training import read_back
 
         return read_back(folder, teacher)
+
+    def exported(
+        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
+    ) -> Folder:
+        from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
+        from draftwood.compiler.drafters.dspark.export import exported
+
+        assert isinstance(opened.checkpoint, CachedCheckpoint)
+        return exported(opened.checkpoint, layout, tokens, verifier)
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> DSparkCost | None:
         from draftwood.compiler.drafters.dspark.cost import DSparkCost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
@@ -12,6 +11,9 @@ from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts
 from draftwood.compiler.drafters.dspark.config import DSparkConfig, read_dspark_config
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+
+# What stands before the keys of the heads; ModelOpt leaves the first out.
+_BEFORE = ("markov_head.", "confidence_head.proj")
 
 
 def open_dspark(path: Path, teacher: Checkpoint) -> CachedCheckpoint[DSparkConfig]:
@@ -24,15 +26,16 @@ def open_dspark(path: Path, teacher: Checkpoint) -> CachedCheckpoint[DSparkConfi
     stored = open_stored(path, "DSpark")
     fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
     config, vocabulary = read_dspark_config(fields, teacher.config, stored.entries)
-    parts = dflash_parts(config, vocabulary) | _head_parts(config, vocabulary, stored.entries)
+    bare = "markov_w1.weight" in stored.entries
+    parts = dspark_parts(config, vocabulary, *(("", "confidence_proj") if bare else _BEFORE))
     return fitting_checkpoint(fields.path, config, teacher, parts, stored, vocabulary)
 
 
-def _head_parts(config: DSparkConfig, vocabulary: Vocabulary, stored: Collection[str]) -> Parts:
-    """The heads' weights; ModelOpt leaves out what stands before the keys."""
+def dspark_parts(
+    config: DSparkConfig, vocabulary: Vocabulary, markov: str = _BEFORE[0], confidence: str = _BEFORE[1]
+) -> Parts:
+    """The weights of the network; ``markov`` and ``confidence`` stand before the keys of the two heads."""
     H, R = config.block.hidden, config.markov_rank
-    bare = "markov_w1.weight" in stored
-    markov, confidence = ("", "confidence_proj") if bare else ("markov_head.", "confidence_head.proj")
     shapes: dict[str, tuple[int, ...]] = {
         "markov_w1.weight": (vocabulary.stored, R),
         "markov_w2.weight": (vocabulary.head, R),
@@ -41,7 +44,8 @@ def _head_parts(config: DSparkConfig, vocabulary: Vocabulary, stored: Collection
         shapes |= {"gate_proj.weight": (R, H + R), "gate_proj.bias": (R,)}
     if config.markov_head == "rnn":
         shapes |= {"joint_proj.weight": (3 * R, H + 2 * R), "joint_proj.bias": (3 * R,)}
-    parts: Parts = {f"markov_head.{name}": ((f"{markov}{name}", shape),) for name, shape in shapes.items()}
+    parts = dflash_parts(config, vocabulary)
+    parts |= {f"markov_head.{name}": ((f"{markov}{name}", shape),) for name, shape in shapes.items()}
     if config.confidence != "none":
         width = H + (R if config.confidence == "markov" else 0)
         parts["confidence_proj.weight"] = ((f"{confidence}.weight", (1, width)),)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
     from draftwood.compiler.drafters.eagle3.model import Eagle3Model
     from draftwood.compiler.drafters.eagle3.training import Eagle3Student
+    from draftwood.compiler.drafters.kind import Folder
     from draftwood.compiler.drafters.model import OpenedDrafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
@@ -72,8 +73,8 @@ class Eagle3Kind(Kind):
         return read_back(folder, teacher, levels or self.options["levels"].default)
 
     def exported(
-        self, opened: OpenedDrafter, layout: str, tokens: int, verifier: str
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
+    ) -> Folder:
         from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
         from draftwood.compiler.drafters.eagle3.export import exported
 

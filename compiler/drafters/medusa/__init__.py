@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LlamaForCausalLM
 
+    from draftwood.compiler.drafters.kind import Folder
     from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
     from draftwood.compiler.drafters.medusa.cost import MedusaCost
     from draftwood.compiler.drafters.medusa.model import MedusaModel
@@ -81,6 +82,15 @@ class MedusaKind(Kind):
         config = opened.config
         student = MedusaStudent(teacher, config.heads, config.blocks, not config.tied)
         return student, {f"model.{name}": opened.weight(name) for name in opened.names()}
+
+    def exported(
+        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
+    ) -> Folder:
+        from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+        from draftwood.compiler.drafters.medusa.export import exported
+
+        assert isinstance(opened.checkpoint, MedusaCheckpoint)
+        return exported(opened.checkpoint, teacher, layout, verifier)
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> MedusaCost | None:
         from draftwood.compiler.drafters.medusa.cost import MedusaCost

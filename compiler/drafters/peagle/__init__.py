@@ -11,6 +11,7 @@ import msgspec
 from draftwood.compiler.drafters.kind import Kind
 
 if TYPE_CHECKING:
+    from draftwood.compiler.drafters.kind import Folder
     from draftwood.compiler.drafters.model import OpenedDrafter
     from draftwood.compiler.drafters.peagle.cost import PEagleCost
     from draftwood.compiler.drafters.peagle.model import PEagleModel
@@ -44,6 +45,15 @@ class PEagleKind(Kind):
         from draftwood.compiler.drafters.peagle.model import PEagleModel
 
         return PEagleModel(msgspec.convert(config, PEagleConfig))
+
+    def exported(
+        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
+    ) -> Folder:
+        from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
+        from draftwood.compiler.drafters.peagle.export import exported
+
+        assert isinstance(opened.checkpoint, CachedCheckpoint)
+        return exported(opened.checkpoint, layout, tokens, verifier)
 
     def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> PEagleCost | None:
         from draftwood.compiler.drafters.peagle.cost import PEagleCost

@@ -1,0 +1,78 @@
+"""A DSpark drafter in the layout of those who serve it: speculators (vLLM) and DeepSpec (vLLM and SGLang)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
+from draftwood.compiler.drafters.common.export import layout_named, network, refuse
+from draftwood.compiler.drafters.dflash.export import check_block, ends, qwen3_fields, speculators, vocabulary_of
+from draftwood.compiler.drafters.dspark.checkpoint import dspark_parts
+from draftwood.compiler.drafters.dspark.config import DEEPSPEC, DSparkConfig
+from draftwood.compiler.drafters.kind import Folder
+
+Opened = CachedCheckpoint[DSparkConfig]
+_W2 = "markov_head.markov_w2.weight"
+# DeepSpec's class wants the field, and reads it in training alone; this is its own value.
+_ANCHORS = 512
+
+
+def exported(opened: Opened, layout: str, tokens: int | None, verifier: str) -> Folder:
+    """The drafter in a layout; where it says so, to draft so many ``tokens`` a pass for the teacher of this name.
+
+    Raises:
+        RequestError: the layout is not known, or has no form of what the drafter has.
+    """
+    write = layout_named(LAYOUTS, layout, "DSpark")
+    check_block(opened, layout)
+    return write(opened, tokens, verifier)
+
+
+def _speculators(opened: Opened, tokens: int | None, verifier: str) -> Folder:
+    own = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **_heads(opened.config)}
+    folder = speculators(opened, own, dspark_parts, tokens, verifier)
+    return folder._replace(tensors=_ascending(opened, folder.tensors))
+
+
+def _deepspec(opened: Opened, tokens: int | None, verifier: str) -> Folder:
+    config = opened.config
+    absent = {
+        "a part of the vocabulary": config.mapped,
+        "a first draft by a mask token's row": not config.from_root,
+    }
+    refuse("deepspec", absent, "export to speculators")
+    fields = {
+        "architectures": [DEEPSPEC],
+        **qwen3_fields(opened),
+        "num_target_layers": opened.teacher.config.layers,
+        "block_size": config.rows,
+        "mask_token_id": config.mask_token,
+        # -1 is what leaves the embedding.
+        "target_layer_ids": [layer - 1 for layer in config.aux_layers],
+        "num_anchors": _ANCHORS,
+        **_heads(config),
+    }
+    return Folder(fields, network(opened, dspark_parts(config, vocabulary_of(config))) | ends(opened))
+
+
+LAYOUTS: Mapping[str, Callable[[Opened, int | None, str], Folder]] = {
+    "speculators": _speculators,
+    "deepspec": _deepspec,
+}
+
+
+def _heads(config: DSparkConfig) -> dict[str, Any]:
+    return {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_head,
+        "enable_confidence_head": config.confidence != "none",
+        "confidence_head_with_markov": config.confidence == "markov",
+    }
+
+
+def _ascending(opened: Opened, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the rows of the bias in ascending order of the teacher's ids, as those of the output matrix are."""
+    return tensors | {_W2: tensors[_W2][opened.ids.argsort()].contiguous()}
