@@ -155,11 +155,11 @@ def test_bench_reports_a_difference_that_is_no_tie(
 
 def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Path) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    done: dict = {}
-    contexts = bench_command.turn_prompts(engine, read_prompts(prompts), done)
+    answers: dict = {}
+    contexts = bench_command.turn_prompts(engine, read_prompts(prompts), answers)
     _, first = next(contexts)
     result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), Policies(engine.bundle, "plain"))
-    done["a"] = result
+    answers["a"] = result.token_ids
     _, second = next(contexts)
     text = engine.bundle.tokenizer
     assert text is not None and text.decode(result.token_ids) in text.decode(second)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -67,14 +67,14 @@ def bench(
     """Runs every turn both ways; see the report's keys in ``_report``."""
     turns: list[Turn] = []
     differences: list[tuple[Prompt, list[int], Result, Result]] = []
-    done: dict[str, Result] = {}
+    answers: dict[str, Sequence[int]] = {}
     noise = Noise()
     _warm_up(engine, prompts[0], options, (plain, speculative))
-    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, done)):
+    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, answers)):
         order = (plain, speculative) if number % 2 else (speculative, plain)
         results = {id(policy): _decode(engine, ids, options, policy) for policy in order}
         (base, _), (fast, accepted) = results[id(plain)], results[id(speculative)]
-        done[prompt.conversation] = base
+        answers[prompt.conversation] = base.token_ids
         turns.append(_turn(prompt, base, fast, accepted))
         if not turns[-1].equal:
             differences.append((prompt, ids, base, fast))
@@ -89,16 +89,17 @@ def bench(
 
 
 def turn_prompts(
-    engine: StagedEngine, prompts: list[Prompt], done: dict[str, Result]
+    engine: StagedEngine, prompts: list[Prompt], answers: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[Prompt, list[int]]]:
-    """Token ids of every turn; a later turn of a conversation carries the earlier ones and their answers."""
+    """Token ids of every turn; a later turn of a conversation carries the earlier ones and their answers, the last of
+    which is looked up by the conversation's name."""
     tokenizer = engine.bundle.tokenizer
     assert tokenizer is not None
     history: dict[str, list[dict[str, str]]] = {}
     for prompt in prompts:
         messages = history.setdefault(prompt.conversation, [])
-        if prompt.conversation in done:
-            messages.append({"role": "assistant", "content": tokenizer.decode(done[prompt.conversation].token_ids)})
+        if prompt.conversation in answers:
+            messages.append({"role": "assistant", "content": tokenizer.decode(answers[prompt.conversation])})
         messages.append({"role": "user", "content": prompt.text})
         joined = "\n".join(message["content"] for message in messages)
         yield prompt, tokenizer.chat(messages) if tokenizer.has_chat else tokenizer.encode(joined)

@@ -9,7 +9,7 @@ the teacher's text with ``--model``.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
@@ -34,12 +34,12 @@ def count_traffic(
 
     A turn that is counted already is answered again, for later turns build on it, but not counted twice.
     """
-    done: dict[str, Result] = {}
+    answers: dict[str, Sequence[int]] = {}
     policy = policy_for(engine.bundle, widest_gear(engine.bundle))
-    for prompt, ids in turn_prompts(engine, prompts, done):
+    for prompt, ids in turn_prompts(engine, prompts, answers):
         trace = Trace()
         result = Decoding(engine, ids, options, policy, trace).run()
-        done[prompt.conversation] = result
+        answers[prompt.conversation] = result.token_ids
         name = _name(engine.bundle, prompt, options)
         if name not in calibration.sources:
             drafted = [event for event in trace.events if event.kind == "verify"]
