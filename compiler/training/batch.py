@@ -38,6 +38,8 @@ class Batch:
     last_BSH: Tensor
     # Its states entering the aux layers, low to high, [B, S, F].
     aux_BSF: Tensor
+    # The temperature that a text was drawn at, float32 [B].
+    temperature_B: Tensor
 
     def pick(self, states_BSH: Tensor) -> Tensor:
         """The rows of the contexts' own slots, [N, H]."""
@@ -60,6 +62,10 @@ class Batch:
             inside_BC = self.slot_BC + 2 + level < self.length_B[:, None]
             found.append(torch.where(inside_BC, self.ahead(2 + level), NONE)[self.there_BC])
         return torch.stack(found, 1)
+
+    def temperatures(self) -> Tensor:
+        """That of each context's text, float32 [N]."""
+        return self.temperature_B[self.there_BC.nonzero()[:, 0]]
 
     def places(self, levels: int) -> Tensor:
         """Where, among B * S rows, the teacher's state lies that predicts the same token, int64 [N, I]."""

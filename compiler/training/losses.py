@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 # Rows whose logits are held at a time: on a CPU they should stay in its cache.
 _CHUNK = {"cpu": 128, "cuda": 8192}
+# The scale s of the error in a score softmax(z / s), about what measurements find best (docs/sampling.md).
+SHARPNESS = 0.8
 
 
 class Target(Protocol):
@@ -55,15 +57,21 @@ class Distribution:
     # The teacher's ids of the draft vocabulary, int64 [V]; None for all of them.
     ids_V: Tensor | None
 
-    def against(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-        # Several levels are up to one state; its distribution is computed once.
+    def teacher(self, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The teacher's logits, [U, V], which of them a row is up to, [R], and whether it counts, bool [R] (None: yes).
+
+        Several levels are up to one state; its logits are computed once.
+        """
         place_U, which_R = self.place_R[rows_R].unique_consecutive(return_inverse=True)
         teacher_UV = F.linear(self.last_PH[place_U], self.output_TH)
-        known_R = None
-        if self.ids_V is not None:
-            best_U1 = teacher_UV.max(-1, keepdim=True).values
-            teacher_UV = teacher_UV[:, self.ids_V]
-            known_R = (teacher_UV.max(-1, keepdim=True).values >= best_U1)[which_R, 0]
+        if self.ids_V is None:
+            return teacher_UV, which_R, None
+        best_U1 = teacher_UV.max(-1, keepdim=True).values
+        teacher_UV = teacher_UV[:, self.ids_V]
+        return teacher_UV, which_R, (teacher_UV.max(-1, keepdim=True).values >= best_U1)[which_R, 0]
+
+    def against(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+        teacher_UV, which_R, known_R = self.teacher(rows_R)
         wanted_RV = teacher_UV.softmax(-1)[which_R]
         share_RV = logits_RV.softmax(-1)
         # log of the softmax's sum, from the greatest logit and its share.
@@ -71,6 +79,55 @@ class Distribution:
         loss_R = log_sum_R - (wanted_RV * logits_RV).sum(-1, dtype=torch.float32)
         slope_RV = share_RV.sub_(wanted_RV)
         return (loss_R, slope_RV) if known_R is None else (loss_R * known_R, slope_RV * known_R[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the teacher draws at a temperature, with noise that the drafter shares; its distribution where it is greedy.
+
+    Each row has noise of its own, new at every look: what is learnt is the order under any noise (docs/sampling.md).
+    """
+
+    distribution: Distribution
+    # Of each row, float32 [R]; 0 where it is greedy.
+    temperature_R: Tensor
+    # Standard Gumbel numbers, float32 [L], more than V of them: a row takes V in a row from a place of its own.
+    gumbel_L: Tensor
+    generator: torch.Generator
+
+    def against(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+        sampled_R = self.temperature_R[rows_R] > 0
+        if not sampled_R.any():
+            return self.distribution.against(logits_RV, rows_R)
+        if sampled_R.all():
+            return self._drawn(logits_RV, rows_R)
+        loss_R, slope_RV = torch.zeros(len(rows_R), device=logits_RV.device), torch.empty_like(logits_RV)
+        for chosen_R, target in ((sampled_R, self._drawn), (~sampled_R, self.distribution.against)):
+            loss_R[chosen_R], slope_RV[chosen_R] = target(logits_RV[chosen_R], rows_R[chosen_R])
+        return loss_R, slope_RV
+
+    def _drawn(self, logits_RV: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+        teacher_UV, which_R, known_R = self.distribution.teacher(rows_R)
+        noise_RV = self.temperature_R[rows_R, None] * self._gumbel(*logits_RV.shape)
+        drawn_R1 = (noise_RV + teacher_UV[which_R]).max(-1, keepdim=True).indices
+        share_RV = ((noise_RV + logits_RV) / SHARPNESS).softmax(-1)
+        hit_R1 = share_RV.gather(1, drawn_R1)
+        # Times s, so that a slope is as steep as that of greedy text.
+        loss_R = -SHARPNESS * hit_R1[:, 0].clamp(min=1e-30).log()
+        slope_RV = share_RV.scatter_(1, drawn_R1, hit_R1 - 1).to(logits_RV.dtype)
+        return (loss_R, slope_RV) if known_R is None else (loss_R * known_R, slope_RV * known_R[:, None])
+
+    def _gumbel(self, rows: int, vocabulary: int) -> Tensor:
+        places = len(self.gumbel_L) - vocabulary
+        at_R = torch.randint(places, (rows,), generator=self.generator, device=self.gumbel_L.device)
+        return self.gumbel_L.unfold(0, vocabulary, 1)[at_R]
+
+
+def drawn(distribution: Distribution, temperature_R: Tensor, vocabulary: int, seed: int) -> Drawn:
+    """``Drawn`` with noise of a seed, for V ids."""
+    generator = torch.Generator(temperature_R.device).manual_seed(seed)
+    gumbel_L = -torch.empty(64 * vocabulary, device=temperature_R.device).exponential_(generator=generator).log()
+    return Drawn(distribution, temperature_R, gumbel_L, generator)
 
 
 class HeadLoss(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.training.batch import NONE, Batch
-from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
+from draftwood.compiler.training.losses import Distribution, HeadLoss, Target, Written, drawn
 from draftwood.compiler.training.precision import autocast, compute_dtype
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Student(nn.Module):
 
     # In a step the cross-entropy looks at the ids of its texts and so many others; None for the whole vocabulary.
     negatives: int | None = None
+    # On sampled text the cross-entropy is with the teacher's draw under noise that the drafter shares.
+    shared_noise = False
     # Weight of level i's loss is this to the power i: the choice of both Medusa-1 and EAGLE-3.
     DECAY = 0.8
 
@@ -105,7 +107,10 @@ class Student(nn.Module):
         if self.negatives is not None:
             ids = self._columns(batch)
             teacher_TH, output_VH = teacher_TH[ids], output_VH[ids]
-        target = Distribution(last_PH, teacher_TH, place_R, self.ids_V)
+        target: Target = Distribution(last_PH, teacher_TH, place_R, self.ids_V)
+        if self.shared_noise:
+            temperature_R = batch.temperatures().repeat_interleave(self.levels)[rows_R]
+            target = drawn(target, temperature_R, len(output_VH), seed=int(batch.ids_BS.sum()))
         loss, loss_R = HeadLoss.apply(
             features_NIH.flatten(0, 1)[rows_R].to(output_VH.dtype), output_VH, weight_NI.flatten()[rows_R], target,
             place_R.argsort(stable=True),

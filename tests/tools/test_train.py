@@ -33,11 +33,13 @@ from draftwood.compiler.training import student
 from draftwood.compiler.training.precision import autocast
 from draftwood.compiler.training.student import Student
 from draftwood.errors import CheckpointError, RequestError
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.commands import train as command
 from draftwood.tools.training import rank_paths, states, vocabulary_sizes
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.rank_paths import count_paths, counted_texts
+from draftwood.tools.training.shared_noise import SharedNoise
 from draftwood.tools.training.states import States
 from draftwood.tools.training.students import begin, go_on, load
 from draftwood.tools.training.texts import INDEX, Distilled
@@ -161,6 +163,32 @@ def test_a_cell_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: 
     count = (batch.targets(3) != -100).sum(0)
     alone = loaded.loss(batch, count)[1]["alone"] / count
     assert alone[0] == 0 and alone[1:].min() > 0.9 * np.log(VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
+def test_shared_noise_changes_what_sampled_text_teaches(folder: Path, kind: str) -> None:
+    model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
+    heat = texts.index_W["temperature"]
+    found = {}
+    for shared in (False, True):
+        torch.manual_seed(3)
+        drafter = begin(
+            kind, kind_named(kind).complete({**AUX[kind], "levels": 2, "shared_noise": shared}), model, None
+        )
+        states = States(model, texts, drafter.aux)
+        for name, chosen in (("greedy", heat == 0), ("sampled", heat > 0)):
+            batch = states.batch(chosen.nonzero()[0][:8])
+            found[name, shared] = drafter.loss(batch, (batch.targets(2) != -100).sum(0))[1]["nats"]
+    assert torch.equal(found["greedy", False], found["greedy", True])
+    assert not torch.allclose(found["sampled", False], found["sampled", True], rtol=0.01)
+
+
+def test_a_factor_is_of_the_noise_alone(folder: Path) -> None:
+    model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
+    batch = States(model, texts, (1,)).batch(np.array([0, 1]))
+    samplings = [Sampling(), Sampling(temperature=0.8, seed=3)]
+    whole, half = (SharedNoise(batch, samplings, None, VOCABULARY, factor)(1, slice(20)) for factor in (1.0, 0.5))
+    assert torch.equal(half, whole / 2) and whole[-1].abs().min() > 0 and not whole[0].any()
 
 
 def moved_student(folder: Path, kind: str, options: dict) -> tuple[LlamaForCausalLM, Student]:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.training.losses import Distribution, HeadLoss, Written
+from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, Written, drawn
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -120,6 +120,14 @@ def test_distillation_resumes_shard_by_shard(teacher: Path, distilled: Path, tmp
     assert ((new == 12) | texts.ended()).all() and texts.index_W["length"].sum() == len(texts.tokens_N)
     with pytest.raises(RequestError, match="seed"):
         distill(teacher, ROWS, tmp_path / "again", **{**DISTILL, "seed": 4})
+    with pytest.raises(RequestError, match="temperatures"):
+        distill(teacher, ROWS, tmp_path / "again", **DISTILL, temperatures=(1.0,))
+
+
+def test_texts_take_the_temperatures_in_turn(teacher: Path, tmp_path: Path) -> None:
+    distill(teacher, ROWS, tmp_path, **{**DISTILL, "rows": 40, "new_tokens": 2}, temperatures=(0.0, 0.5, 1.0))
+    index = Distilled.open(tmp_path).index_W
+    assert index["temperature"].tolist() == [0.0, 0.5, 1.0] * 13 + [0.0]
 
 
 def test_texts_of_another_teacher_are_refused(distilled: Path) -> None:
@@ -214,6 +222,42 @@ def test_head_loss_equals_autograd(kind: str) -> None:
     torch.testing.assert_close(each, plain.detach().float(), rtol=1e-4, atol=1e-5)
     for got, expected in zip(leaves, exact, strict=True):
         torch.testing.assert_close(got.grad, expected.grad.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_draw_is_learnt_under_the_noise_it_was_drawn_with() -> None:
+    """Rows of sampled text: s times the cross-entropy of softmax((q + T G) / s) with argmax(p + T G)."""
+    torch.manual_seed(1)
+    rows, vocabulary = 60, 50
+    features, output, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(vocabulary, 8), torch.rand(rows)
+    last, place = torch.randn(rows, 8), torch.arange(rows)
+    temperature = torch.tensor([0.0, 0.8, 1.0]).repeat(rows // 3)
+    target = drawn(Distribution(last, output, place, None), temperature, vocabulary, seed=5)
+    before = target.generator.get_state()
+    noise = torch.zeros(rows, vocabulary)
+    noise[temperature > 0] = target._gumbel(int((temperature > 0).sum()), vocabulary)
+    target.generator.set_state(before)
+    loss, each = HeadLoss.apply(features, output, weight, target, place)
+    loss.backward()
+    exact = features.detach().clone().requires_grad_(True)
+    noise *= temperature[:, None]
+    height = (exact @ output.T + noise) / SHARPNESS
+    sampled = SHARPNESS * F.cross_entropy(height, (last @ output.T + noise).argmax(-1), reduction="none")
+    alone = -((last @ output.T).softmax(-1) * (exact @ output.T).log_softmax(-1)).sum(-1)
+    plain = torch.where(temperature > 0, sampled, alone)
+    (plain * weight).sum().backward()
+    torch.testing.assert_close(each, plain.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(features.grad, exact.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_training_noise_is_standard_gumbel() -> None:
+    """Mean and variance of 640 000 numbers, within six standard deviations of the two estimates."""
+    torch.manual_seed(0)
+    target = drawn(
+        Distribution(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1), None), torch.ones(1), 10_000, seed=2
+    )
+    count = len(target.gumbel_L)
+    assert count == 640_000 and abs(float(target.gumbel_L.mean()) - 0.57722) < 6 * 1.2825 / count**0.5
+    assert abs(float(target.gumbel_L.var()) - np.pi**2 / 6) < 6 * np.pi**2 / 6 * (4.4 / count) ** 0.5
 
 
 def test_paths_equal_a_naive_count() -> None:

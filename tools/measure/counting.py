@@ -103,11 +103,11 @@ def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor 
         yield job
 
 
-def count(job: Job, coupled: bool = True) -> bytes:
+def count(job: Job, factor: float = 1.0) -> bytes:
     """One job's statistics, as ``Calibration.to_bytes`` writes them.
 
-    Sampled text's candidates are ranked as an engine's: with the noise that the teacher drew with, unless ``coupled``
-    is False, which is there for comparison.
+    Sampled text's candidates are ranked as an engine's: with the noise that the teacher drew with. Other factors of it
+    are there for comparison, 0 for none.
     """
     hide_torch_npu()
     from draftwood.compiler.training.batch import NONE, Batch
@@ -127,9 +127,9 @@ def count(job: Job, coupled: bool = True) -> bytes:
 
     def noise_of(text_B: np.ndarray, batch: Batch) -> SharedNoise:
         samplings = [sampling_of(job, turns[number]) for number in text_B]
-        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocab_size)
+        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocab_size, factor)
 
-    shared = noise_of if job.temperature and coupled else None
+    shared = noise_of if job.temperature and factor else None
     for text_B, batch, features_NIH, ranks_NI in ranks_of(drafter, states, every_W, CANDIDATES, shared):
         noise = shared(text_B, batch) if shared else None
         confidence_N = drafter.confidence(features_NIH, noise).tolist()

@@ -27,9 +27,13 @@ ROWS = (4, 8, 16)
 
 
 def measure(
-    prompts: Sequence[Prompt], teacher: str, drafters: Sequence[str], temperature: float, new: int, levels: int
-) -> list[dict[str, Any]]:
-    """A record for each drafter: contexts, and the accept length of the best trees by rows, the bonus counted."""
+    prompts: Sequence[Prompt], teacher: str, drafters: Sequence[str], temperature: float, new: int, levels: int,
+    factor: float = 1.0,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A record for each drafter: the accept length of the best trees by rows, the bonus counted.
+
+    ``factor`` is of the noise that drafters are given.
+    """
     from draftwood.tools.measure.counting import count, jobs
 
     found = []
@@ -39,8 +43,8 @@ def measure(
             prompts, resolve(teacher), resolve(drafter), temperatures=(temperature,), max_new_tokens=new, seed=0,
             levels=levels, size=len(prompts),
         )  # fmt: skip
-        for name, coupled in (("alone", False), ("coupled", True)):
-            paths = Calibration.from_bytes(count(job, coupled)).rank_paths()
+        for name, given in (("alone", 0.0), ("coupled", factor)):
+            paths = Calibration.from_bytes(count(job, given)).rank_paths()
             trees = {rows: paths.best_tree(rows - 1) for rows in ROWS}
             record[name] = {rows: round(paths.expected_accept_length(tree), 3) for rows, tree in trees.items()}
         found.append(record)
@@ -66,16 +70,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--temperature", default="0.8", metavar="T[,T...]")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens an answer at most")
     parser.add_argument("--levels", type=int, default=5, metavar="D", help="how deep an EAGLE-3 layer is followed")
+    parser.add_argument("--factor", type=float, default=1.0, metavar="F", help="of the noise in the draft (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     args = parser.parse_args(arguments)
-    if min(args.max_new_tokens, args.levels) < 1:
-        raise RequestError("--max-new-tokens, --levels: expected 1 or more of each")
+    if min(args.max_new_tokens, args.levels) < 1 or not 0 < args.factor < float("inf"):
+        raise RequestError("--max-new-tokens, --levels: expected 1 or more of each, and of --factor a positive number")
     hide_torch_npu()
     prompts = read_prompts(args.prompts, args.limit)
     found = [
         record
         for temperature in parse_temperatures(args.temperature)
-        for record in measure(prompts, args.model, args.drafter, temperature, args.max_new_tokens, args.levels)
+        for record in measure(
+            prompts, args.model, args.drafter, temperature, args.max_new_tokens, args.levels, args.factor
+        )
     ]
     print(json.dumps(found) if args.json else "\n".join(map(line, found)))
     return 0

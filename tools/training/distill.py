@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.commands.calibrate import parse_temperatures
 from draftwood.tools.script import refusing
 from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher
@@ -30,7 +32,7 @@ from draftwood.tools.training.texts import INDEX
 
 # B rows of a batch, N new tokens
 
-# Every second text is greedy, the others are sampled: the two uses a drafter must serve.
+# By default every second text is greedy, the others are sampled: the two uses a drafter must serve.
 TEMPERATURES = (0.0, 0.8)
 # Tokens of a text row that serve as its prompt, and the longest chat prompt that is used.
 TEXT_PROMPT, LONGEST_PROMPT = 48, 384
@@ -68,9 +70,10 @@ class Prompts:
 
 def write_shard(
     model: LlamaForCausalLM, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
-    new_tokens: int, batch: int,
+    new_tokens: int, batch: int, temperatures: Sequence[float],
 ) -> int:  # fmt: skip
     """Generates texts ``shard * rows`` and on, and writes tokens and index; returns the tokens generated."""
+    heat_of = partial(_heat, temperatures)
     numbers = range(shard * rows, (shard + 1) * rows)
     made = {number: prompt for number in numbers if (prompt := prompts(number))}
     texts: dict[int, list[int]] = {}
@@ -92,9 +95,9 @@ def write_shard(
     return int((index["length"] - index["prompt"]).sum())
 
 
-def heat_of(number: int) -> float:
+def _heat(temperatures: Sequence[float], number: int) -> float:
     """The temperature of a text by its number."""
-    return TEMPERATURES[number % len(TEMPERATURES)]
+    return temperatures[number % len(temperatures)]
 
 
 def text_seed(seed: int, number: int) -> int:
@@ -111,7 +114,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 def distill(
     teacher: Path, corpus: Sequence[Row], out: Path, *, rows: int, new_tokens: int = 160, batch: int = 128,
-    seed: int = 0, shard_rows: int = SHARD_ROWS,
+    seed: int = 0, shard_rows: int = SHARD_ROWS, temperatures: Sequence[float] = TEMPERATURES,
 ) -> None:  # fmt: skip
     """Writes the shards that are missing for ``rows`` texts (rounded up to whole shards) to ``out``.
 
@@ -126,6 +129,7 @@ def distill(
     settings = {
         "teacher": checkpoint.digest(), "corpus_rows": len(corpus), "new_tokens": new_tokens, "batch": batch,
         "seed": seed, "shard_rows": shard_rows, "ends": list(checkpoint.config.eos),
+        "temperatures": list(temperatures),
     }  # fmt: skip
     _check_settings(out, settings)
     prompts = Prompts(corpus, Tokenizer.load(teacher), checkpoint.config.bos, seed)
@@ -135,7 +139,9 @@ def distill(
             continue
         # bf16 weights: twice as fast as float32, and text that a bf16 teacher would write as well.
         model = model or load_teacher(teacher, torch.bfloat16)
-        total += write_shard(model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch)
+        total += write_shard(
+            model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures
+        )
         rate = round(total / (time.monotonic() - began))
         record = {"shard": shard, "texts": (shard + 1) * shard_rows, "new_tokens": total, "tokens_per_s": rate}
         with (out / "log.jsonl").open("a") as log:
@@ -166,12 +172,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to whole shards of 1024")
     parser.add_argument("--new-tokens", type=int, default=160, help="tokens a text at most")
     parser.add_argument("--batch", type=int, default=128, help="texts written at a time")
+    parser.add_argument(
+        "--temperature", default="0,0.8", metavar="T[,T...]", help="of the texts in turn (default: 0,0.8)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     rows = [*read_folder(args.data, tuple(args.sources.split(","))), *stdlib_rows()]
     distill(
         args.teacher, [row for row in rows if not held_out(row)], args.out, rows=args.rows,
-        new_tokens=args.new_tokens, batch=args.batch, seed=args.seed,
+        new_tokens=args.new_tokens, batch=args.batch, seed=args.seed, temperatures=parse_temperatures(args.temperature),
     )  # fmt: skip
     return 0
 

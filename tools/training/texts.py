@@ -89,7 +89,9 @@ def batch_of(texts: Distilled, text_B: np.ndarray, last_BSH: Tensor, aux_BSF: Te
     slot_BC = np.minimum(index_B["prompt"][:, None] - 1 + count, index_B["length"][:, None] - 1)
     arrays = (padded(texts, text_B), index_B["length"], slot_BC)
     ids_BS, length_B, slot_BC = (torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)
-    return Batch(ids_BS, length_B, slot_BC, torch.from_numpy(count < span_B[:, None]).to(device), last_BSH, aux_BSF)
+    there_BC = torch.from_numpy(count < span_B[:, None]).to(device)
+    temperature_B = torch.from_numpy(index_B["temperature"].copy()).to(device)
+    return Batch(ids_BS, length_B, slot_BC, there_BC, last_BSH, aux_BSF, temperature_B)
 
 
 def padded(texts: Distilled, text_B: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from draftwood.compiler.drafters.common.options import AUX_LAYERS, DRAFT_VOCABULARY
+from draftwood.compiler.drafters.common.options import AUX_LAYERS, DRAFT_VOCABULARY, SHARED_NOISE
 from draftwood.compiler.drafters.kind import Kind, Option
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Eagle3Kind(Kind):
         "levels": Option(help="steps of the training-time test (7)", default=7, least=1),
         "aux_layers": AUX_LAYERS,
         "draft_vocab": DRAFT_VOCABULARY,
+        "shared_noise": SHARED_NOISE,
         "own_output": Option(help="train an output matrix, do not share the teacher's", default=False, read=None),
     }
     cost_sizes = "[:VOCABULARY]"

@@ -140,7 +140,9 @@ def attend(
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
     """A student of the chosen levels, states and output matrix; its layer is as large as the teacher's."""
     sizes, aux = teacher_sizes(teacher), aux_layers(options, teacher)
-    return Eagle3Student(teacher, sizes, options["levels"], aux, ids_V, options["own_output"])
+    student = Eagle3Student(teacher, sizes, options["levels"], aux, ids_V, options["own_output"])
+    student.shared_noise = options["shared_noise"]
+    return student
 
 
 def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int) -> tuple[Eagle3Student, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from draftwood.compiler.drafters.common.options import AUX_LAYERS, DRAFT_VOCABULARY, NEGATIVES
+from draftwood.compiler.drafters.common.options import AUX_LAYERS, DRAFT_VOCABULARY, NEGATIVES, SHARED_NOISE
 from draftwood.compiler.drafters.kind import Kind, Option
 from draftwood.errors import RequestError
 
@@ -40,6 +40,7 @@ class FastEagleKind(Kind):
         "cell": Option(help="tell levels their parent's token by a cell of N units (no cell)", value="N", least=1),
         "shortlist": Option(help="tokens of each level that the cell ranks (128)", default=128, value="N", least=1),
         "negatives": NEGATIVES,
+        "shared_noise": SHARED_NOISE,
         "heads": Option(help="query heads of a layer (the teacher's)", value="N"),
         "kv_heads": Option(help="key/value heads of a layer (the teacher's)", value="N"),
         "intermediate": Option(help="MLP width of a layer (the teacher's)", value="N"),

@@ -27,7 +27,7 @@ def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor |
     if options["cell"]:
         kind, own = CellStudent, own | {name: options[name] for name in ("cell", "shortlist")}
     student = kind(teacher, sizes, options["levels"], aux, ids_V, **own)
-    student.negatives = options["negatives"]
+    student.negatives, student.shared_noise = options["negatives"], options["shared_noise"]
     return student
 
 
