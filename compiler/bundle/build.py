@@ -63,6 +63,7 @@ def _lower(
         mode=request.weights,
         held=sources.teacher.entries,
         soc=request.soc,
+        hints=request.hints,
         ranks=request.ranks if target.splits else 1,
         progress=progress,
     )

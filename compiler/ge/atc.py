@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-# As Ascend/pytorch spells them (torch_npu/csrc/core/npu/NpuVariables.cpp): A2, then A3.
-SOC_VERSIONS = (
-    *("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"),
+# As Ascend/pytorch spells them (torch_npu/csrc/core/npu/NpuVariables.cpp).
+A2_VERSIONS = ("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1")
+A3_VERSIONS = (
     *("Ascend910_9391", "Ascend910_9392", "Ascend910_9381", "Ascend910_9382"),
     *("Ascend910_9372", "Ascend910_9362", "Ascend910_9363"),
 )
+SOC_VERSIONS = A2_VERSIONS + A3_VERSIONS
 DEFAULT_SOC = "Ascend910B3"
 
 

@@ -46,6 +46,10 @@ HELD = (*SOURCES, "Const", "FileConstant", "NetOutput")
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity")
 
 
+# Nodes that bring a weight nearer and give nothing.
+PREFETCHES = ("Cmo",)
+
+
 # Operators whose results lie where an operand does.
 REFERENCES = ("ApplyRotaryPosEmb", "ScatterNdUpdate", "Scatter", "Assign")
 
@@ -145,8 +149,8 @@ class Graph:
     @property
     def kernels(self) -> list[Node]:
         """Nodes for which a kernel runs on a device."""
-        free = self.laid_out()
-        return [node for node in self.nodes.values() if node.type not in (*HELD, *VIEWS) and node.name not in free]
+        free, still = self.laid_out(), (*HELD, *VIEWS, *PREFETCHES)
+        return [node for node in self.nodes.values() if node.type not in still and node.name not in free]
 
     def laid_out(self) -> set[str]:
         """Joins of rows for which GE runs nothing, because it has their inputs made behind each other.

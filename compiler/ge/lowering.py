@@ -18,7 +18,7 @@ from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
 from draftwood.compiler.steps.step import Step
 from draftwood.errors import LoweringError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import GraphSignature, Hints
 
 # torchair's attributes for its own online runtime; they describe inputs that a lowered graph no longer has.
 _RUNTIME_ATTRIBUTES = ("_input_placements", "_output_dtypes", "_executor_type")
@@ -35,11 +35,12 @@ _PROTO_TYPES = {
     torch.bool: "DT_BOOL",
 }
 
-
+# Of a graph that says nothing beside what it computes.
+NONE = Hints()
 _GE_NUMBERS = {dtype: number for number, dtype in GE_TYPES.items()}
 
 
-def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> bytes:
+def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex, hints: Hints = NONE) -> bytes:
     """The bytes of the step's ``.air`` file: a ``ge.proto.ModelDef`` with one graph.
 
     Inputs are named and numbered as the signature lists them; aliased outputs become writes into RefData inputs and
@@ -53,7 +54,7 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
     numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
     placeholder = {name: key for key, name in inputs.items()}
     written = {placeholder[cache]: numbers[output] for output, cache in signature.aliases.items()}
-    graph = convert(program, written, signature.name)
+    graph = convert(program, written, signature.name, hints)
     for op in graph.op:
         if op.type == "Data" and op.name in constants:
             name = constants[op.name]

@@ -26,7 +26,7 @@ from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, bundle_wholes, required_set
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
-from draftwood.manifest import GraphSignature, Manifest, TensorSignature
+from draftwood.manifest import GraphSignature, Hints, Manifest, TensorSignature
 
 
 class TorchairExecutor:
@@ -39,6 +39,7 @@ class TorchairExecutor:
         graphs = required_set(folder, manifest, "ge")
         self.folder, self.manifest = folder, manifest
         self.device, self.eagerly = device_of(device), eagerly
+        self.hints = graphs.hints
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
         self.decoder = modules[0].to(self.device)
@@ -71,7 +72,8 @@ class TorchairExecutor:
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled for the device."""
-        step = InPlaceStep(self._made.get(signature.name) or rebuild(signature, self.decoder), self.device)
+        made = self._made.get(signature.name) or rebuild(signature, self.decoder)
+        step = InPlaceStep(made, self.device, self.hints)
         step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
         return step
 
@@ -87,10 +89,10 @@ class InPlaceStep(nn.Module):
     that the graph compiled for the device is the one that was proved.
     """
 
-    def __init__(self, step: Step, device: torch.device) -> None:
+    def __init__(self, step: Step, device: torch.device, hints: Hints) -> None:
         super().__init__()
         program = trace(step, device)
-        self.graph = decomposed(program)
+        self.graph = decomposed(program, hints)
         self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
         for name, value in zip(self.held, _held(program, self.graph), strict=True):
             self.register_buffer(name, value, persistent=False)

@@ -83,7 +83,7 @@ class GeTarget(Target):
         for step in steps:
             lowering.progress(f"npu {step.signature.name}")
             with group_of(lowering.ranks):
-                graph, operators = _lower(lowering.folder, step, index, mode)
+                graph, operators = _lower(lowering, step, index, mode)
             graphs.append(graph)
             used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
@@ -99,6 +99,7 @@ class GeTarget(Target):
                 soc=lowering.soc,
                 graphs=tuple(graphs),
                 needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
+                hints=lowering.hints,
             )
             for rank, folder in enumerate(_write(lowering, index))
         )
@@ -166,13 +167,15 @@ def _write_weights(path: Path, entries: Sequence[WeightEntry], index: WeightInde
             reads[name]()
 
 
-def _lower(folder: Path, step: Step, index: WeightIndex, mode: FakeTensorMode) -> tuple[m.GraphSignature, set[str]]:
+def _lower(
+    lowering: Lowering, step: Step, index: WeightIndex, mode: FakeTensorMode
+) -> tuple[m.GraphSignature, set[str]]:
     """The step's signature with its file, and the operators of its graph."""
     signature = step.signature
     with mode:
         program = trace(step)
-    air = folder / FOLDER / f"{signature.name}.air"
-    air.write_bytes(lower_to_ge(step, program, index))
+    air = lowering.folder / FOLDER / f"{signature.name}.air"
+    air.write_bytes(lower_to_ge(step, program, index, lowering.hints))
     graph = Graph.load(air)
     prove_in_place(graph, signature)
     errors = [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"]

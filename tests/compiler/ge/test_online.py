@@ -4,6 +4,7 @@ import copy
 import hashlib
 import importlib
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,12 +13,16 @@ import torch
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.ge.graph import Graph
-from draftwood.compiler.ge.lowering import drop_dead, fold_constants
+from draftwood.compiler.ge.graph import PREFETCHES, Graph
+from draftwood.compiler.ge.hints import SUPER_KERNEL
+from draftwood.compiler.ge.lowering import drop_dead, fold_constants, lower_to_ge
 from draftwood.compiler.ge.online import TorchairExecutor, compile_cache
-from draftwood.compiler.ge.torchair_bridge import device_of
+from draftwood.compiler.ge.torchair_bridge import device_of, ge_ir
+from draftwood.compiler.ge.weights import read_index
+from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import DTYPES
-from draftwood.manifest import GraphSignature
+from draftwood.compiler.steps.tracing import trace
+from draftwood.manifest import GraphSignature, Hints
 from draftwood.runtime.bundle import Bundle
 from draftwood.trees import Topology
 
@@ -76,35 +81,74 @@ def canonical(graph: Graph) -> tuple[list[str], int]:
         elif node.type == "Const":
             text = str(node.attributes["value"].tolist())
         else:
-            own = {k: v for k, v in sorted(node.attributes.items()) if not k.startswith("_")}
+            own = {k: v for k, v in sorted(node.attributes.items()) if not k.startswith("_") or k == SUPER_KERNEL}
             text = f"{node.type} {own} {inputs}"
         names[node.name] = hashlib.sha256(text.encode()).hexdigest()
     ends = [names[e.node] for e in graph.output.operands if e is not None]
     writes = [names[node.name] for node in graph.nodes.values() if node.type == "ScatterNdUpdate"]
-    return ends + writes, len(graph.kernels)
+    fetches = [node for node in graph.nodes.values() if node.type in PREFETCHES]
+    waits = [[names[e.node] for e in node.inputs if e is not None and e.output < 0] for node in fetches]
+    return ends + writes + [f"{names[node.name]} {wait}" for node, wait in zip(fetches, waits, strict=True)], len(
+        graph.kernels
+    )
 
 
-def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Node by node; GE folds constants on a device, as lowering has done already."""
-    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
-    module = importlib.import_module("torchair.npu_fx_compiler")
-    converted: list = []
-    run = module._NpuGraphConverter.run
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list:
+    """What torchair has converted on the route of a device, one GE graph after the other."""
+    graphs: list = []
+    converter = importlib.import_module("torchair.npu_fx_compiler")._NpuGraphConverter
+    run = converter.run
 
     def noting(self: object, *inputs: object, **options: object) -> object:
-        converted.append(run(self, *inputs, **options))
-        return converted[-1]
+        graphs.append(run(self, *inputs, **options))
+        return graphs[-1]
 
-    monkeypatch.setattr(module._NpuGraphConverter, "run", noting)
+    monkeypatch.setattr(converter, "run", noting)
+    return graphs
+
+
+def online(converted: list) -> Graph:
+    """The last of them, with what GE folds and drops on a device folded and dropped."""
+    graph = copy.deepcopy(converted[-1].graph._proto)
+    fold_constants(graph)
+    drop_dead(graph)
+    return Graph.of(graph)
+
+
+def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle, converted: list) -> None:
+    """Node by node; GE folds constants on a device, as lowering has done already."""
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
     for graph in graphs(bundle):
         executor.compiled(graph).compiled(*given(graph))
-        online = copy.deepcopy(converted[-1].graph._proto)
-        fold_constants(online)
-        drop_dead(online)
         proved = Graph.load(bundle.folder / graph.file)
-        assert canonical(Graph.of(online)) == canonical(proved), graph.name
+        assert canonical(online(converted)) == canonical(proved), graph.name
         moved = any(spec.name == "branch" for spec in graph.inputs)
-        assert Graph.of(online).counts().get("Transpose", 0) == moved, "nothing but moved rows is turned around"
+        assert online(converted).counts().get("Transpose", 0) == moved, "nothing but moved rows is turned around"
+
+
+def test_weights_have_fixed_addresses_and_nothing_else(bundle: Bundle, converted: list) -> None:
+    """A text has caches of its own: with their addresses fixed the next text would read those of the first."""
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
+    graph = next(graph for graph in graphs(bundle) if graph.kind == "verify")
+    executor.compiled(graph).compiled(*given(graph))
+    kinds = Counter(info.value_type.name for info in converted[-1].graph.named_inputs_info.values())
+    counts = Graph.load(bundle.folder / graph.file).counts()
+    assert kinds == {"PARAMETER": counts["FileConstant"], "TENSOR": len(graph.inputs)}
+
+
+@pytest.mark.parametrize("hints", [Hints(prefetch=10_000), Hints(super_kernels=True)])
+def test_a_device_is_told_what_the_proved_graph_says(bundle: Bundle, converted: list, hints: Hints) -> None:
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
+    executor.hints = hints
+    graph = next(graph for graph in graphs(bundle) if graph.kind == "verify")
+    executor.compiled(graph).compiled(*given(graph))
+    step = rebuild(graph, executor.decoder)
+    air = lower_to_ge(step, trace(step), read_index(bundle.folder / "npu/weights.json"), hints)
+    proved = Graph.of(ge_ir().ModelDef.FromString(air).graph[0])
+    assert canonical(online(converted)) == canonical(proved)
+    plain = canonical(Graph.load(bundle.folder / graph.file))
+    assert canonical(proved) != plain and canonical(proved)[1] == plain[1], "hints are no kernels"
 
 
 def test_the_engine_loads_torch_npu_itself(monkeypatch: pytest.MonkeyPatch) -> None:
