@@ -24,6 +24,7 @@ _FIA_DOCUMENT = "op-plugin docs/zh/custom_APIs/torch_npu/torch_npu-npu_fused_inf
 _MASK_CHECKER = "ops-transformer 9.1.0 attention/fused_infer_attention_score/op_host/checkers/mask_checker.cpp"
 _MASK_REFERENCE = "ops-transformer tests/st/aclnnFusedInferAttentionScoreV4/executor_aclnnFusedInferAttentionScoreV4.py"
 _TILING = "ops-transformer 9.1.0 attention/common/op_host/arch22/fia_tiling_nonquant.cpp"
+_LAYOUTS = "GE, docs/en/design/features/external_weight.md: a FileConstant's bytes are taken as they lie in its file"
 _IGNORED_MASK = "vllm-project/vllm-ascend issue 15503"
 
 
@@ -61,7 +62,16 @@ def check_constraints(graph: Graph, shapes: Shapes) -> list[Finding]:
             attention = _attention(node, shapes)
             for rule in _RULES:
                 findings += rule(attention, graph)
-    return [*findings, *_operators(graph, shapes), *_run_time_values(graph)]
+    return [*findings, *_operators(graph, shapes), *_layouts(graph), *_run_time_values(graph)]
+
+
+def _layouts(graph: Graph) -> Iterator[Finding]:
+    """Everything lies row by row, as checkpoints and the weights file have it; GE chooses other layouts itself."""
+    for node in graph.nodes.values():
+        for declared in (*node.input_types, *node.output_types):
+            if declared.layout != "ND":
+                message = f"{declared.name} is declared {declared.layout}, but its bytes lie row by row; expected ND"
+                yield Finding("error", node.name, "layout in memory", message, _LAYOUTS)
 
 
 def _operators(graph: Graph, shapes: Shapes) -> Iterator[Finding]:

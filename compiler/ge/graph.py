@@ -64,8 +64,8 @@ class Edge(NamedTuple):
 class Declared(NamedTuple):
     """What an operator says of one input or output.
 
-    ``shape`` is None where GE infers it; ``source``, ``operator`` and ``number`` name the node of the traced program
-    and which of its values it is, where torchair has noted it.
+    ``shape`` is None where GE infers it; ``layout`` is how it lies in memory, ND row by row. ``source``, ``operator``
+    and ``number`` name the node of the traced program and which of its values it is, where torchair has noted it.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Declared(NamedTuple):
     source: str = ""
     operator: str = ""
     number: int = 0
+    layout: str = "ND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def _declared(desc: Any) -> Declared:
     noted = desc.attr["_fx_tensor_name"].s.decode() if "_fx_tensor_name" in desc.attr else ""
     source, _, rest = noted.partition("-")
     operator, _, number = rest.partition(".OUTPUT.")
-    return Declared(desc.name, DTYPES.get(kind), shape, source, operator, int(number or 0))
+    return Declared(desc.name, DTYPES.get(kind), shape, source, operator, int(number or 0), desc.layout or "ND")
 
 
 def _value(attr: Any) -> Any:

@@ -95,7 +95,8 @@ class InPlaceStep(nn.Module):
         self.graph = decomposed(program, hints)
         self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
         for name, value in zip(self.held, _held(program, self.graph), strict=True):
-            self.register_buffer(name, value, persistent=False)
+            # A parameter, rotary tables as well: torchair fixes the addresses of no other input.
+            self.register_parameter(name, nn.Parameter(value, requires_grad=False))
         names = [spec.name for spec in step.signature.inputs]
         self.written = [
             (number, names.index(step.signature.aliases[spec.name]))

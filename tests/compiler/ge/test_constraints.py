@@ -122,3 +122,12 @@ def test_row_tiles_are_warned_of(lowered: Any) -> None:
     query = shaped("query", HALF, 1, 16, 8, 16)(wide, known)
     key = shaped("key0", HALF, 1, 8192, 2, 16)(wide, query)
     assert any(f.rule == "row tiles" and "2 tiles of 32" in f.message for f in check_constraints(wide, key))
+
+
+def test_a_weight_that_is_declared_in_another_layout_than_its_bytes(lowered: Any) -> None:
+    graph = lowered.graphs[NAME]
+    weight = next(n for n in graph.nodes.values() if n.type == "FileConstant")
+    turned = replace(weight, output_types=(weight.output_types[0]._replace(layout="FRACTAL_NZ"),))
+    odd = replace(graph, nodes=graph.nodes | {weight.name: turned})
+    (finding,) = (f for f in check_constraints(odd, shapes(graph)) if f.level == "error")
+    assert (finding.node, finding.rule) == (weight.name, "layout in memory") and "FRACTAL_NZ" in finding.message

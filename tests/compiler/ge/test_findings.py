@@ -1,0 +1,83 @@
+"""What an audit of the NPU's graphs found, and the test that fails without the repair of each."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+GE, ACL = "compiler/ge/test_", "runtime/engines/acl/test_"
+# Finding -> tests, "file:name" each.
+FINDINGS = {
+    "F1 tensors made without a device fail the first trace on one": (
+        "compiler/test_devices.py:test_every_step_runs_on_another_device",
+        "compiler/test_devices.py:test_no_step_makes_a_tensor_without_a_device",
+    ),
+    "F2 RotaryMul got three dimensions, and only the attention had rules": (
+        f"{GE}operator_rules.py:test_broken_rules",
+        f"{GE}operator_rules.py:test_every_lowered_operator_has_a_rule",
+        f"{GE}operator_rules.py:test_an_operator_without_a_rule_is_a_finding",
+    ),
+    "F3 steps of one code object deleted each other's compiled graph": (
+        f"{GE}online.py:test_every_step_keeps_its_compiled_graph",
+    ),
+    "F4 .om files had no runner, and each its own weights": (
+        f"{ACL}decoding.py:test_the_tokens_are_those_of_the_interpreter",
+        f"{ACL}decoding.py:test_weights_lie_on_the_device_once",
+        f"{ACL}decoding.py:test_a_step_allocates_nothing",
+        f"{ACL}contract.py:test_a_fault_in_the_engine_is_found",
+    ),
+    "F5 the least CANN was not said": (
+        f"{GE}target.py:test_a_bundle_for_the_npu_alone",
+        "test_versions.py:test_the_newest_feature_decides",
+    ),
+    "F5 torch_npu was never imported": (f"{GE}online.py:test_the_engine_loads_torch_npu_itself",),
+    "the graph of a device was not the one that was proved": (
+        f"{GE}online.py:test_the_graph_of_a_device_is_the_one_that_was_proved",
+        f"{GE}online.py:test_a_device_is_told_what_the_proved_graph_says",
+    ),
+    "S1 gathers where views do": (f"{GE}kernels.py:test_a_layer_is_12_kernels_and_turns_nothing_around",),
+    "S2 caches head by head: Transposes, many small rows": (
+        f"{GE}kernels.py:test_every_cache_is_written_once_by_whole_rows",
+        f"{GE}kernels.py:test_new_rows_join_moved_ones_without_a_kernel",
+        f"{GE}kernels.py:test_torchairs_own_protobuf_counts_the_same",
+    ),
+    "S3 the latency model listed fewer kernels than the graph": (
+        f"{GE}kernels.py:test_the_latency_model_lists_what_the_graph_lists",
+    ),
+    "S4 logits went to the host at every step": (
+        f"{GE}whole.py:test_less_than_four_kilobytes_cross",
+        "tools/test_npu.py:test_inspect_shows_every_graph",
+    ),
+    "S5 which addresses are fixed": (f"{GE}online.py:test_weights_have_fixed_addresses_and_nothing_else",),
+    "the attention may depend on no value of the host": (
+        f"{GE}constraints.py:test_a_baked_length",
+        f"{GE}constraints.py:test_a_value_that_does_not_follow_its_input",
+    ),
+    "bf16 ReduceLogSumExp has no kernel and is widened": (f"{GE}operators.py:test_log_sum_exp_rounds_once",),
+    "TopK leaves the order of ties open: what is drafted decides no token, and a draw in doubt is the host's": (
+        "runtime/speculation/test_lossless.py:test_every_tree_of_up_to_five_nodes_gives_the_plain_text",
+        "compiler/test_accept.py:test_a_sure_draw_is_the_hosts",
+    ),
+    "weights lie row by row, not NZ": (
+        f"{GE}constraints.py:test_a_weight_that_is_declared_in_another_layout_than_its_bytes",
+    ),
+    "converters put copies before ApplyRotaryPosEmb": (
+        f"{GE}kernels.py:test_keys_that_are_normed_are_joined_by_a_kernel",
+        f"{GE}operator_rules.py:test_a_value_that_is_written_over_has_one_reader",
+    ),
+    "W8A8 left a Transpose": (f"{GE}quantised.py:test_graphs_hold_whole_numbers_and_turn_nothing_around",),
+    "collectives lower offline, but not for ATC": (
+        "tools/test_ranks.py:test_two_ranks_interpreted_together_decode_one_text",
+        f"{GE}lockstep.py:test_rules_of_collectives",
+    ),
+    "prefetch lowers to Cmo": (f"{GE}hints.py:test_each_product_fetches_the_weight_of_the_next",),
+}
+
+
+@pytest.mark.parametrize("finding", FINDINGS)
+def test_each_finding_has_its_tests(finding: str) -> None:
+    for place in FINDINGS[finding]:
+        file, _, name = place.partition(":")
+        tree = ast.parse((TESTS / file).read_text())
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, place
