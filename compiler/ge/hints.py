@@ -17,6 +17,8 @@ from torch.export.graph_signature import InputKind
 
 from draftwood.manifest import Hints
 
+# Of a graph that says nothing beside what it computes.
+NONE = Hints()
 # The attribute that names the kernel which GE is to make of all nodes that have the same there.
 SUPER_KERNEL = "_super_kernel_scope"
 # Products whose second operand is a weight.

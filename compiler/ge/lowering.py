@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
+from draftwood.compiler.ge.hints import NONE
 from draftwood.compiler.ge.operators import OPERATORS, Call
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
@@ -35,8 +36,6 @@ _PROTO_TYPES = {
     torch.bool: "DT_BOOL",
 }
 
-# Of a graph that says nothing beside what it computes.
-NONE = Hints()
 _GE_NUMBERS = {dtype: number for number, dtype in GE_TYPES.items()}
 
 

@@ -29,7 +29,7 @@ from torch.export import ExportedProgram
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
 from draftwood.compiler.ge.converters import register_converters
 from draftwood.compiler.ge.forms import join_transposes, npu_forms
-from draftwood.compiler.ge.hints import give_hints
+from draftwood.compiler.ge.hints import NONE, give_hints
 from draftwood.compiler.ge.rounding import round_inside
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
@@ -54,7 +54,7 @@ def ge_ir() -> Any:
     return module
 
 
-def convert(program: ExportedProgram, written: Mapping[str, int], step: str, hints: Hints) -> Any:
+def convert(program: ExportedProgram, written: Mapping[str, int], step: str, hints: Hints = NONE) -> Any:
     """The GE graph (``GraphDef``) of an exported step, as torchair's compiler makes it before it compiles.
 
     Args:
@@ -127,7 +127,7 @@ def _named(method: Any, name: str) -> Any:
     return MethodType(FunctionType(code, function.__globals__, name, closure=function.__closure__), method.__self__)
 
 
-def decomposed(program: ExportedProgram, hints: Hints) -> fx.GraphModule:
+def decomposed(program: ExportedProgram, hints: Hints = NONE) -> fx.GraphModule:
     """The step in the operators that are converted, with hints; its nodes have the names that a GE graph's values
     refer to."""
     torchair = _torchair()
