@@ -95,7 +95,7 @@ def bitwise_bundle(size: str, drafter: str, work: Path, say: Callable[[str], Non
 
 def quantised_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
     """The pair with a planned tree, its teacher in W8A8, calibrated with the built-in prompts."""
-    from draftwood.tools.measure.w8a8 import quantised
+    from draftwood.tools.measure.w8a8_pairs import quantised
     from draftwood.tools.prompts import BUILT_IN
 
     trees = one_tree(drafter)

@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file for llama.cpp, every matrix in one of its formats (package gguf)."""
+"""A Llama checkpoint as a GGUF file, every matrix in one of llama.cpp's formats (package gguf)."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
     file.add_rope_freq_base(config.rope_theta)
     file.add_layer_norm_rms_eps(config.rms_norm_eps)
     file.add_vocab_size(config.vocabulary)
+    file.add_file_type(gguf.LlamaFileType[f"MOSTLY_{form}"])
     file.add_tokenizer_model("none")
     for name in teacher.entries:
         value = _value(teacher, name)

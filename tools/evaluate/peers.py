@@ -9,23 +9,27 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.speculation.sampling import Sampling
 
+if TYPE_CHECKING:
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+
 # Ids of a prompt and how many tokens at most; the new tokens, greedy, the end token counted.
 Generate = Callable[[Sequence[int], int], Sequence[int]]
 # Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
 Open = Callable[[Path, Path, int], Generate]
+LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
 
 
-def ours(engine: Engine, policies: Policies, ids: Sequence[int], count: int) -> Sequence[int]:
+def ours(engine: Engine, policies: Policies, ids: Sequence[int], count: int, temperature: float = 0.0) -> Sequence[int]:
     """Our own program as a `Generate`, with engine and policies given."""
-    options = Options(max_new_tokens=count, sampling=Sampling())
-    return Decoding(engine, ids, options, policies.new(True)).run().token_ids
+    options = Options(max_new_tokens=count, sampling=Sampling(temperature=temperature))
+    return Decoding(engine, ids, options, policies.new(options.sampling.greedy)).run().token_ids
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
@@ -53,7 +57,7 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
 
 def prompt_lookup(model: Path, work: Path, threads: int) -> Generate:
     """Transformers' speculation without a drafter: n-grams of the text so far."""
-    return transformers_generate(model, work, threads, prompt_lookup_num_tokens=8)
+    return transformers_generate(model, work, threads, prompt_lookup_num_tokens=LOOKED_UP)
 
 
 def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
@@ -89,12 +93,7 @@ def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.tools.evaluate.gguf_file import write_gguf
-
-    teacher, path = Checkpoint.open(model), work / f"{model.name}-{form}.gguf"
-    if not path.exists():
-        write_gguf(teacher, path, form)
+    teacher, path = _gguf(model, work, form)
     # Row by row below 64 rows with flash attention: slower where rows are verified.
     opened = llama_cpp.Llama(
         str(path),
@@ -102,7 +101,7 @@ def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False
         n_threads=threads,
         n_threads_batch=threads,
         flash_attn=False,
-        draft_model=LlamaPromptLookupDecoding(num_pred_tokens=8) if lookup else None,
+        draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKED_UP) if lookup else None,
         verbose=False,
     )
 
@@ -116,6 +115,56 @@ def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False
         return found
 
     return generate
+
+
+def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = False) -> Generate:
+    """OpenVINO GenAI on the matrices of a GGUF file; ``lookup`` is its speculation from n-grams of the text."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    teacher, path = _gguf(model, work, form)
+    # It wants a tokenizer to open, and is given ids.
+    words = convert_tokenizer(
+        PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json")), with_detokenizer=True
+    )
+    folder = work / f"{model.name}-openvino"
+    for name, part in zip(("tokenizer", "detokenizer"), words, strict=True):
+        openvino.save_model(part, folder / f"openvino_{name}.xml")
+    # Else a prompt that comes twice is not computed again.
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    given = {"INFERENCE_NUM_THREADS": threads, "scheduler_config": scheduler}
+    opened = openvino_genai.LLMPipeline(
+        str(path), openvino_genai.Tokenizer(str(folder)), "CPU", **given, **({"prompt_lookup": True} if lookup else {})
+    )
+    asked = openvino_genai.GenerationConfig(do_sample=False, stop_token_ids=set(teacher.config.eos))
+    asked.eos_token_id = min(teacher.config.eos, default=0)
+    asked.ignore_eos = not teacher.config.eos
+    if lookup:
+        asked.num_assistant_tokens, asked.max_ngram_size = LOOKED_UP, 3
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        asked.max_new_tokens = count
+        row = np.array([list(ids)], np.int64)
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(row), openvino.Tensor(np.ones_like(row)))
+        found: list[int] = opened.generate(inputs, asked).tokens[0]
+        return found
+
+    return generate
+
+
+def _gguf(model: Path, work: Path, form: str) -> tuple[Checkpoint, Path]:
+    """The checkpoint, and its file of this format, written unless it is there."""
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.evaluate.gguf_file import write_gguf
+
+    teacher, path = Checkpoint.open(model), work / f"{model.name}-{form}.gguf"
+    if not path.exists():
+        write_gguf(teacher, path, form)
+    return teacher, path
 
 
 # The builder as a program of its own: it imports transformers, which must not see a torch_npu that has no CANN.
@@ -140,9 +189,16 @@ QUANTISED_PEERS: dict[str, tuple[str, Open | None]] = {
     "llama.cpp Q8_0": ("llama_cpp", partial(llama, form="Q8_0")),
     "llama.cpp Q4_0": ("llama_cpp", partial(llama, form="Q4_0")),
     "llama.cpp Q4_0 prompt lookup": ("llama_cpp", partial(llama, form="Q4_0", lookup=True)),
-    "OpenVINO GenAI int8": ("openvino_genai", None),
+    "llama.cpp Q8_0 prompt lookup": ("llama_cpp", partial(llama, form="Q8_0", lookup=True)),
+    "OpenVINO GenAI int8": ("openvino_genai", partial(openvino, form="Q8_0")),
+    "OpenVINO GenAI int4": ("openvino_genai", partial(openvino, form="Q4_0")),
+    "OpenVINO GenAI int8 prompt lookup": ("openvino_genai", partial(openvino, form="Q8_0", lookup=True)),
 }
-INSTALL = "pip install 'draftwood[peers]'"
+# How to get a package; others are in our own extra.
+INSTALL = {
+    "llama_cpp": "pip install llama-cpp-python gguf",
+    "openvino_genai": "pip install openvino-genai gguf",
+}
 
 
 def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | str:
@@ -164,5 +220,5 @@ def why_missing(name: str) -> str:
     package, opens = (PEERS | QUANTISED_PEERS)[name]
     if opens is None:
         return "no export of the checkpoint to it yet"
-    install = "pip install llama-cpp-python gguf" if package == "llama_cpp" else INSTALL
+    install = INSTALL.get(package, "pip install 'draftwood[peers]'")
     return "" if importlib.util.find_spec(package) else f"not installed: {install}"

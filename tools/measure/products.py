@@ -3,8 +3,9 @@
     python -m draftwood.tools.measure.products [--inputs 1280] [--outputs 7168] [--matrices 8] [--json]
 
 Several matrices take turns, as the layers of a teacher do. The form that bundles have is "int8 a row": one scale of the
-activations is of one row. "int8 a tensor" has one for all rows, so a row's result depends on its neighbours, and no
-bundle can use it. Blocks are onnxruntime's MatMulNBits with integer products (accuracy level 4).
+activations is of one row; with signed rows, or unsigned weights, sums are the same and other kernels make them. "int8 a
+tensor" has one scale for all rows, so a row's result depends on its neighbours; blocks are onnxruntime's MatMulNBits
+with integer products (accuracy level 4), a scale a block. No bundle can use these two: they are other functions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from draftwood.kernels.quantised import LARGEST, LEAST
-from draftwood.runtime.engines.sessions import default_threads, pool_options
+from draftwood.runtime.engines.sessions import default_threads, pool_options, products_saturate
 from draftwood.tools.measure.machine import processor
 from draftwood.tools.script import refusing
 
@@ -32,6 +33,7 @@ PEAK_ROWS = 512
 _BLOCK, _ZERO_POINT = 32, 128
 Node: TypeAlias = onnx.NodeProto
 Values: TypeAlias = dict[str, NDArray[Any]]
+Form: TypeAlias = Callable[[int, int, np.random.Generator], tuple[list[Node], Values]]
 
 
 def _fp32(inputs: int, outputs: int, random: np.random.Generator) -> tuple[list[Node], Values]:
@@ -43,26 +45,35 @@ def _whole(inputs: int, outputs: int, random: np.random.Generator) -> NDArray[np
     return random.integers(-LARGEST, LARGEST + 1, (inputs, outputs)).astype(np.int8)
 
 
-def _a_row(inputs: int, outputs: int, random: np.random.Generator) -> tuple[list[Node], Values]:
-    """As `draftwood.kernels.quantised` writes it."""
-    values: Values = {
-        "w": _whole(inputs, outputs, random), "scale": np.full(outputs, 0.01, np.float32),
-        "least": np.array(LEAST, np.float32), "most": np.array(LARGEST, np.float32), "axis": np.array([-1]),
-        "inverse": np.array(1 / LARGEST, np.float32), "middle": np.array(_ZERO_POINT, np.float32),
-        "zero": np.array(_ZERO_POINT, np.uint8),
-    }  # fmt: skip
-    steps = [
-        ("Abs", "x", "abs"), ("ReduceMax", "abs axis", "peak"), ("Max", "peak least", "largest"),
-        ("Div", "most largest", "factor"), ("Mul", "x factor", "scaled"), ("Round", "scaled", "round"),
-        ("Add", "round middle", "moved"), ("Cast", "moved", "rows"), ("MatMulInteger", "rows w zero", "sums"),
-        ("Cast", "sums", "real"), ("Mul", "real scale", "wide"), ("Mul", "largest inverse", "row"),
-        ("Mul", "wide row", "y"),
-    ]  # fmt: skip
-    types = {"rows": TensorProto.UINT8, "real": TensorProto.FLOAT}
-    return [
-        helper.make_node(kind, given.split(), [made], **({"to": types[made]} if kind == "Cast" else {}))
-        for kind, given, made in steps
-    ], values
+def _a_row(signed: bool = False, weights: type[np.integer[Any]] = np.int8) -> Form:
+    """As `draftwood.kernels.quantised` writes it, or with ``signed`` rows, or ``weights`` around another zero."""
+
+    def made(inputs: int, outputs: int, random: np.random.Generator) -> tuple[list[Node], Values]:
+        whole = _whole(inputs, outputs, random)
+        values: Values = {
+            "w": whole if weights is np.int8 else (whole.astype(np.int16) + _ZERO_POINT).astype(weights),
+            "scale": np.full(outputs, 0.01, np.float32), "axis": np.array([-1]),
+            "least": np.array(LEAST, np.float32), "most": np.array(LARGEST, np.float32),
+            "inverse": np.array(1 / LARGEST, np.float32),
+            "middle": np.array(0 if signed else _ZERO_POINT, np.float32),
+            "zero": np.array(0, np.int8) if signed else np.array(_ZERO_POINT, np.uint8),
+            "weights_zero": np.array(0 if weights is np.int8 else _ZERO_POINT, weights),
+        }  # fmt: skip
+        steps = [
+            ("Abs", "x", "abs"), ("ReduceMax", "abs axis", "peak"), ("Max", "peak least", "largest"),
+            ("Div", "most largest", "factor"), ("Mul", "x factor", "scaled"), ("Round", "scaled", "round"),
+            ("Add", "round middle", "moved"), ("Cast", "moved", "rows"),
+            ("MatMulInteger", "rows w zero weights_zero", "sums"),
+            ("Cast", "sums", "real"), ("Mul", "real scale", "wide"), ("Mul", "largest inverse", "row"),
+            ("Mul", "wide row", "y"),
+        ]  # fmt: skip
+        types = {"rows": TensorProto.INT8 if signed else TensorProto.UINT8, "real": TensorProto.FLOAT}
+        return [
+            helper.make_node(kind, given.split(), [made], **({"to": types[made]} if kind == "Cast" else {}))
+            for kind, given, made in steps
+        ], values
+
+    return made
 
 
 def _a_tensor(inputs: int, outputs: int, random: np.random.Generator) -> tuple[list[Node], Values]:
@@ -70,7 +81,7 @@ def _a_tensor(inputs: int, outputs: int, random: np.random.Generator) -> tuple[l
     return [helper.make_node("DynamicQuantizeMatMul", ["x", "w", "scale"], ["y"], domain="com.microsoft")], values
 
 
-def _blocks(bits: int) -> Callable[[int, int, np.random.Generator], tuple[list[Node], Values]]:
+def _blocks(bits: int) -> Form:
     def made(inputs: int, outputs: int, random: np.random.Generator) -> tuple[list[Node], Values]:
         blocks = inputs // _BLOCK
         values: Values = {
@@ -84,9 +95,11 @@ def _blocks(bits: int) -> Callable[[int, int, np.random.Generator], tuple[list[N
 
 
 FORMS = {
-    "fp32": _fp32, "int8 a row": _a_row, "int8 a tensor": _a_tensor,
+    "fp32": _fp32, "int8 a row": _a_row(), "signed rows": _a_row(signed=True),
+    "unsigned weights": _a_row(weights=np.uint8), "int8 a tensor": _a_tensor,
     "int8 blocks": _blocks(8), "int4 blocks": _blocks(4),
 }  # fmt: skip
+SAME = ("int8 a row", "signed rows", "unsigned weights")  # one function
 
 
 def product(form: str, inputs: int, outputs: int, threads: int, seed: int = 0) -> ort.InferenceSession:
@@ -101,6 +114,8 @@ def product(form: str, inputs: int, outputs: int, threads: int, seed: int = 0) -
     options = pool_options(threads, spins=True)
     # Or those that wait rob the one that runs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if products_saturate():  # as a bundle's session then does
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
@@ -144,8 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
 def table(report: dict[str, Any]) -> str:
     """The report for people."""
     lines = [f"ms of a product [rows, {report['inputs']}] x [{report['inputs']}, {report['outputs']}]"]
-    lines += [f"{'rows':14}" + "".join(f"{rows:>9}" for rows in ROWS)]
-    lines += [f"{form:14}" + "".join(f"{ms:9.3f}" for ms in by.values()) for form, by in report["ms"].items()]
+    lines += [f"{'rows':16}" + "".join(f"{rows:>9}" for rows in ROWS)]
+    lines += [f"{form:16}" + "".join(f"{ms:9.3f}" for ms in by.values()) for form, by in report["ms"].items()]
     return "\n".join([*lines, f"int8 a row, {PEAK_ROWS} rows: {report['peak_gops']:.0f} Gop/s"])
 
 

@@ -14,21 +14,34 @@ NAMES = ("fp32", "w8a8", BOTH)
 
 def table(report: Mapping[str, Any]) -> str:
     """The report for people."""
-    rows = ", ".join(map(str, report["sizes"][0]["fp32"]["step_ms"]))
-    lines = [f"{'size':10} {'':9} {'plain/s':>8} {'tree/s':>8} {'equal':>9} {'ties':>4}  ms a step of {rows} rows"]
+    rows = ", ".join(map(str, report["sizes"][0]["bundles"]["fp32"]["step_ms"]))
+    columns = f"{'plain/s':>8} {'tree/s':>8} {'equal':>9} {'ties':>4} {'draft':>6}"
+    lines = [f"{'size':10} {'':9} {columns}  ms a step of {rows} rows"]
     for row in report["sizes"]:
-        for name in (name for name in NAMES if name in row):
-            one = row[name]
-            times = " ".join(f"{ms:7.2f}" for ms in one["step_ms"].values())
-            lines.append(
-                f"{row['size']:10} {name:9} {one['plain_tokens_per_s']:8.1f} {one['speculative_tokens_per_s']:8.1f}"
-                f" {one['identical']:4}/{one['turns']:<4} {one['ties']:4}  {times}"
-            )
+        lines += [
+            f"{row['size']:10} {name:9} {_texts(one)}  {_times(one['step_ms'])}" for name, one in row["bundles"].items()
+        ]
+        if row["dense"]:
+            lines += [
+                f"{row['size']:10} {f'{name}, dense':56} {_times(ms)}" for name, ms in row["dense"]["step_ms"].items()
+            ]
+            lines.append(f"{row['size']:10} a dense step of one row, fp32 over W8A8: {_range(row['dense']['one_row'])}")
         shares = " ".join(f"{100 * share:6.1f}%" for share in row["reached"].values())
-        lines.append(f"{row['size']:10} of the integer peak, {row['peak_gops']:.0f} Gop/s:".ljust(55) + shares)
+        lines.append(f"{row['size']:10} of the integer peak, {row['peak_gops']:.0f} Gop/s:".ljust(63) + shares)
         lines += [f"{row['size']:10} {what}: {_range(one)}" for what, one in row["paired"].items()]
         lines += _race_lines(row["size"], row["race"]) if row["race"] else []
     return "\n".join([*lines, f"{report['machine']['model']}, {', '.join(report['machine']['features'])}"])
+
+
+def _texts(one: Mapping[str, Any]) -> str:
+    return (
+        f"{one['plain_tokens_per_s']:8.1f} {one['speculative_tokens_per_s']:8.1f}"
+        f" {one['identical']:4}/{one['turns']:<4} {one['ties']:4} {one['draft_ms']:6.2f}"
+    )
+
+
+def _times(step_ms: Mapping[int, float]) -> str:
+    return " ".join(f"{ms:7.2f}" for ms in step_ms.values())
 
 
 def _range(one: Mapping[str, float]) -> str:
@@ -36,12 +49,12 @@ def _range(one: Mapping[str, float]) -> str:
 
 
 def _race_lines(size: str, found: Mapping[str, Any]) -> list[str]:
-    """Greedy texts, prompts counted: every program, fastest first, and who is missing."""
+    """Every program, fastest first, prompts counted; ours over the best peer; and who is missing."""
     rates = sorted(found["tokens_per_s"].items(), key=lambda pair: -pair[1])
     lines = [f"{size:10} {name:40} {rate:8.1f} tokens/s, prompt counted" for name, rate in rates]
-    if found["over_best_peer"]:
-        best = f"{found['best']} over the best CPU peer at any precision, {found['best_peer']}"
-        lines.append(f"{size:10} {best}: {_range(found['over_best_peer'])}")
+    for name, one in found["over_best_peer"].items():
+        best = f"{name} over the best CPU peer at any precision, {found['best_peer']}"
+        lines.append(f"{size:10} {best}: {_range(one)}")
     return lines + [f"{size:10} {name}: missing, {why}" for name, why in found["missing"].items()]
 
 
@@ -49,8 +62,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     """Programs by their speed, and steps by their rows over a step of one, at the last size."""
     row = report["sizes"][-1]
     raced = dict(row["race"]["tokens_per_s"]) if row["race"] else {
-        f"{name} {kind}": row[name][f"{key}_tokens_per_s"]
-        for name in NAMES for kind, key in (("plain", "plain"), ("tree", "speculative"))
+        f"{name} {kind}": one[f"{key}_tokens_per_s"]
+        for name, one in row["bundles"].items()
+        for kind, key in (("plain", "plain"), ("tree", "speculative"))
     }  # fmt: skip
     with panels(path, 2) as (bars, lines):
         names = sorted(raced, key=raced.__getitem__)
@@ -58,7 +72,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         bars.tick_params(axis="y", labelsize=6)
         bars.set(xlabel="tokens a second", title=row["size"])
         for name in NAMES[:2]:
-            ms = {int(rows): value for rows, value in row[name]["step_ms"].items()}
+            ms = {int(rows): value for rows, value in row["bundles"][name]["step_ms"].items()}
             lines.plot(list(ms), [value / ms[1] for value in ms.values()], "o-", markersize=3, label=name)
         lines.set(xlabel="rows of a step", ylabel="time over that of one row", ylim=(0, None))
         lines.legend()
