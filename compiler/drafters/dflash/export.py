@@ -44,6 +44,8 @@ def exported(opened: CachedCheckpoint[DFlashConfig], layout: str, tokens: int | 
     """
     write = layout_named(LAYOUTS, layout, "DFlash")
     check_block(opened, layout)
+    # vLLM and SGLang draft from the first mask row on, whatever config.json says.
+    refuse(layout, {"a first draft by the root's row, which no server reads": opened.config.from_root})
     return write(opened, tokens, verifier)
 
 
@@ -104,7 +106,6 @@ def _specforge(opened: CachedCheckpoint[DFlashConfig], tokens: int | None, verif
     config = opened.config
     absent = {
         "a part of the vocabulary": config.mapped,
-        "a first draft by the root's row, which SGLang does not read": config.from_root,
         "the state that enters layer 0": config.aux_layers[0] == 0,
     }
     refuse("specforge", absent, "export to speculators")

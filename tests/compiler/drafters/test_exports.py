@@ -22,7 +22,7 @@ CASES: dict[str, tuple[str, int | None, dict, tuple[str, ...]]] = {
     "peagle": ("peagle", 40, {}, ("speculators",)),
     "peagle-whole": ("peagle", 101, {}, ("speculators",)),
     "dflash": ("dflash", None, {}, ("speculators", "specforge")),
-    "dflash-cut": ("dflash", 40, {"sample_from_anchor": True}, ("speculators",)),
+    "dflash-cut": ("dflash", 40, {"sample_from_anchor": False}, ("speculators",)),
     "dspark": ("dspark", None, {"markov_head_type": "vanilla"}, ("speculators", "deepspec")),
     "dspark-gated": (
         "dspark",
@@ -143,7 +143,7 @@ def test_what_a_layout_has_no_form_of_is_refused(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"sample_from_anchor": True}, "a first draft by the root's row"),
+        ({"sample_from_anchor": True}, "a first draft by the root's row, which no server reads"),
         ({"aux_layer_ids": [2, 4, 8]}, "the last layer's state, which its readers take with or without the norm"),
         ({"aux_layer_ids": [0, 4, 6]}, "the state that enters layer 0; export to speculators"),
     ],
