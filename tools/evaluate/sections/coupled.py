@@ -52,15 +52,20 @@ def likeliest_gear(bundle: Bundle, drafter: str, sampled: bool) -> str:
     return max(fits, key=lambda gear: paths.expected_accept_length(bundle.trees[gear.tree][0])).name
 
 
-def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
-    """Plain decoding, then every drafter with and without the noise; without it also by the tree for greedy text."""
+def ways_of(lab: Lab, ask: Ask, size: str, temperature: float) -> dict[str, Way]:
+    """Plain decoding, then every drafter with and without the noise; without it also by the tree for greedy text.
+
+    Greedy text has no noise: there every drafter decodes by its tree alone.
+    """
     found: dict[str, Way] = {}
     for drafter in ask.drafters:
         one = lab.planned(size, drafter)
         found = found or {PLAIN: Way(one.engine, one.policies(PLAIN))}
         name, alone = drafter.removeprefix("demo-"), OtherNoise(one.engine, NoNoise(one.engine.bundle))
         tree, greedys = (likeliest_gear(one.engine.bundle, drafter, sampled) for sampled in (True, False))
-        found[f"{name} {COUPLED}"] = Way(one.engine, one.policies(tree))
+        found[f"{name} {COUPLED}"] = Way(one.engine, one.policies(tree if temperature else greedys))
+        if not temperature:
+            continue
         found[f"{name} {UNCOUPLED}"] = Way(alone, one.policies(tree))
         if greedys != tree:
             found[f"{name} {GREEDYS}"] = Way(alone, one.policies(greedys))
@@ -69,16 +74,16 @@ def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundles of the size, and decodes a text with each way once."""
-    place = (NAME, task.at["size"])
+    place = (NAME, task.at["size"], task.at["temperature"])
     if lab.warmed != place:
-        ways = ways_of(lab, ask, task.at["size"])
+        ways = ways_of(lab, ask, *place[1:])
         warm_up(ways, _ids(task, ask, lab, ways), asked.options_of(task, ask, lab, ignore_eos=False))
         lab.warmed = place
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The prompt with every way, once."""
-    ways = ways_of(lab, ask, task.at["size"])
+    ways = ways_of(lab, ask, task.at["size"], task.at["temperature"])
     ids, options = _ids(task, ask, lab, ways), asked.options_of(task, ask, lab, ignore_eos=False)
     found, _ = measured(ways, ids, options, 1, task.at["prompt"])
     digests = {drafter: lab.planned(task.at["size"], drafter).digest[:16] for drafter in ask.drafters}
