@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def _drafts(size: str, rows: Sequence[Row]) -> Iterator[Line]:
     for row in rows:
         found = [gear["draft_ms"] for gear in row["found"]["gears"] if gear["tree"] == chain]
         ms |= {row["at"]["drafter"].removeprefix("demo-"): one for one in found}
-    for drafter in ms.keys() - {BESIDE} if BESIDE in ms else ():
+    for drafter in _others(ms):
         yield Line(DRAFT, size, None, drafter, round(ms[drafter] / ms[BESIDE], 4), None, None, 1)
 
 
@@ -98,9 +98,14 @@ def _speeds(size: str, temperature: float, rows: Sequence[Row]) -> Iterator[Line
             drafter, _, policy = way.partition(" ")
             if policy == "adaptive":
                 seconds.setdefault(drafter, []).append(sum(median_seconds(ways[way]) for ways in told))
-    for drafter in seconds.keys() - {BESIDE} if BESIDE in seconds else ():
+    for drafter in _others(seconds):
         own = seconds[drafter]
         yield _line(SPEED, size, temperature, drafter, ratio(seconds[BESIDE], own), len(own))
+
+
+def _others(found: Mapping[str, object]) -> list[str]:
+    """The drafters that are held against EAGLE-3; none where it was not measured."""
+    return [name for name in found if name != BESIDE] if BESIDE in found else []
 
 
 def asked_suite(sizes: str | None, prompts: Sequence[str], limit: int | None = None) -> Suite:

@@ -105,11 +105,13 @@ def train(
     run = Run(out, drafter, learning_rate, settings)
     states = States(model, texts, drafter.aux, cache or distilled / "states", int(cache_gb * 1e9))
     _fill(run, states, train_W, valid_W, team)
+    saved = run.step
     for record in _steps(run, states, train_W, steps, batch, seed, log_every, team):
         if team.rank == 0:
             run.log(record)
-            if run.step % save_every == 0:
+            if run.step - saved >= save_every:
                 run.save()
+                saved = run.step
                 run.log({"step": run.step, **accuracy(drafter, states, valid_W[:_GLANCE])})
     final = _finish(run, states, valid_W) if team.rank == 0 else {}
     team.wait()
