@@ -26,7 +26,7 @@ def uniforms(ids, seed, position):
 
 
 def excess(counts):
-    """Chi-square of equally likely cells, in standard deviations above its mean; 6 are a false alarm in 1e8."""
+    """Chi-square of equally likely cells, in standard deviations above its mean; 6 are a false alarm in 7e5 at most."""
     expected, freedom = counts.mean(), counts.size - 1
     return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 

@@ -107,10 +107,11 @@ class Student(nn.Module):
         if self.negatives is not None:
             ids = self._columns(batch)
             teacher_TH, output_VH = teacher_TH[ids], output_VH[ids]
-        target: Target = Distribution(last_PH, teacher_TH, place_R, self.ids_V)
+        distribution = Distribution(last_PH, teacher_TH, place_R, self.ids_V)
+        target: Target = distribution
         if self.shared_noise:
             temperature_R = batch.temperatures().repeat_interleave(self.levels)[rows_R]
-            target = drawn(target, temperature_R, len(output_VH), seed=int(batch.ids_BS.sum()))
+            target = drawn(distribution, temperature_R, len(output_VH), seed=int(batch.ids_BS.sum()))
         loss, loss_R = HeadLoss.apply(
             features_NIH.flatten(0, 1)[rows_R].to(output_VH.dtype), output_VH, weight_NI.flatten()[rows_R], target,
             place_R.argsort(stable=True),

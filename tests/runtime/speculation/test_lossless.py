@@ -113,5 +113,5 @@ def test_texts_have_the_teachers_law(filters):
     got = np.append(seen[~rare], seen[rare].sum())
     want = np.append(exact[~rare], max(exact[rare].sum(), 1e-9)) * count
     freedom = got.size - 1
-    # Six standard deviations: a false alarm in 1e8.
+    # Six standard deviations: a false alarm in 2e6, filtered in 2e5.
     assert ((got - want) ** 2 / want).sum() < freedom + 6 * math.sqrt(2 * freedom)
