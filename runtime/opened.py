@@ -85,8 +85,9 @@ class OpenedBundle:
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
         chosen = Options.of(**options)
-        found = self._policies_of(policy).new(chosen.sampling.greedy) if isinstance(policy, str) else policy
-        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, found, trace)
+        if isinstance(policy, str):
+            policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens)
+        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace)
 
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""

@@ -21,10 +21,11 @@ from draftwood.trees.confidence import split
 from draftwood.trees.measure import visits
 from draftwood.trees.topology import Topology
 
-# Values of the ease in log-odds, and how frequent they are thought to be. Texts were found to differ by 0.1 to 0.6,
-# taken as a standard deviation (docs/policy.md); a few are thought to be far out, which forty texts cannot rule out.
-EASES = (-2.0, -0.5, 0.0, 0.5, 2.0)
-WEIGHTS = (0.03, 0.27, 0.4, 0.27, 0.03)
+# Values of the ease in log-odds, and how frequent they are thought to be: a normal distribution of standard deviation
+# 0.6, as much as texts of one kind were found to differ (docs/policy.md). Texts of another kind than was counted lie
+# one to two of them off, all on one side, so the values reach to three.
+EASES = (-1.8, -1.2, -0.6, 0.0, 0.6, 1.2, 1.8)
+WEIGHTS = (0.004, 0.054, 0.242, 0.4, 0.242, 0.054, 0.004)
 # A node that was seldom asked for is thought to be like its level's node of equal rank, and that like its rank, with
 # the weight of so many questions.
 SHRINKAGE = 8.0

@@ -19,7 +19,7 @@ from draftwood.runtime.policy.times import StepTimes
 MARGIN = 0.04
 DWELL = 3
 # Share of plain decoding's time that may go into trying whether drafting pays again; and the longest wait.
-TRY = 0.01
+TRY = 0.02
 LONGEST_WAIT = 400
 # Catching up is paid for once, and thought of as spread over so many steps.
 STAY = 8
@@ -33,12 +33,12 @@ _NONE = -1
 
 
 class Adaptive:
-    """The state of one text; ``gears`` and ``tables`` are shared and immutable."""
+    """The state of one text of at most ``max_new_tokens``; ``gears`` and ``tables`` are shared and immutable."""
 
-    def __init__(self, gears: Gears, tables: Tables) -> None:
+    def __init__(self, gears: Gears, tables: Tables, max_new_tokens: int) -> None:
         self._gears = gears
         self.estimate, self.times = Estimate(tables), StepTimes(gears.times)
-        self.bank = Bank(credit(self._hope()))
+        self.bank = Bank(credit(max_new_tokens))
         self._slots = 0
         # The gear that ran last, how many steps it has run, and the plain steps since the last draft.
         self._last, self._dwell, self._idle = _NONE, 0, 0
@@ -54,12 +54,6 @@ class Adaptive:
         if fit.plain != _NONE and self._stays_plain(fit.plain):
             return self._gears.gears[fit.plain]
         return self._gears.gears[self._fastest(length, late, fit.plain, fit.drafting)]
-
-    def _hope(self) -> float:
-        """The best gear's expected speed-up over plain decoding, before the text's first step."""
-        plain, drafting = self._gears.fitting.at(0, 0)
-        tokens, shape, us = self.estimate.tokens(), self._gears.shape, self.times.us
-        return max((tokens[shape[g]] * us(plain, 0) / us(g, 0) for g in drafting), default=1.0) if plain >= 0 else 1.0
 
     def observe(self, outcome: Outcome) -> None:
         gear = self._gears.number[outcome.gear.name]

@@ -9,20 +9,15 @@ reward known.)
 from __future__ import annotations
 
 EXTRA = 0.03
-# Plain steps that a text may be behind from the start: so many where little is hoped for, and at most.
+# Plain steps that a text may be behind from the start, as a share of the tokens that were asked for; and its bounds.
+# Less leaves a tree that pays after its first misses, more is felt where a text ends early (docs/policy.md).
+LENT = 0.04
 LEAST_CREDIT, MOST_CREDIT = 1.0, 4.0
-# Expected speed-ups between which the credit rises from one to the other.
-LITTLE, MUCH = 1.25, 1.6
 
 
-def credit(speedup: float) -> float:
-    """The credit of a text whose best gear is expected to be so much faster than plain decoding.
-
-    A text of which much is hoped may also pay for catching up on its prompt; where the odds are even, whatever is lent
-    is as likely lost.
-    """
-    hope = (speedup - LITTLE) / (MUCH - LITTLE)
-    return LEAST_CREDIT + (MOST_CREDIT - LEAST_CREDIT) * min(max(hope, 0.0), 1.0)
+def credit(max_new_tokens: int) -> float:
+    """The credit of a text of so many tokens, in plain steps: what a short text loses must be little of it."""
+    return min(max(LENT * max_new_tokens, LEAST_CREDIT), MOST_CREDIT)
 
 
 class Bank:

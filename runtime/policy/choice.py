@@ -51,19 +51,20 @@ class Policies:
         """The tables that all texts share."""
         return Gears.of(self._bundle, self._times)
 
-    def new(self, greedy: bool) -> Policy:
-        """The policy of one text, decoded greedily or sampled."""
+    def new(self, greedy: bool, max_new_tokens: int) -> Policy:
+        """The policy of one text of at most so many tokens, decoded greedily or sampled."""
         if self._gear is not None:
             return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
         if self.name == "plain":
             return FixedTree(self._bundle, PLAIN)
         tables = self.gears.greedy if greedy else self.gears.sampled
-        return Planned(self.gears, tables) if self.name == "planned" else Adaptive(self.gears, tables)
+        if self.name == "planned":
+            return Planned(self.gears, tables)
+        return Adaptive(self.gears, tables, max_new_tokens)
 
 
-def policy_for(bundle: Bundle, gear: str | None = None, plain: bool = False, greedy: bool = True) -> Policy:
-    """The policy of one text: of a gear by name, plain decoding, or the adaptive one."""
-    if gear is not None and plain:
-        raise RequestError("--gear and --plain exclude each other; give one")
-    name: PolicyName = "fixed" if gear is not None else "plain" if plain else "adaptive"
-    return Policies(bundle, name, gear).new(greedy)
+def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:
+    """The policy that always takes the tree of a gear, by its name; plain decoding without one."""
+    return (
+        FixedTree(bundle, PLAIN) if gear is None else FixedTree(bundle, bundle.gear(gear).tree, bundle.gear(gear).slots)
+    )

@@ -166,7 +166,7 @@ def test_a_toy_family_decodes_like_its_reference(registered: None, tensors: dict
     folder, _ = built(tmp_path)
     bundle, ids = Bundle.open(folder), [5, 17, 3]
     options = Options(max_new_tokens=24)
-    found = Decoding(CpuEngine(bundle), ids, options, policy_for(bundle, plain=True)).run()
+    found = Decoding(CpuEngine(bundle), ids, options, policy_for(bundle)).run()
     text = list(ids)
     for _ in range(24):
         logits = reference(tensors, text)

@@ -97,7 +97,7 @@ def test_texts_are_those_of_transformers(family: tuple[Bundle, Any]) -> None:
     assert margin > MARGIN and len(set(expected)) == TEXTS
     engine, options = CpuEngine(bundle), Options(max_new_tokens=NEW, ignore_eos=True)
     steps = {}
-    for policy in (policy_for(bundle, plain=True), policy_for(bundle, widest_gear(bundle))):
+    for policy in (policy_for(bundle), policy_for(bundle, widest_gear(bundle))):
         results = [Decoding(engine, prompt, options, policy).run() for prompt in prompts.tolist()]
         assert [result.token_ids for result in results] == expected
         steps[policy] = sum(result.steps for result in results)

@@ -132,7 +132,7 @@ def test_a_batch_of_texts_is_one_call_a_step(toy: None, tiny_bundle: Path, promp
         Options(max_new_tokens=6 + i, ignore_eos=True, sampling=Sampling(temperature=0.8 * (i % 2), seed=i))
         for i in range(10)
     ]
-    gear, plain = policy_for(engine.bundle, "ragged-kv128"), policy_for(engine.bundle, plain=True)
+    gear, plain = policy_for(engine.bundle, "ragged-kv128"), policy_for(engine.bundle)
     texts = [Decoding(engine, prompt[i:], one, gear) for i, one in enumerate(options)]
     for text in texts:
         text.start()

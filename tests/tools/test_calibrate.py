@@ -14,7 +14,7 @@ from draftwood.tools.commands.calibrate import executor_of, parse_temperatures
 from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
-from draftwood.tools.training import sampled_paths
+from draftwood.tools.training import counted_paths
 from draftwood.tools.training.visited import visited
 from draftwood.trees import RankPaths
 from draftwood.trees.calibration import Calibration
@@ -66,7 +66,7 @@ def test_what_is_counted_is_what_the_bundle_decodes(prompts: Path, work: list[Jo
     prompt = (
         text.encode("the cat sat") if not text.has_chat else text.chat([{"role": "user", "content": "the cat sat"}])
     )
-    answer = Decoding(engine, prompt, options, policy_for(engine.bundle, plain=True)).run().token_ids
+    answer = Decoding(engine, prompt, options, policy_for(engine.bundle)).run().token_ids
     contexts = counted.contexts
     assert contexts.total > 0 and contexts.depth <= 2 and contexts.width <= CANDIDATES
     whole = [*prompt, *answer]
@@ -195,16 +195,18 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     assert json.loads(capsys.readouterr().out)["added"] == 0
 
 
-def test_statistics_of_sampled_text_become_rank_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_statistics_become_rank_paths(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibration = Calibration()
     for path, times in {(0, 2): 3, (): 2, (1, 20): 1}.items():
         for _ in range(times):
-            calibration.add(path, group="text", sampled=True)
+            calibration.add(path, group="text", sampled=kind == "sampled")
     write_calibration(calibration, tmp_path / "stats.bin")
     line = [str(tmp_path / "stats.bin"), "--drafter", str(tmp_path)]
-    assert sampled_paths.main(line) == 0 and "6 contexts" in capsys.readouterr().out
-    stored = RankPaths.from_json((tmp_path / "rank_paths_sampled.json").read_text())
+    assert counted_paths.main(line) == 0 and "6 contexts" in capsys.readouterr().out
+    stored = RankPaths.from_json((tmp_path / f"rank_paths_{kind}.json").read_text())
     assert dict(stored.items()) == {(0, 2): 3, (): 2, (1,): 1}  # a tree has 16 candidates at most
-    calibration.add((0,), group="text")
+    calibration.add((0,), group="text", sampled=kind == "greedy")
     write_calibration(calibration, tmp_path / "stats.bin")
-    assert sampled_paths.main(line) == 2 and "6 of 7 contexts are of sampled text" in capsys.readouterr().err
+    assert counted_paths.main(line) == 2
+    assert f"{1 if kind == 'greedy' else 6} of 7 contexts are of sampled text" in capsys.readouterr().err

@@ -132,7 +132,7 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
     engine = GeEngine(Bundle.open(npu_bundle))
     options = Options(max_new_tokens=12, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
     prompt = [5, 9, 23, 41, 7]
-    plain = Decoding(engine, prompt, options, policy_for(engine.bundle, plain=True)).run()
+    plain = Decoding(engine, prompt, options, policy_for(engine.bundle)).run()
     tree = Decoding(engine, prompt, options, policy_for(engine.bundle, widest_gear(engine.bundle))).run()
     assert plain.token_ids == tree.token_ids
     assert tree.steps <= plain.steps

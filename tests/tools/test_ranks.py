@@ -123,7 +123,7 @@ def engine(bundle_of: Build) -> Iterator[GlooEngine]:
 
 def test_a_rank_that_dies_ends_the_others(engine: GlooEngine) -> None:
     options = Options(max_new_tokens=4, ignore_eos=True)
-    policy = policy_for(engine.bundle, plain=True)
+    policy = policy_for(engine.bundle)
     assert len(Decoding(engine, PROMPT, options, policy).run().token_ids) == 4
     victim, other = engine.executor.processes[1], engine.executor.processes[0]
     os.kill(victim.pid, signal.SIGKILL)

@@ -227,7 +227,7 @@ def test_speculation_on_transformers_takes_fewer_steps(bundle: Bundle, teacher: 
     """Or its equality with plain decoding would prove nothing."""
     engine = HfEngine(bundle, teacher)
     options = Options(max_new_tokens=40, ignore_eos=True)
-    gears = (policy_for(bundle, plain=True), policy_for(bundle, widest_gear(bundle)))
+    gears = (policy_for(bundle), policy_for(bundle, widest_gear(bundle)))
     plain, tree = (Decoding(engine, PROMPT, options, policy).run() for policy in gears)
     assert plain.token_ids == tree.token_ids and tree.steps < plain.steps == 39
 
@@ -350,7 +350,7 @@ def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher, tmp_path: Pa
             logits_BRV = output.logits_BRV + random.normal(0, 2.0, shape).astype(np.float32)
             return output._replace(logits_BRV=logits_BRV, choice_BR=logits_BRV.argmax(-1))
 
-    modes = {"plain": policy_for(bundle, plain=True), "tree": policy_for(bundle, widest_gear(bundle))}
+    modes = {"plain": policy_for(bundle), "tree": policy_for(bundle, widest_gear(bundle))}
     reference = HfEngine(bundle, teacher)
     _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes, tmp_path / "step")
     assert found and all(d.tie == (d.margin <= d.tolerance) and d.tolerance > 1 for d in found)

@@ -29,7 +29,8 @@ LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
 def ours(engine: Engine, policies: Policies, ids: Sequence[int], count: int, temperature: float = 0.0) -> Sequence[int]:
     """Our own program as a `Generate`, with engine and policies given."""
     options = Options(max_new_tokens=count, sampling=Sampling(temperature=temperature))
-    return Decoding(engine, ids, options, policies.new(options.sampling.greedy)).run().token_ids
+    policy = policies.new(options.sampling.greedy, count)
+    return Decoding(engine, ids, options, policy).run().token_ids
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:

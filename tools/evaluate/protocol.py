@@ -60,7 +60,9 @@ def measure(
 
 
 def _decode(way: Way, ids: Sequence[int], options: Options, trace: Trace | None = None) -> Result:
-    return Decoding(way.engine, ids, options, way.policies.new(options.sampling.greedy), trace).run()
+    return Decoding(
+        way.engine, ids, options, way.policies.new(options.sampling.greedy, options.max_new_tokens), trace
+    ).run()
 
 
 def warm_up(ways: Mapping[str, Way], ids: Sequence[int], options: Options) -> None:

@@ -109,7 +109,7 @@ def _decode(
     engine: StagedEngine, ids: list[int], options: Options, policies: Policies
 ) -> tuple[Result, tuple[int, ...]]:
     trace = Trace()
-    result = Decoding(engine, ids, options, policies.new(options.sampling.greedy), trace).run()
+    result = Decoding(engine, ids, options, policies.new(options.sampling.greedy, options.max_new_tokens), trace).run()
     return result, tuple(event.accepted for event in trace.events if event.kind != "prefill")
 
 

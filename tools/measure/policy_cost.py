@@ -50,7 +50,7 @@ def _nested(rows: int) -> Topology:
 
 def _round(gears: Gears, steps: int, accuracy: float) -> float:
     """The median over the steps of a text: being interrupted is not the policy's doing."""
-    policy, random = Adaptive(gears, gears.greedy), np.random.default_rng(0)
+    policy, random = Adaptive(gears, gears.greedy, steps), np.random.default_rng(0)
     depths = np.minimum(random.geometric(1 - accuracy, steps) - 1, 4).tolist() if accuracy else [0] * steps
     took = np.zeros(steps)
     for step, depth in enumerate(depths):

@@ -97,7 +97,7 @@ class Replay:
         """A policy for a text by its name, or by a gear's for always that one."""
         tables: Tables = self.gears.greedy if text.greedy else self.gears.sampled
         if name == "adaptive":
-            return Adaptive(self.gears, tables)
+            return Adaptive(self.gears, tables, len(text.events) + 1)  # the first token is the prompt's
         return Planned(self.gears, tables) if name == "planned" else _Always(self.gears, name)
 
     def run(self, policy: Policy, text: Text) -> Run:

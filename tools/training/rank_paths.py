@@ -2,11 +2,10 @@
 
     python -m draftwood.tools.training.rank_paths --teacher DIR --distilled DIR --drafter DIR [DIR ...] --png FILE
 
-Into each drafter's folder goes rank_paths_greedy.json; sampled text is compared, too, by ranks without noise, while
-what engines rank, with the noise, is counted by `calibrate` (`sampled_paths`). An EAGLE-3 layer is fed the true
-tokens and its own states, as the nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a
-token by its distance alone. All drafters are counted on the same texts, each at the contexts where a decoding with
-it would stand.
+Drafters are compared on text like what they learned from, sampled text by ranks without noise; what a drafter ships
+with is counted by `calibrate` on other prompts (`counted_paths`). An EAGLE-3 layer is fed the true tokens and its own
+states, as the nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a token by its distance
+alone. All drafters are counted on the same texts, each at the contexts where a decoding with it would stand.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ CANDIDATES = 16
 # Rows of a verify step, root counted, that the summary speaks of.
 ROWS = (4, 8, 16, 32, 64)
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
-_LARGEST_FILE = 300_000
 
 
 def counted_texts(texts: Distilled, temperature: float, contexts: int = 50_000) -> np.ndarray:
@@ -81,22 +79,6 @@ def count_paths(drafter: Student, states: States, text_W: np.ndarray, levels: in
     return result
 
 
-def compact(paths: RankPaths, largest: int = _LARGEST_FILE) -> str:
-    """JSON of at most ``largest`` characters: paths taken once are counted for their parents until it fits.
-
-    Every context stays counted; what is lost are nodes that one context visited.
-    """
-    text = paths.to_json()
-    for depth in range(max((len(path) for path, _ in paths.items()), default=0), 0, -1):
-        if len(text) <= largest:
-            break
-        shorter = RankPaths()
-        for path, count in paths.items():
-            shorter.add(path[:-1] if count == 1 and len(path) == depth else path, count)
-        paths, text = shorter, shorter.to_json()
-    return text
-
-
 def summary(paths: RankPaths, levels: int) -> dict[str, Any]:
     """What a drafter gains: shares by position, and the accept length of the best trees (bonus token counted).
 
@@ -116,7 +98,7 @@ def summary(paths: RankPaths, levels: int) -> dict[str, Any]:
 def compare(
     teacher: Path, distilled: Path, drafters: list[Path], *, contexts: int, levels: int
 ) -> dict[str, dict[str, Any]]:
-    """Counts for each drafter, writes its file of greedy text, and returns its summary by kind of text.
+    """Counts for each drafter, and returns its summary by kind of text.
 
     Args:
         levels: how deep EAGLE-3 layers draft; the other kinds know themselves. At least so many true tokens are
@@ -129,8 +111,6 @@ def compare(
         states, found[folder.name] = States(model, texts, drafter.aux), {}
         for name, temperature in TEMPERATURES.items():
             paths = count_paths(drafter, states, counted_texts(texts, temperature, contexts), deepest)
-            if not temperature:
-                (folder / f"rank_paths_{name}.json").write_text(compact(paths))
             found[folder.name][name] = summary(paths, drafter.levels)
     return found
 

@@ -87,7 +87,7 @@ def test_speculation_changes_no_token(bundle: Bundle, sampling: dict, monkeypatc
     prompt = list(range(5, 25))
     with monkeypatch.context() as patched:
         patched.setattr(GeEngine, "advance", StagedEngine.advance)
-        plain = Decoding(engine, prompt, options, policy_for(bundle, plain=True)).run()
+        plain = Decoding(engine, prompt, options, policy_for(bundle)).run()
     assert engine.acceptance.host_draws == 0
     for gear in bundle.manifest.gears:
         assert Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids == plain.token_ids

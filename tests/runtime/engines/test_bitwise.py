@@ -149,7 +149,7 @@ def test_texts(bundles: dict[str, Bundle], kind: str, temperature: float) -> Non
         for gear in bundle.manifest.gears
         if gear.draft
     ]
-    plain = Decoding(engine, prompt, options, policy_for(bundle, plain=True)).run().token_ids
+    plain = Decoding(engine, prompt, options, policy_for(bundle)).run().token_ids
     assert len(texts) >= 2 and set(texts) == {plain}
 
 

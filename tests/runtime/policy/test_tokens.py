@@ -62,7 +62,7 @@ def decoded(
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_switching_gears_at_every_step_changes_no_token(engine: Engine, prompt: list[int], sampling: Sampling) -> None:
     every, trace = {"sampling": sampling, "tokens": 1000}, Trace()  # to the end of the context
-    plain = decoded(engine, prompt, policy_for(engine.bundle, plain=True), **every)
+    plain = decoded(engine, prompt, policy_for(engine.bundle), **every)
     fuzzed = decoded(engine, prompt, Fuzzed(engine.bundle, 0), **every, trace=trace)
     assert fuzzed.token_ids == plain.token_ids
     ran = {event.gear for event in trace.events}
@@ -73,8 +73,8 @@ def test_switching_gears_at_every_step_changes_no_token(engine: Engine, prompt: 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_the_adaptive_policy_changes_no_token(engine: Engine, prompt: list[int], sampling: Sampling) -> None:
-    plain, trace = decoded(engine, prompt, policy_for(engine.bundle, plain=True), sampling), Trace()
-    policy = Policies(engine.bundle).new(sampling.greedy)
+    plain, trace = decoded(engine, prompt, policy_for(engine.bundle), sampling), Trace()
+    policy = Policies(engine.bundle).new(sampling.greedy, 128)
     adaptive = decoded(engine, prompt, policy, sampling, trace)
     assert adaptive.token_ids == plain.token_ids
     assert any(event.kind == "verify" for event in trace.events)

@@ -50,7 +50,11 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     eager = cast("EagerEngine", lab.on(opened, "eager"))
     _, prompt = lab.text(opened.engine, task.at["length"], task.at["text"])
     options = Options(max_new_tokens=ask.max_new_tokens, ignore_eos=True)
-    answer = Decoding(opened.engine, prompt, options, opened.policies(PLAIN).new(True)).run().token_ids
+    answer = (
+        Decoding(opened.engine, prompt, options, opened.policies(PLAIN).new(True, options.max_new_tokens))
+        .run()
+        .token_ids
+    )
     ids = [*prompt, *answer]
     features, ends = features_of(eager, ids), np.linspace(len(prompt) + 1, len(ids), CONTEXTS).astype(int)
     found = [[bucketed(one) for one in by_distance(eager, ids[:end], features, LEVELS)] for end in ends]

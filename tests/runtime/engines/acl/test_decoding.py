@@ -25,7 +25,7 @@ PROMPT = [5, 9, 23, 41, 7]
 
 def decoded(engine, temperature, plain=False, tokens=12):
     options = Options(max_new_tokens=tokens, sampling=Sampling(temperature=temperature, seed=3), ignore_eos=True)
-    policy = policy_for(engine.bundle, plain=True) if plain else policy_for(engine.bundle, widest_gear(engine.bundle))
+    policy = policy_for(engine.bundle) if plain else policy_for(engine.bundle, widest_gear(engine.bundle))
     return Decoding(engine, PROMPT, options, policy).run()
 
 
