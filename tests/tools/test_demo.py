@@ -29,6 +29,6 @@ def test_the_shipped_models_stay_small() -> None:
 @pytest.mark.parametrize(("drafter", "levels"), [("demo-medusa", 4), ("demo-fasteagle", 5), ("demo-eagle3", 8)])
 def test_the_counts_fit_the_drafter(temperature: float, drafter: str, levels: int) -> None:
     paths = demo.rank_paths(temperature, drafter)
-    assert paths.contexts > 5_000
+    assert paths.contexts > 2_000
     tree = paths.best_tree(15)
     assert tree.depth <= levels and 1.5 < paths.expected_accept_length(tree) < levels
