@@ -126,7 +126,7 @@ def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundl
 def test_a_planned_bundle_decodes_the_same_text(planned_bundle: Bundle, name: str) -> None:
     engine, trace = CpuEngine(planned_bundle), Trace()
     prompt, options = list(range(5, 25)), Options(max_new_tokens=300, ignore_eos=True)
-    plain = Decoding(engine, prompt, options, policy_for(planned_bundle, plain=True)).run()
+    plain = Decoding(engine, prompt, options, policy_for(planned_bundle)).run()
     policy = Policies(planned_bundle, name).new(greedy=True, max_new_tokens=128)
     text = Decoding(engine, prompt, options, policy, trace).run()
     assert text.token_ids == plain.token_ids

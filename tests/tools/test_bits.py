@@ -28,7 +28,7 @@ def test_what_is_held_is_the_plain_text(tiny_bundle: Path, temperature: float) -
     engine, sampling = BitwiseEngine(Bundle.open(tiny_bundle)), Sampling(temperature=temperature, seed=3)
     held = Held(engine, engine.bundle.gear("ragged-kv128"), sampling)
     options = Options(max_new_tokens=NEW, sampling=sampling)
-    plain = Decoding(engine, [5, 6, 7], options, policy_for(engine.bundle, plain=True)).run()
+    plain = Decoding(engine, [5, 6, 7], options, policy_for(engine.bundle)).run()
     assert held.answer([5, 6, 7], NEW) == list(plain.token_ids)
     assert (held.texts, held.tokens) == (1, len(plain.token_ids))
 

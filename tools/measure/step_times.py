@@ -220,7 +220,7 @@ def _host_seconds(engine: StagedEngine, prompt: list[int]) -> float:
     """What a step of a real text spends outside graphs: the mean of plain decoding's and the largest tree's."""
 
     options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
-    policies = [policy_for(engine.bundle, plain=True), policy_for(engine.bundle, widest_gear(engine.bundle))]
+    policies = [policy_for(engine.bundle), policy_for(engine.bundle, widest_gear(engine.bundle))]
     results = [Decoding(engine, prompt, options, policy).run() for policy in policies]
     return sum(result.decode_seconds * result.host_share / result.steps for result in results) / len(results)
 

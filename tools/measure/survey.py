@@ -31,7 +31,7 @@ def survey(engine: StagedEngine, prompt: Sequence[int], options: Options, times:
 
     bundle = engine.bundle
     wide = bundle.gear(widest_gear(bundle))
-    text = Decoding(engine, prompt, options, policy_for(bundle, plain=True))
+    text = Decoding(engine, prompt, options, policy_for(bundle))
     text.start()
     room = wide.slots - 1 - next(tree.rows for tree in bundle.manifest.trees if tree.name == wide.tree)
     drafts: list[tuple[int, Draft]] = []

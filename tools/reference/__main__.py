@@ -45,7 +45,7 @@ def measure(
 ) -> dict[str, Any]:
     """The report: ``ok``, and for every prompt its tokens and differences. Times in seconds."""
     bundle = reference.bundle
-    modes = {"plain": policy_for(bundle, plain=True), "speculative": policy_for(bundle, gear or widest_gear(bundle))}
+    modes = {"plain": policy_for(bundle), "speculative": policy_for(bundle, gear or widest_gear(bundle))}
     rows = []
     for name, ids in prompts.items():
         began = time.perf_counter()
