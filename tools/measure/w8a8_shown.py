@@ -74,5 +74,5 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         for name in NAMES[:2]:
             ms = {int(rows): value for rows, value in row["bundles"][name]["step_ms"].items()}
             lines.plot(list(ms), [value / ms[1] for value in ms.values()], "o-", markersize=3, label=name)
-        lines.set(xlabel="rows of a step", ylabel="time over that of one row", ylim=(0, None))
+        lines.set(xlabel="rows of a step", ylabel="time over that of one row", ylim=(0, None), xticks=list(ms))
         lines.legend()
