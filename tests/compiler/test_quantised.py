@@ -55,7 +55,7 @@ def drafted(
 
 def text(engine: CpuEngine, gear: str | None, sampling: Sampling, tokens: int = 40) -> tuple[int, ...]:
     options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
-    policy = policy_for(engine.bundle, gear, plain=gear is None)
+    policy = policy_for(engine.bundle, gear)
     return Decoding(engine, [3, 5, 7], options, policy).run().token_ids
 
 

@@ -71,7 +71,7 @@ def texts(engine: StagedEngine, tokens: int = 16) -> list[tuple[int, ...]]:
         options = Options(max_new_tokens=tokens, sampling=sampling, ignore_eos=True)
         for gear in engine.bundle.manifest.gears:
             name = None if gear.tree == "plain" else gear.name
-            policy = policy_for(engine.bundle, name, plain=name is None)
+            policy = policy_for(engine.bundle, name)
             found.append(Decoding(engine, PROMPT, options, policy).run().token_ids)
     return found
 

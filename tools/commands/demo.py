@@ -156,7 +156,7 @@ def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> An
         tokenizer.chat([{"role": "user", "content": prompt.text}]),
         Options(max_new_tokens=max_new_tokens),
     )
-    plain = Decoding(engine, ids, options, policy_for(engine.bundle, plain=True)).run()
+    plain = Decoding(engine, ids, options, policy_for(engine.bundle)).run()
     fast = Decoding(engine, ids, options, policy_for(engine.bundle, gear)).run()
     rates = [max(len(r.token_ids) - 1, 1) / max(r.decode_seconds, 1e-9) for r in (plain, fast)]
     return Answer(

@@ -90,8 +90,7 @@ def _text(engine: Engine, opened: Bundle, gear: str | None) -> list[int] | str:
     """The tokens, or "refused" where decoding says that it cannot."""
     options = Options(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     try:
-        policy = policy_for(opened, gear, gear is None)
-        return list(Decoding(engine, _prompt(opened), options, policy).run().token_ids)
+        return list(Decoding(engine, _prompt(opened), options, policy_for(opened, gear)).run().token_ids)
     except UserError as error:
         return "refused" if "fails as it runs" not in str(error) else f"refused: {error}"
 

@@ -68,8 +68,7 @@ def test_text_is_that_of_the_teacher(kind: str, sources: dict[str, Path], tiny_t
     assert bundle.manifest.int8 and not bundle.manifest.quantised
     engine, options = CpuEngine(bundle), Options(max_new_tokens=40, ignore_eos=True)
     texts = [
-        Decoding(engine, [3, 5, 7], options, policy_for(bundle, gear, plain=gear is None)).run().token_ids
-        for gear in (None, "chain-kv128")
+        Decoding(engine, [3, 5, 7], options, policy_for(bundle, gear)).run().token_ids for gear in (None, "chain-kv128")
     ]
     assert texts[0] == texts[1]
 
