@@ -8,8 +8,9 @@ a gear is tried every so many steps, as many as keep the price of trying at `TRY
 from __future__ import annotations
 
 from draftwood.manifest import Gear
-from draftwood.runtime.policy.bank import Bank, credit
+from draftwood.runtime.policy.bank import HOPED, Bank, credit
 from draftwood.runtime.policy.estimate import Estimate
+from draftwood.runtime.policy.fitting import Fit
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
 from draftwood.runtime.policy.prior import Tables
@@ -38,8 +39,9 @@ class Adaptive:
     def __init__(self, gears: Gears, tables: Tables, max_new_tokens: int) -> None:
         self._gears = gears
         self.estimate, self.times = Estimate(tables), StepTimes(gears.times)
-        self.bank = Bank(credit(max_new_tokens))
-        self._slots = 0
+        # Opened by the first choice, which shows how long the prompt is.
+        self.bank = Bank(0.0)
+        self._slots, self._tokens = 0, max_new_tokens
         # The gear that ran last, how many steps it has run, and the plain steps since the last draft.
         self._last, self._dwell, self._idle = _NONE, 0, 0
         # Plain steps until a gear is tried; whether the last step was worth more, in plain steps, than it took.
@@ -51,6 +53,8 @@ class Adaptive:
         fit = self._gears.fitting.at(length, self._slots)
         if not fit.drafting:
             return self._gears.gears[fit.plain] if fit.plain != _NONE else None
+        if not self.bank.credit:
+            self.bank.credit = self._credit(length, fit)
         if fit.plain != _NONE and self._stays_plain(fit.plain):
             return self._gears.gears[fit.plain]
         return self._gears.gears[self._fastest(length, late, fit.plain, fit.drafting)]
@@ -79,6 +83,15 @@ class Adaptive:
         if not self.times.table.absolute and self.times.seen(plain) < ANCHOR and self._last in (_NONE, plain):
             return True
         return self._last != _NONE and self._gears.shape[self._last] == _NONE and self._idle < self._wait
+
+    def _credit(self, length: int, fit: Fit) -> float:
+        """What the text is lent: by the tokens that it can have, and by what its gears are expected to gain."""
+        hope = HOPED
+        if self.times.table.absolute and fit.plain != _NONE:
+            tokens, shape = self.estimate.tokens(), self._gears.shape
+            plain_us = self.times.us(fit.plain, length)
+            hope = max(tokens[shape[gear]] * plain_us / self.times.us(gear, length) for gear in fit.drafting)
+        return credit(min(self._tokens, self._gears.fitting.room(length)), hope)
 
     def _fastest(self, length: int, late: int, plain: int, drafting: tuple[int, ...]) -> int:
         """The best gear that the bank allows, or the present one where no other is better by the margin."""

@@ -9,15 +9,26 @@ reward known.)
 from __future__ import annotations
 
 EXTRA = 0.03
-# Plain steps that a text may be behind from the start, as a share of the tokens that were asked for; and its bounds.
+# Plain steps that a text may be behind from the start, as a share of the tokens that it can have; and its bounds.
 # Less leaves a tree that pays after its first misses, more is felt where a text ends early (docs/policy.md).
 LENT = 0.04
 LEAST_CREDIT, MOST_CREDIT = 1.0, 4.0
+# All of it is lent where the tables promise so many times plain decoding's speed, and of less hope the least share.
+HOPED = 1.1
+LEAST_SHARE = 0.25
 
 
-def credit(max_new_tokens: int) -> float:
-    """The credit of a text of so many tokens, in plain steps: what a short text loses must be little of it."""
-    return min(max(LENT * max_new_tokens, LEAST_CREDIT), MOST_CREDIT)
+def credit(tokens: int, hope: float) -> float:
+    """The credit of a text of so many tokens, in plain steps.
+
+    What a short text loses must be little of it, and who expects to gain nothing needs to risk nothing.
+
+    Args:
+        tokens: as many as the text can have.
+        hope: the best gear's expected speed over plain decoding's.
+    """
+    share = min(max((hope - 1) / (HOPED - 1), LEAST_SHARE), 1.0)
+    return share * min(max(LENT * tokens, LEAST_CREDIT), MOST_CREDIT)
 
 
 class Bank:

@@ -39,6 +39,10 @@ class Fitting:
             found = self._found[key] = self._find(length, slots)
         return found
 
+    def room(self, length: int) -> int:
+        """Tokens that a text of ``length`` committed ones can still have, at the longest KV length."""
+        return max(self._edges, default=length) + 1 - length
+
     def _find(self, length: int, slots: int) -> Fit:
         fits = [g for g, limit in enumerate(self._limits) if length <= limit and self._slots[g] >= slots]
         plain = min((g for g in fits if self._rows[g] == 1), key=self._slots.__getitem__, default=-1)

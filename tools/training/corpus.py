@@ -60,13 +60,20 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def read_folder(folder: Path, sources: tuple[str, ...] = SHIPPABLE) -> list[Row]:
-    """Reads ``<source>.jsonl[.gz]`` for every source, in the order given."""
+    """Reads ``<source>.jsonl[.gz]`` for every source, in the order given; ``source:3`` reads its rows three times.
+
+    Raises:
+        RequestError: a file is missing, a row malformed, or a number of times no positive integer.
+    """
     rows: list[Row] = []
-    for source in sources:
+    for named in sources:
+        source, colon, times = named.partition(":")
+        if colon and not (times.isdecimal() and int(times) > 0):
+            raise RequestError(f"source {named!r}: expected NAME or NAME:TIMES, a positive integer")
         found = [p for p in (folder / f"{source}.jsonl", folder / f"{source}.jsonl.gz") if p.is_file()]
         if not found:
             raise RequestError(f"{folder}: no {source}.jsonl or {source}.jsonl.gz; name other files with --sources")
-        rows.extend(read_rows(found[0]))
+        rows.extend(list(read_rows(found[0])) * int(times or 1))
     return rows
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draftwood.planning import StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.runtime.policy.adaptive import DWELL, LONGEST_WAIT, TRY, UPPER
-from draftwood.runtime.policy.bank import EXTRA, LEAST_CREDIT, MOST_CREDIT, credit
+from draftwood.runtime.policy.bank import EXTRA, HOPED, LEAST_CREDIT, LEAST_SHARE, MOST_CREDIT, credit
 from draftwood.runtime.policy.times import time_table
 from draftwood.trees import Topology
 
@@ -198,9 +198,23 @@ def test_a_prompt_that_is_dear_to_catch_up_with_is_not_drafted_from() -> None:
     assert begins(0.0) and begins(5.0) and not begins(50.0)
 
 
-def test_the_credit_grows_with_the_tokens_that_were_asked_for() -> None:
-    assert credit(1) == credit(16) == LEAST_CREDIT and credit(100) == credit(10_000) == MOST_CREDIT
-    assert LEAST_CREDIT < credit(32) < credit(64) < MOST_CREDIT
+def test_the_credit_grows_with_the_tokens_that_a_text_can_have_and_with_what_is_hoped_for() -> None:
+    for hope in (HOPED, 2.0):
+        assert credit(1, hope) == credit(16, hope) == LEAST_CREDIT
+        assert credit(100, hope) == credit(10_000, hope) == MOST_CREDIT
+        assert LEAST_CREDIT < credit(32, hope) < credit(64, hope) < MOST_CREDIT
+    assert credit(100, 0.7) == credit(100, 1.0) == LEAST_SHARE * MOST_CREDIT
+    assert credit(100, 1.0) < credit(100, 1.05) < credit(100, HOPED)
+
+
+def test_a_text_is_lent_by_the_room_behind_its_prompt() -> None:
+    gears = gears_of(TREES, US)
+    policies = [Adaptive(gears, gears.greedy, TOKENS) for _ in range(2)]
+    longest = max(gear.slots for gear in gears.gears)
+    for policy, length in zip(policies, (100, longest - 40), strict=True):
+        policy.choose(length)
+    wide, narrow = (policy.bank.credit for policy in policies)
+    assert narrow < wide == MOST_CREDIT
 
 
 @pytest.mark.parametrize("tokens", [16, 64, 200])
@@ -211,7 +225,7 @@ def test_a_short_text_is_lent_less(tokens: int) -> None:
     while sum(one.gained for one in outcomes) < tokens:
         outcomes.append(played(policy, gears, (0,) * 6 if len(outcomes) < 2 else (), US))
     spent, gained = sum(US[one.gear.name] for one in outcomes), sum(one.gained for one in outcomes)
-    assert spent / US["plain"] <= (1 + EXTRA) * gained + credit(tokens)
+    assert spent / US["plain"] <= (1 + EXTRA) * gained + credit(tokens, HOPED)
 
 
 def test_a_text_of_little_hope_begins_plainly() -> None:
