@@ -165,7 +165,7 @@ def test_a_cell_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: 
     assert alone[0] == 0 and alone[1:].min() > 0.9 * np.log(VOCABULARY)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
+@pytest.mark.parametrize("kind", ["eagle3", "fasteagle", "medusa"])
 def test_shared_noise_changes_what_sampled_text_teaches(folder: Path, kind: str) -> None:
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     heat = texts.index_W["temperature"]
@@ -179,8 +179,15 @@ def test_shared_noise_changes_what_sampled_text_teaches(folder: Path, kind: str)
         for name, chosen in (("greedy", heat == 0), ("sampled", heat > 0)):
             batch = states.batch(chosen.nonzero()[0][:8])
             found[name, shared] = drafter.loss(batch, (batch.targets(2) != -100).sum(0))[1]["nats"]
-    assert torch.equal(found["greedy", False], found["greedy", True])
+    # Medusa's heads learn the token that was written, and with shared noise the distribution that it is the best of.
+    assert kind == "medusa" or torch.equal(found["greedy", False], found["greedy", True])
     assert not torch.allclose(found["sampled", False], found["sampled", True], rtol=0.01)
+
+
+def test_heads_with_a_matrix_of_their_own_share_no_noise(folder: Path) -> None:
+    asked = kind_named("medusa").complete({"shared_noise": True, "own_output": True})
+    with pytest.raises(RequestError, match="drop one"):
+        begin("medusa", asked, load_teacher(folder / "noise"), None)
 
 
 def test_a_factor_is_of_the_noise_alone(folder: Path) -> None:

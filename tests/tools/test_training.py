@@ -84,6 +84,15 @@ def test_missing_source_is_named(tmp_path: Path) -> None:
         read_folder(tmp_path, ("books",))
 
 
+def test_a_source_is_weighed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x"}\n')
+    (tmp_path / "b.jsonl").write_text('{"id": "b", "text": "y"}\n')
+    assert [row["id"] for row in read_folder(tmp_path, ("a:3", "b"))] == ["a", "a", "a", "b"]
+    for times in ("0", "", "-1", "two"):
+        with pytest.raises(RequestError, match="NAME:TIMES"):
+            read_folder(tmp_path, (f"a:{times}",))
+
+
 def test_chat_template_frames_like_the_corpus(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(ROWS, 300)
     save_tokenizer(tokenizer, tmp_path)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from draftwood.compiler.drafters.common.options import SHARED_NOISE
 from draftwood.compiler.drafters.kind import Kind, Option
+from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,7 @@ class MedusaKind(Kind):
     options: ClassVar[Mapping[str, Option]] = {
         "levels": Option(help="heads (4)", default=4, least=1),
         "blocks": Option(help="residual blocks a head (1)", default=1, least=0),
+        "shared_noise": SHARED_NOISE,
         "own_output": Option(help="train an output matrix, do not share the teacher's", default=False, read=None),
     }
     cost_sizes = ":HEADS[:tied]"
@@ -69,7 +72,11 @@ class MedusaKind(Kind):
     def student(self, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
         from draftwood.compiler.drafters.medusa.training import MedusaStudent
 
-        return MedusaStudent(teacher, options["levels"], options["blocks"], options["own_output"])
+        if options["shared_noise"] and options["own_output"]:
+            raise RequestError("--shared-noise and --own-output: what is drawn is learnt by the teacher's matrix; drop one")
+        student = MedusaStudent(teacher, options["levels"], options["blocks"], options["own_output"])
+        student.shared_noise = options["shared_noise"]
+        return student
 
     def trained(
         self, folder: Path, teacher: LlamaForCausalLM, levels: int | None

@@ -1,4 +1,7 @@
-"""Medusa heads in training (Medusa-1; Cai et al., 2024): the loss is plain cross-entropy, 0.8^i a head."""
+"""Medusa heads in training (Medusa-1; Cai et al., 2024): the loss is plain cross-entropy, 0.8^i a head.
+
+With shared noise it is the cross-entropy with the teacher's distribution, and on sampled text with its draw.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ class MedusaStudent(Student):
         return torch.stack([head.features(hidden_NH) for head in self.heads], 1)
 
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, nats_I = self.token_loss(batch, features_NIH, weight_NI)
+        of = self.distribution_loss if self.shared_noise else self.token_loss
+        loss, nats_I = of(batch, features_NIH, weight_NI)
         return loss, {"nats": nats_I}
 
     def save(self, folder: Path) -> None:
