@@ -39,7 +39,7 @@ class Adaptive:
     def __init__(self, gears: Gears, tables: Tables, max_new_tokens: int) -> None:
         self._gears = gears
         self.estimate, self.times = Estimate(tables), StepTimes(gears.times)
-        # Opened by the first choice, which shows how long the prompt is.
+        # Lent by the first choice, which shows how long the prompt is.
         self.bank = Bank(0.0)
         self._slots, self._tokens = 0, max_new_tokens
         # The gear that ran last, how many steps it has run, and the plain steps since the last draft.
@@ -53,8 +53,8 @@ class Adaptive:
         fit = self._gears.fitting.at(length, self._slots)
         if not fit.drafting:
             return self._gears.gears[fit.plain] if fit.plain != _NONE else None
-        if not self.bank.credit:
-            self.bank.credit = self._credit(length, fit)
+        if not self.bank.plain_us:
+            self.bank.credit = self._credit(length, late, fit)
         if fit.plain != _NONE and self._stays_plain(fit.plain):
             return self._gears.gears[fit.plain]
         return self._gears.gears[self._fastest(length, late, fit.plain, fit.drafting)]
@@ -84,14 +84,15 @@ class Adaptive:
             return True
         return self._last != _NONE and self._gears.shape[self._last] == _NONE and self._idle < self._wait
 
-    def _credit(self, length: int, fit: Fit) -> float:
-        """What the text is lent: by the tokens that it can have, and by what its gears are expected to gain."""
-        hope = HOPED
-        if self.times.table.absolute and fit.plain != _NONE:
-            tokens, shape = self.estimate.tokens(), self._gears.shape
-            plain_us = self.times.us(fit.plain, length)
-            hope = max(tokens[shape[gear]] * plain_us / self.times.us(gear, length) for gear in fit.drafting)
-        return credit(min(self._tokens, self._gears.fitting.room(length)), hope)
+    def _credit(self, length: int, late: int, fit: Fit) -> float:
+        """What the text is lent: by the tokens that it can have, by what its gears are expected to gain, and for the
+        prompt that the drafter is late by."""
+        room = min(self._tokens, self._gears.fitting.room(length))
+        if not self.times.table.absolute or fit.plain == _NONE:
+            return credit(room, HOPED)
+        tokens, shape, plain_us = self.estimate.tokens(), self._gears.shape, self.times.us(fit.plain, length)
+        hope = max(tokens[shape[gear]] * plain_us / self.times.us(gear, length) for gear in fit.drafting)
+        return credit(room, hope, self.times.catch_up_us(late) / plain_us)
 
     def _fastest(self, length: int, late: int, plain: int, drafting: tuple[int, ...]) -> int:
         """The best gear that the bank allows, or the present one where no other is better by the margin."""

@@ -16,9 +16,11 @@ LEAST_CREDIT, MOST_CREDIT = 1.0, 4.0
 # All of it is lent where the tables promise so many times plain decoding's speed, and of less hope the least share.
 HOPED = 1.1
 LEAST_SHARE = 0.25
+# A prompt that the drafter has to read is lent as well where the gears promise to win so many times its price.
+WON = 5.0
 
 
-def credit(tokens: int, hope: float) -> float:
+def credit(tokens: int, hope: float, late: float = 0.0) -> float:
     """The credit of a text of so many tokens, in plain steps.
 
     What a short text loses must be little of it, and who expects to gain nothing needs to risk nothing.
@@ -26,9 +28,11 @@ def credit(tokens: int, hope: float) -> float:
     Args:
         tokens: as many as the text can have.
         hope: the best gear's expected speed over plain decoding's.
+        late: plain steps that the first draft takes more, for the prompt.
     """
     share = min(max((hope - 1) / (HOPED - 1), LEAST_SHARE), 1.0)
-    return share * min(max(LENT * tokens, LEAST_CREDIT), MOST_CREDIT)
+    read = late if hope > 1 and tokens * (1 - 1 / hope) >= WON * late else 0.0
+    return share * min(max(LENT * tokens, LEAST_CREDIT), MOST_CREDIT) + read
 
 
 class Bank:

@@ -195,7 +195,7 @@ def test_a_prompt_that_is_dear_to_catch_up_with_is_not_drafted_from() -> None:
         chosen = Adaptive(gears, gears.greedy, TOKENS).choose(100, late=100)
         return chosen is not None and chosen.draft is not None
 
-    assert begins(0.0) and begins(5.0) and not begins(50.0)
+    assert begins(0.0) and begins(5.0) and begins(50.0) and not begins(5000.0)
 
 
 def test_the_credit_grows_with_the_tokens_that_a_text_can_have_and_with_what_is_hoped_for() -> None:
@@ -205,6 +205,12 @@ def test_the_credit_grows_with_the_tokens_that_a_text_can_have_and_with_what_is_
         assert LEAST_CREDIT < credit(32, hope) < credit(64, hope) < MOST_CREDIT
     assert credit(100, 0.7) == credit(100, 1.0) == LEAST_SHARE * MOST_CREDIT
     assert credit(100, 1.0) < credit(100, 1.05) < credit(100, HOPED)
+
+
+def test_a_prompt_is_lent_where_it_is_soon_won_back() -> None:
+    assert credit(100, 2.0, late=10.0) == MOST_CREDIT + 10.0
+    assert credit(100, 2.0, late=10.1) == credit(100, 2.0)
+    assert credit(100, 0.7, late=0.1) == credit(100, 0.7)
 
 
 def test_a_text_is_lent_by_the_room_behind_its_prompt() -> None:
