@@ -168,7 +168,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
     parser.add_argument("--data", type=Path, required=True, help="folder of .jsonl[.gz] rows")
     parser.add_argument("--out", type=Path, required=True, help="folder for the shards")
-    parser.add_argument("--sources", default=",".join(SHIPPABLE), help="file stems to read, separated by commas; NAME:3 weighs NAME three times")
+    parser.add_argument(
+        "--sources", default=",".join(SHIPPABLE), metavar="NAME[:TIMES],...", help="file stems to read, with weights"
+    )
     parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to whole shards of 1024")
     parser.add_argument("--new-tokens", type=int, default=160, help="tokens a text at most")
     parser.add_argument("--batch", type=int, default=128, help="texts written at a time")

@@ -73,7 +73,7 @@ class MedusaKind(Kind):
         from draftwood.compiler.drafters.medusa.training import MedusaStudent
 
         if options["shared_noise"] and options["own_output"]:
-            raise RequestError("--shared-noise and --own-output: what is drawn is learnt by the teacher's matrix; drop one")
+            raise RequestError("--shared-noise and --own-output: a draw is learnt by the teacher's matrix; drop one")
         student = MedusaStudent(teacher, options["levels"], options["blocks"], options["own_output"])
         student.shared_noise = options["shared_noise"]
         return student
