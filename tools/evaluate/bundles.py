@@ -108,6 +108,15 @@ def quantised_bundle(size: str, drafter: str, work: Path, say: Callable[[str], N
     return folder
 
 
+def lowered_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
+    """The pair with a planned tree as graphs for an NPU, a whole step among them."""
+    trees = one_tree(drafter)
+    folder = work / bundle_name("lowered", size, drafter, (kv_lengths(0), trees))
+    if not folder.exists():
+        _build(size, drafter, 0, folder, say, trees=trees, lowered=True)
+    return folder
+
+
 def one_tree(drafter: str) -> Trees:
     """Plain decoding, and the tree of `NODES` nodes that counted paths call best."""
     return (("plain", Topology.plain()), ("tree", counted(drafter, sampled=False).rank_paths().best_tree(NODES)))
@@ -170,6 +179,7 @@ def _build(
     own: Path | None = None,
     taught: Path | None = None,
     bitwise: bool = False,
+    lowered: bool = False,
 ) -> None:
     """Builds ``folder``; ``own`` and ``taught`` take the place of the shipped drafter and the size's teacher."""
     import draftwood
@@ -190,5 +200,7 @@ def _build(
         prefill_rows=PREFILL_ROWS,
         plan=plan,  # type: ignore[arg-type]
         bitwise=bitwise,
+        targets=("ge",) if lowered else ("onnx",),
+        whole=lowered,
     )
     draftwood.build(request, folder)

@@ -150,6 +150,10 @@ class Lab:
             return self.bitwise(size, drafter, False)
         return self._opened((precision, size, drafter), bundle, tuned=False)
 
+    def lowered(self, size: str, drafter: str) -> Bundle:
+        """The pair's graphs for an NPU."""
+        return Bundle.open(bundles.lowered_bundle(size, drafter, self.work, self.say))
+
     def text(self, engine: CpuEngine, length: int, number: int) -> tuple[str, list[int]]:
         """The ``number``-th text of a length, from 0; RequestError where the prompts do not make so many."""
         found = next(islice(texts(engine, self.prompts, length), number, None), None)

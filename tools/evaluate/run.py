@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def tasks_of(suite: Suite) -> list[Task]:
     found: list[Task] = []
     for name, ask in suite.sections.items():
         section = SECTIONS[name]
-        if lacking := [package for package in section.needs if importlib.util.find_spec(package) is None]:
+        # Not importlib.util.find_spec, which takes a hidden torch_npu for a missing one.
+        if lacking := [package for package in section.needs if PathFinder.find_spec(package) is None]:
             print(f"{name} is left out: needs {', '.join(lacking)}", file=sys.stderr, flush=True)
             continue
         found += section.tasks(ask, suite)

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftwood.environment import torch_npu_installed
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.cli import main
 from draftwood.tools.evaluate import bundles, lab, peers
 from draftwood.tools.evaluate.noises import NoNoise, OtherNoise, Subset
 from draftwood.tools.evaluate.registry import SECTIONS
@@ -88,6 +90,24 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
         ours, theirs = (list(row["found"]["bits"][name].values()) for name in ("bitwise", "ordinary"))
         assert all(kind["rows"] == kind["equal_one"] for kind in ours) and any(kind["rows"] for kind in ours)
         assert any(kind["equal_one"] < kind["rows"] for kind in theirs)
+
+
+@pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
+def test_a_whole_step_is_one_launch_that_reads_little(
+    tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered = tmp_path / "lowered"
+    given = ["--model", str(tiny_teacher), "--drafter", str(tiny_heads), "--tree", "backbone:2:3", "--kv", "128"]
+    assert main(["build", *given, "--prefill", "16", "--target", "ge", "--one-launch", "--out", str(lowered)]) == 0
+    monkeypatch.setattr(bundles, "lowered_bundle", lambda *_: lowered)
+    suite = Suite(name="npu", tries=1, busy_cores=100.0, sections={"launches": Ask(drafters=("demo-medusa",))})
+    (row,) = evaluate(suite, tmp_path / "run", tmp_path / "work").rows
+    steps = row["found"]["steps"]
+    assert {step["draws"] for step in steps} == {"greedy", "sampled"} and {step["rows"] for step in steps} == {1, 7}
+    assert all(step["launches"] == 1 and step["read_bytes"] < 4096 for step in steps)
+    assert all(step["apart"]["launches"] == (3 if step["rows"] > 1 else 2) for step in steps)
+    (table,) = SECTIONS["launches"].show([row])
+    assert isinstance(table, Table) and len(table.lines) == len(steps) == len(table.rows)
 
 
 def test_every_section_is_registered_under_its_own_name() -> None:
