@@ -20,14 +20,14 @@ from draftwood.tools.evaluate.spread import Interval, ratio
 
 BESIDE = "eagle3"
 POLICY = "adaptive"
-# The drafter in one pass whose greedy tokens a step a goal is set for.
+# The drafter in one pass that goals are set for.
 ONE_PASS = "fasteagle"
 LEVELS = 5
 TOKENS, DRAFT = "tokens a step, 16 rows", "draft over EAGLE-3's"
 SPEED, OVER_PLAIN, BEST = "speed over EAGLE-3's", "speed over plain", "speed over plain, best"
 TEXTS, BITS = "texts equal to plain", "rows with plain's bits"
 LAUNCHES, READ = "launches a step", "bytes read a step"
-# By figure, temperature and drafter, the latter None where the goal is everyone's but EAGLE-3's.
+# By figure, temperature and drafter, the latter None where the figure has one drafter anyway.
 GOALS = {
     (TOKENS, 0.0, ONE_PASS): 5.0,
     **{
@@ -35,9 +35,9 @@ GOALS = {
         for drafter, goal in coupled.GOALS.items()
         for temperature, share in coupled.SHARE.items()
     },
-    (DRAFT, None, None): 0.3,
-    (SPEED, 0.0, None): 1.1,
-    (SPEED, 0.8, None): 1.0,
+    (DRAFT, None, ONE_PASS): 0.3,
+    (SPEED, 0.0, ONE_PASS): 1.1,
+    (SPEED, 0.8, ONE_PASS): 1.0,
     (BEST, 0.0, None): 2.0,
     (BEST, 0.8, None): 1.5,
 }
@@ -65,10 +65,8 @@ class Line:
     @property
     def goal(self) -> float | None:
         """What it should be at least, or at most where less is better."""
-        own = GOALS.get((self.what, self.temperature, self.drafter))
-        if own is None and (self.drafter != BESIDE or self.what == BEST):
-            own = GOALS.get((self.what, self.temperature, None))
-        return OF_ALL.get(self.what) if own is None else own
+        drafter = None if self.what == BEST else self.drafter
+        return GOALS.get((self.what, self.temperature, drafter), OF_ALL.get(self.what))
 
     @property
     def met(self) -> bool | None:
