@@ -14,7 +14,7 @@ from draftwood.runtime.policy.fitting import Fit
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
 from draftwood.runtime.policy.prior import Tables
-from draftwood.runtime.policy.times import StepTimes
+from draftwood.runtime.policy.times import Paces, StepTimes
 
 # A gear must promise so much more than the present one, which must have run for so many steps.
 MARGIN = 0.04
@@ -34,11 +34,14 @@ _NONE = -1
 
 
 class Adaptive:
-    """The state of one text of at most ``max_new_tokens``; ``gears`` and ``tables`` are shared and immutable."""
+    """The state of one text of at most ``max_new_tokens``; ``gears`` and ``tables`` are shared and immutable.
 
-    def __init__(self, gears: Gears, tables: Tables, max_new_tokens: int) -> None:
+    ``paces`` are shared, too, and tell a text what the machine made of its table in those before.
+    """
+
+    def __init__(self, gears: Gears, tables: Tables, max_new_tokens: int, paces: Paces | None = None) -> None:
         self._gears = gears
-        self.estimate, self.times = Estimate(tables), StepTimes(gears.times)
+        self.estimate, self.times = Estimate(tables), StepTimes(gears.times, paces)
         # Lent by the first choice, which shows how long the prompt is.
         self.bank = Bank(0.0)
         self._slots, self._tokens = 0, max_new_tokens

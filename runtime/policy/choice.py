@@ -13,6 +13,7 @@ from draftwood.runtime.policy.adaptive import Adaptive
 from draftwood.runtime.policy.fixed import FixedTree, Planned
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.outcome import Policy
+from draftwood.runtime.policy.times import Paces
 
 PolicyName = Literal["adaptive", "planned", "fixed", "plain"]
 
@@ -51,6 +52,10 @@ class Policies:
         """The tables that all texts share."""
         return Gears.of(self._bundle, self._times)
 
+    @cached_property
+    def _paces(self) -> Paces:
+        return Paces(len(self.gears.gears))
+
     def new(self, greedy: bool, max_new_tokens: int) -> Policy:
         """The policy of one text of at most so many tokens, decoded greedily or sampled."""
         if self._gear is not None:
@@ -60,7 +65,7 @@ class Policies:
         tables = self.gears.greedy if greedy else self.gears.sampled
         if self.name == "planned":
             return Planned(self.gears, tables)
-        return Adaptive(self.gears, tables, max_new_tokens)
+        return Adaptive(self.gears, tables, max_new_tokens, self._paces)
 
 
 def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, log
 
 from draftwood.planning import StepTime
 
@@ -73,13 +74,35 @@ def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
     return (base, slope) if base > 0 else (mean, 0.0)
 
 
-class StepTimes:
-    """Running estimates of one text."""
+class Paces:
+    """What steps took of late over what the table says, gear by gear; shared by the texts of a machine.
 
-    def __init__(self, table: TimeTable) -> None:
+    A table that was timed in other minutes may be off by a third for all gears alike. A text that found out by its
+    first draft would hold it against drafting, for of plain decoding it has seen nothing yet.
+    """
+
+    def __init__(self, gears: int) -> None:
+        self._found: list[float | None] = [None] * gears
+
+    def saw(self, gear: int, pace: float) -> None:
+        """A text has settled that the gear takes ``pace`` times its table."""
+        self._found[gear] = pace
+
+    def start(self) -> list[float]:
+        """Factors for a new text, of every gear; of one that has not run that of the others, in the geometric mean."""
+        known = [log(pace) for pace in self._found if pace is not None]
+        other = exp(sum(known) / len(known)) if known else 1.0
+        return [other if pace is None else pace for pace in self._found]
+
+
+class StepTimes:
+    """Running estimates of one text; where the table is of guesses, nothing goes from one text to another."""
+
+    def __init__(self, table: TimeTable, paces: Paces | None = None) -> None:
         gears = len(table.base)
         self.table = table
-        self._own = [1.0] * gears
+        self._paces = paces if table.absolute else None
+        self._own = self._paces.start() if self._paces else [1.0] * gears
         self._busy = 1.0 if table.absolute else 0.0
         self._count = [0] * gears
         self._odd: list[list[float]] = [[] for _ in range(gears)]
@@ -117,6 +140,8 @@ class StepTimes:
             self._follow(gear, ratio)
         else:
             self._doubt(gear, ratio)
+        if self._paces and self._count[gear] > BELIEVED:
+            self._paces.saw(gear, self._own[gear] * self._busy)
 
     def caught_up(self, gear: int, tokens: int, us: float) -> None:
         """A draft of the gear took ``us`` more than one that has nothing to catch up."""

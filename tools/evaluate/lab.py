@@ -46,9 +46,16 @@ class Opened:
     times: tuple[StepTime, ...]
     # The same bundle on other engines, by their names.
     others: dict[str, Engine] = field(default_factory=dict)
+    # By name; one serves all texts, as that of a model that is served does.
+    _policies: dict[str, Policies] = field(default_factory=dict)
 
     def policies(self, name: str) -> Policies:
         """``plain``, ``adaptive``, ``tree`` for the one that promises most, or a gear by its name."""
+        if name not in self._policies:
+            self._policies[name] = self._made(name)
+        return self._policies[name]
+
+    def _made(self, name: str) -> Policies:
         bundle = self.engine.bundle
         if name == "plain":
             return Policies(bundle, "plain")

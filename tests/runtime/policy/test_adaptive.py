@@ -11,7 +11,7 @@ from draftwood.planning import StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.runtime.policy.adaptive import DWELL, LONGEST_WAIT, TRY, UPPER
 from draftwood.runtime.policy.bank import EXTRA, HOPED, LEAST_CREDIT, LEAST_SHARE, MOST_CREDIT, credit
-from draftwood.runtime.policy.times import time_table
+from draftwood.runtime.policy.times import Paces, time_table
 from draftwood.trees import Topology
 
 from .samples import chains, draw, gear, gears_of, played
@@ -232,6 +232,16 @@ def test_a_short_text_is_lent_less(tokens: int) -> None:
         outcomes.append(played(policy, gears, (0,) * 6 if len(outcomes) < 2 else (), US))
     spent, gained = sum(US[one.gear.name] for one in outcomes), sum(one.gained for one in outcomes)
     assert spent / US["plain"] <= (1 + EXTRA) * gained + credit(tokens, HOPED)
+
+
+def test_a_machine_that_is_slower_than_its_table_is_known_to_the_next_text() -> None:
+    """Its first draft would otherwise be held against drafting, for of plain decoding a text has seen nothing yet."""
+    slow, gears = {name: 1.45 * us for name, us in US.items()}, gears_of(TREES, US)
+    paces, found = Paces(len(gears.gears)), []
+    for _ in range(3):
+        policy = Adaptive(gears, gears.greedy, TOKENS, paces)
+        found.append([played(policy, gears, (0,), slow).gear.name for _ in range(60)].count("plain"))
+    assert found[0] > 0 and found[1] == found[2] == 0
 
 
 def test_a_text_of_little_hope_begins_plainly() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draftwood.planning import StepTime
-from draftwood.runtime.policy.times import StepTimes, time_table
+from draftwood.runtime.policy.times import BELIEVED, Paces, StepTimes, time_table
 
 NAMES, ROWS = ["plain", "tree"], [1, 8]
 
@@ -83,3 +83,33 @@ def test_a_table_tells_what_a_late_token_takes() -> None:
     found = time_table(["plain", "tree"], [1, 4], [*times, late])
     assert found.late == pytest.approx(10.0) and found.us(1, 100) == pytest.approx(1600.0)
     assert StepTimes(found).catch_up_us(5) == pytest.approx(50.0)
+
+
+def test_what_a_text_has_settled_is_where_the_next_begins() -> None:
+    found = time_table(
+        ["plain", "tree", "other"],
+        [1, 4, 8],
+        [StepTime(gear=gear, length=0, us=us) for gear, us in (("plain", 1000.0), ("tree", 1500.0), ("other", 2000.0))],
+    )
+    paces = Paces(3)
+    first = StepTimes(found, paces)
+    for _ in range(BELIEVED):
+        first.observe(1, 0, 2100.0)
+    assert StepTimes(found, paces).us(1, 0) == 1500.0, "too few steps are no pace"
+    for _ in range(20):
+        first.observe(1, 0, 2100.0)
+    second = StepTimes(found, paces)
+    assert second.us(1, 0) == pytest.approx(2100.0, rel=0.01)
+    assert second.us(0, 0) == pytest.approx(1400.0, rel=0.01), "of a gear that did not run that of the others"
+    for _ in range(20):
+        first.observe(0, 0, 1000.0)
+    third = StepTimes(found, paces)
+    assert third.us(0, 0) == pytest.approx(1000.0, rel=0.05)
+    assert third.us(2, 0) == pytest.approx(2000.0 * 1.4**0.5, rel=0.05)
+
+
+def test_guesses_go_from_no_text_to_the_next() -> None:
+    found, paces = time_table(["plain", "tree"], [1, 4], []), Paces(2)
+    for _ in range(20):
+        StepTimes(found, paces).observe(0, 0, 700.0)
+    assert paces.start() == [1.0, 1.0]
