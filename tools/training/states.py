@@ -9,6 +9,7 @@ whenever they are asked for.
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ class States:
     def _write(self, block: int, path: Path) -> None:
         lengths = self.texts.index_W["length"]
         text_W = np.arange(block * BLOCK, min((block + 1) * BLOCK, len(lengths)))
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{os.getpid()}.part")  # two trainings may fill one folder at once
         shape = (int(lengths[text_W].sum()), self.width)
         file = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint16, shape=shape)
         for text_B in by_length(lengths, text_W, _BATCH):
