@@ -1,4 +1,4 @@
-"""What a step of each gear takes, from a table, corrected by what the steps of this text took.
+"""What a step of each gear takes, from a table, corrected by what the steps of this text and of those before took.
 
 A gear's time is ``table * own * busy``: ``own`` mends what the table says of this gear, ``busy`` is shared, and
 follows the machine. The first steps of a gear mend its own factor; from then on a change is the machine's. A single

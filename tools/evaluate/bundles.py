@@ -86,11 +86,7 @@ def windowed_bundle(size: str, drafter: str, reach: int, window: int, work: Path
 
 def bitwise_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
     """The pair with a planned tree, and the CPU's step in which a row has the same bits in every tree."""
-    trees = one_tree(drafter)
-    folder = work / bundle_name("bitwise", size, drafter, (kv_lengths(0), trees))
-    if not folder.exists():
-        _build(size, drafter, 0, folder, say, trees=trees, bitwise=True)
-    return folder
+    return _one_tree_bundle("bitwise", size, drafter, work, say, bitwise=True)
 
 
 def quantised_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
@@ -110,10 +106,18 @@ def quantised_bundle(size: str, drafter: str, work: Path, say: Callable[[str], N
 
 def lowered_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
     """The pair with a planned tree as graphs for an NPU, a whole step among them."""
+    return _one_tree_bundle("lowered", size, drafter, work, say, lowered=True)
+
+
+def _one_tree_bundle(
+    kind: str, size: str, drafter: str, work: Path, say: Callable[[str], None], *, bitwise: bool = False,
+    lowered: bool = False,
+) -> Path:  # fmt: skip
+    """The pair with `one_tree`, under the name of its kind; built unless it is there."""
     trees = one_tree(drafter)
-    folder = work / bundle_name("lowered", size, drafter, (kv_lengths(0), trees))
+    folder = work / bundle_name(kind, size, drafter, (kv_lengths(0), trees))
     if not folder.exists():
-        _build(size, drafter, 0, folder, say, trees=trees, lowered=True)
+        _build(size, drafter, 0, folder, say, trees=trees, bitwise=bitwise, lowered=lowered)
     return folder
 
 
