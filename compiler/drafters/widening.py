@@ -39,9 +39,8 @@ class Widening:
     fields: Callable[[dict[str, Any], TeacherConfig], dict[str, Any]]
     # Its decoder block, which grows in proportion to the teacher's; None where it has none.
     block: TeacherConfig | None = None
-    # Axes of its own that keep their length, and axes of so many hidden states side by side.
-    kept: Mapping[str, int] = field(default_factory=dict)
-    states: Mapping[str, int] = field(default_factory=dict)
+    # Axes of its own: what lies side by side along each, other axes, and lengths that stay as they are.
+    parts: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
 
 
 def size_fields(wide: TeacherConfig, fields: Mapping[str, Any]) -> dict[str, Any]:

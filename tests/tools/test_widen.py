@@ -1,6 +1,7 @@
 """Widened teachers and drafters compute what the small ones compute."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,6 +261,24 @@ def test_drafts_of_a_mapped_vocabulary_are_kept(
 ) -> None:
     """A last state that leaves the teacher's last layer, and a draft vocabulary cut from the teacher's."""
     assert_drafts_are_kept(tmp_path, tiny_teacher, tiny_drafters[kind], WIDE, 300)
+
+
+@pytest.mark.parametrize("head", ["rnn", "gated"])
+def test_drafts_of_a_block_are_kept(
+    tmp_path: Path, tiny_teacher: Path, save_one_pass: dict[str, Callable[[Path], None]], head: str
+) -> None:
+    """A DSpark, whose sequential head keeps its rank and reads a token and a level side by side, in either order."""
+    drafter = tmp_path / "dspark"
+    save_one_pass["dspark"](drafter)
+    if head == "gated":
+        config, tensors = (drafter / name for name in ("config.json", "model.safetensors"))
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"markov_head_type": "gated"}))
+        held = {key: value for key, value in load_file(tensors).items() if "joint_proj" not in key}
+        random = torch.Generator().manual_seed(6)
+        held |= {"markov_head.gate_proj.weight": torch.randn(16, 80, generator=random) * 0.2}
+        held |= {"markov_head.gate_proj.bias": torch.randn(16, generator=random) * 0.2}
+        save_file(held, tensors)
+    assert_drafts_are_kept(tmp_path, tiny_teacher, drafter, WIDE, 300)
 
 
 def save_variant(folder: Path, layout: str) -> Path:

@@ -38,6 +38,8 @@ from draftwood.tools.script import refusing
 
 # What these write is read through zero columns of o_proj and down_proj, or reads zero hidden columns.
 _FREE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+# They norm what a head has, and a head keeps its size.
+_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 _SPREAD = 0.02
 _SIZES = ("hidden", "intermediate", "layers", "heads", "kv_heads")
 
@@ -153,11 +155,12 @@ def _drafter_tensors(
 ) -> dict[str, Tensor]:
     """Every tensor of a widened drafter by its key in the source, and the map between the vocabularies."""
     places, lengths = _places(small, wide), _lengths(wide)
-    for axis, length in widening.kept.items():
-        places[axis], lengths[axis] = torch.arange(length), length
-    for axis, states in widening.states.items():
-        places[axis] = (torch.arange(states)[:, None] * wide.hidden + places["hidden"]).flatten()
-        lengths[axis] = states * wide.hidden
+    for axis, parts in widening.parts.items():
+        found, length = [], 0
+        for part in parts:
+            found.append(length + (torch.arange(part) if isinstance(part, int) else places[part]))
+            length += part if isinstance(part, int) else lengths[part]
+        places[axis], lengths[axis] = torch.cat(found), length
     gain = (small.hidden / wide.hidden) ** 0.5
     random = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, wide.dtype)
@@ -215,7 +218,7 @@ def _padded(
     random: torch.Generator,
 ) -> Tensor:
     """A tensor of the widened shape with ``stored``, None in a new layer, at ``places``; a norm's times ``gain``."""
-    is_norm = "norm" in name
+    is_norm = "norm" in name and not name.endswith(_HEAD_NORMS)
     if any(part in name for part in _FREE):
         filled = torch.randn(shape, generator=random) * _SPREAD
     else:  # norms of new layers read hidden states of any size, as the others do

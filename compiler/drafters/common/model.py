@@ -78,8 +78,8 @@ class CachedModel(DraftModel):
             config=asdict(config),
         )
 
-    def grown(self, own: Axes, kept: Mapping[str, int] | None = None) -> Widening:
-        """The widening with the axes of a kind's own tensors, and those of them that keep their length.
+    def grown(self, own: Axes, parts: Mapping[str, tuple[str | int, ...]] | None = None) -> Widening:
+        """The widening with the axes of a kind's own tensors, and what lies along those that it alone has.
 
         Every hidden state that a matrix reads beside others is padded in its own place.
         """
@@ -88,8 +88,11 @@ class CachedModel(DraftModel):
             axes={**_AXES, **{f"fc_norm.{i}.weight": ("hidden",) for i in range(states)}, **own},
             fields=self.widened_fields,
             block=self.config.block,
-            kept={"draft vocabulary": self.config.draft_vocabulary, **(kept or {})},
-            states={"pair": 2, "states": states},
+            parts={
+                "draft vocabulary": (self.config.draft_vocabulary,),
+                "states": ("hidden",) * states,
+                **(parts or {}),
+            },
         )
 
     def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import msgspec
 
-from draftwood.compiler.drafters.common.options import AUX_LAYERS, NEGATIVES
+from draftwood.compiler.drafters.common.options import AUX_LAYERS, NEGATIVES, SHARED_NOISE
 from draftwood.compiler.drafters.kind import Kind, Option
 from draftwood.errors import RequestError
 
@@ -40,6 +40,7 @@ class DSparkKind(Kind):
         "markov_head": Option(help="its kind: vanilla, gated or rnn (vanilla)", default="vanilla", read=str),
         "mask_token": Option(help="id that stands where no token is known (the teacher's bos)", value="ID", least=0),
         "negatives": NEGATIVES,
+        "shared_noise": SHARED_NOISE,
     }
     cost_sizes = ":LEVELS[:LAYERS[:VOCABULARY[:RANK]]]"
 

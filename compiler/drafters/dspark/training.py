@@ -58,16 +58,35 @@ class DSparkStudent(Student):
         self.confidence_head = nn.ModuleDict({"proj": nn.Linear(hidden + rank, 1)})
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
-        """Layers begin as the teacher's last, on its last features; the sequential head adds nothing at first."""
+        """Begins with copies of the teacher's last layer, on its last features; the sequential head adds nothing.
+
+        Layers behind the first write nothing at first.
+        """
         last, hidden = teacher.model.layers[-1], teacher.config.hidden_size
-        for layer in self.layers:
+        for depth, layer in enumerate(cast(Iterable[DenoisedBlock], self.layers)):
             layer.load_state_dict(last.state_dict(), strict=False)  # all but the norms of heads
+            if depth:
+                layer.self_attn.o_proj.weight.data.zero_()
+                layer.mlp.down_proj.weight.data.zero_()
         self.fc.weight.data.normal_(std=0.02)
         self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
         self.hidden_norm.weight.data.copy_(last.input_layernorm.weight)
         self.norm.weight.data.copy_(teacher.model.norm.weight)
-        self.markov_head.markov_w1.weight.data.normal_(std=0.1)
-        self.markov_head.markov_w2.weight.data.zero_()
+        self._start_head()
+
+    def _start_head(self) -> None:
+        """The bias begins in the span of the output matrix's largest singular vectors, where tokens that are alike have
+        like rows: rows learnt from nothing stay what they are for all tokens that are rare."""
+        head, output_VH = self.markov_head, self.output_VH.float() * self.norm.weight.data
+        head.markov_w1.weight.data.normal_(std=0.1)
+        head.markov_w2.weight.data.zero_()
+        _take_span(head.markov_w2.weight.data, output_VH, 2 * output_VH.square().mean().sqrt())
+        if head.kind == "rnn":
+            _take_span(head.markov_w1.weight.data, self.embedding_TH.float(), torch.ones(()))
+            for part in (head.joint_proj.weight.data, head.joint_proj.bias.data):
+                part[-self.rank :] = 0
+        else:
+            head.markov_w1.weight.data.zero_()
 
     def output(self, level: int) -> Tensor:
         """The teacher's matrix beside that which makes the bias, [V, H + R]: one product gives a node's logits."""
@@ -143,6 +162,14 @@ class DSparkStudent(Student):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
+    """Sets columns to a matrix's principal components, the largest first, with that root mean square over all."""
+    left_VX, sizes_X, _ = torch.linalg.svd(of_VH, full_matrices=False)
+    width = min(rows_VR.shape[1], len(sizes_X))
+    found_VX = left_VX[:, :width] * sizes_X[:width]
+    rows_VR[:, :width] = found_VX * (size / found_VX.square().mean().sqrt())
+
+
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any]) -> DSparkStudent:
     """A student of the chosen levels, layers, states and heads; the mask token is by default the one that texts begin
     with, which no text holds further on."""
@@ -151,7 +178,7 @@ def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any]) -> DSparkStuden
         mask = teacher.config.bos_token_id or 0
     own = options["levels"], aux, options["layers"], options["markov_rank"], options["markov_head"], mask
     student = DSparkStudent(teacher, sizes, *own)
-    student.negatives = options["negatives"]
+    student.negatives, student.shared_noise = options["negatives"], options["shared_noise"]
     return student
 
 
