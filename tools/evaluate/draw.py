@@ -26,6 +26,7 @@ COLOURS = {
     "fasteagle": "#009e73",
     "peagle": "#cc79a7",
     "dflash": "#d55e00",
+    "dspark": "#56b4e9",
 }
 # Of what is no drafter (methods, stages, gears), in the order of their appearance.
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")

@@ -20,8 +20,8 @@ from draftwood.tools.evaluate.spread import Interval, ratio
 
 BESIDE = "eagle3"
 POLICY = "adaptive"
-# The drafter in one pass that goals are set for.
-ONE_PASS = "fasteagle"
+# Drafters in one pass, for whom goals are set together.
+ONE_PASS = ("fasteagle", "dspark")
 LEVELS = 5
 TOKENS, DRAFT = "tokens a step, 16 rows", "draft over EAGLE-3's"
 SPEED, OVER_PLAIN, BEST = "speed over EAGLE-3's", "speed over plain", "speed over plain, best"
@@ -29,15 +29,16 @@ TEXTS, BITS = "texts equal to plain", "rows with plain's bits"
 LAUNCHES, READ = "launches a step", "bytes read a step"
 # By figure, temperature and drafter, the latter None where the figure has one drafter anyway.
 GOALS = {
-    (TOKENS, 0.0, ONE_PASS): 5.0,
     **{
         (TOKENS, temperature, drafter): round(goal * share, 2)
         for drafter, goal in coupled.GOALS.items()
         for temperature, share in coupled.SHARE.items()
     },
-    (DRAFT, None, ONE_PASS): 0.3,
-    (SPEED, 0.0, ONE_PASS): 1.1,
-    (SPEED, 0.8, ONE_PASS): 1.0,
+    **{
+        (what, temperature, drafter): goal
+        for drafter in ONE_PASS
+        for what, temperature, goal in ((TOKENS, 0.0, 5.0), (DRAFT, None, 0.3), (SPEED, 0.0, 1.1), (SPEED, 0.8, 1.0))
+    },
     (BEST, 0.0, None): 2.0,
     (BEST, 0.8, None): 1.5,
 }
