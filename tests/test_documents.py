@@ -74,7 +74,7 @@ def commands(text: str) -> list[list[str]]:
 def ours(words: list[str]) -> list[str]:
     """The command as ``draftwood ...`` or ``MODULE ...``; nothing where it is another program's."""
     if words[:1] == ["torchrun"] and "-m" in words:
-        words = ["python", *words[words.index("-m") :]]
+        words = ["python", *(word for word in words[words.index("-m") :] if word != "--")]
     if words[:1] == ["./draft"]:
         words = words[1:] if words[1:2] == ["python"] else ["draftwood", *words[1:]]
     if words[:2] == ["python", "-m"]:

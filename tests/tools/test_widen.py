@@ -250,7 +250,7 @@ def assert_drafts_are_kept(folder: Path, teacher: Path, drafter: Path, shape: di
         assert (scores - wide_scores).abs().max() <= 1e-3
 
 
-@pytest.mark.parametrize("kind", DRAFT_KINDS)
+@pytest.mark.parametrize("kind", [*DRAFT_KINDS, "dspark"])
 def test_demo_drafts_are_kept(tmp_path: Path, kind: str) -> None:
     assert_drafts_are_kept(tmp_path, demo.NAMES["demo"], demo.NAMES[f"demo-{kind}"], DEMO_WIDE, 8192)
 

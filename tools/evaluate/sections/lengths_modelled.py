@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEVICE, TEACHER = "ascend-910b3", "openpangu-embedded-7b"
 # A drafter of the kind that would stand before such a teacher, as ``draftwood profile --drafter`` names sizes.
-DRAFTERS = {"medusa": ("5",), "eagle3": ("32000",), "fasteagle": ("5", "32000")}
+DRAFTERS = {"medusa": ("5",), "eagle3": ("32000",), "fasteagle": ("5", "32000"), "dspark": ("7", "2", "32000")}
 SLOTS = (256, 512, 1024, 2048, 4096, 8192)
 ROWS = (1, 4, 8, 16, 32, 64)
 PUBLISHED = {128: 1.35, 256: 1.25, 512: 1.10, 1024: 0.93}
