@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
-from draftwood.compiler.drafters.registry import names
+from draftwood.compiler.drafters.registry import names, open_drafter
 from draftwood.errors import RequestError
 from draftwood.trees import RankPaths
 
@@ -25,6 +26,15 @@ def resolve(name: str) -> Path:
     if name.startswith("shape:") and name not in SHAPES:
         raise RequestError(f"{name}: no such shape; expected {', '.join(SHAPES)}")
     return (NAMES | SHAPES).get(name, Path(name))
+
+
+@cache
+def follows_nodes(drafter: str) -> bool:
+    """Whether a shipped drafter's candidates depend on the nodes above them: then every tree has a draft graph of its
+    own, and one can be chosen while it is grown. Others rank levels."""
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+
+    return open_drafter(NAMES[drafter], Checkpoint.open(NAMES["demo"])).model.follows_nodes
 
 
 def rank_paths(temperature: float, drafter: str) -> RankPaths:

@@ -45,7 +45,7 @@ def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callabl
 
 def tree_bundle(size: str, drafter: str, reach: int, trees: Trees, work: Path, say: Callable[[str], None]) -> Path:
     """The pair with ``trees``, plain decoding first; of a drafter that ranks levels the largest one alone."""
-    if drafter != "demo-eagle3":
+    if not demo.follows_nodes(drafter):
         trees = (trees[0], largest(trees))
     folder = work / bundle_name("trees", size, drafter, (kv_lengths(reach), trees))
     if not folder.exists():

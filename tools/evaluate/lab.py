@@ -119,7 +119,7 @@ class Lab:
 
         def bundle() -> Bundle:
             found = Bundle.open(bundles.tree_bundle(size, drafter, reach, trees, self.work, self.say))
-            return found if drafter == "demo-eagle3" else bundles.with_trees(found, trees)
+            return found if demo.follows_nodes(drafter) else bundles.with_trees(found, trees)
 
         return self._opened(("trees", size, drafter, bundles.kv_lengths(reach), trees), bundle, tuned=False)
 

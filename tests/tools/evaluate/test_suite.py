@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
+from draftwood.tools import demo
 from draftwood.tools.evaluate import bundles
 from draftwood.tools.evaluate.lab import conversations
 from draftwood.tools.evaluate.registry import SECTIONS
@@ -58,3 +59,16 @@ def test_one_built_tree_stands_for_all_of_a_drafter_that_ranks_levels() -> None:
     _, tree = bundles.largest(trees)
     assert tree.rows >= 5 and tree.depth == 4 and tree.width >= 10
     assert bundles.distinct((*trees, ("again", Topology.chain(4)))) == trees
+
+
+@pytest.mark.parametrize("drafter", demo.DRAFTERS)
+def test_a_drafter_that_follows_nodes_has_every_tree_built(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft graph of its own for each: another tree's would not fit."""
+    asked: dict = {}
+    monkeypatch.setattr(bundles, "_build", lambda *_, **given: asked.update(given))
+    trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("star-3", Topology.full((3,))))
+    bundles.tree_bundle("native", drafter, 64, trees, tmp_path, print)
+    own = drafter in ("demo-eagle3", "demo-dspark")
+    assert [name for name, _ in asked["trees"]] == (["plain", "chain-2", "star-3"] if own else ["plain", "largest"])

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from draftwood.runtime.engines import Engine
+from draftwood.tools import demo
 from draftwood.tools.evaluate import asked
 from draftwood.tools.evaluate.bundles import Trees, counted
 from draftwood.tools.evaluate.lab import Lab
@@ -46,7 +47,7 @@ def trees_of(drafter: str, ask: Ask) -> Trees:
     """Trees of as many nodes as ``nodes`` says first; a drafter that ranks levels chooses none."""
     nodes = ask.nodes[0]
     found: list[tuple[str, Topology | Budget]] = [(PLAIN, Topology.plain()), (FIXED, binary(nodes))]
-    if drafter == "demo-eagle3":
+    if demo.follows_nodes(drafter):
         found.append((BUDGET, Budget(nodes, shapes.DEPTH, shapes.WIDTH)))
     return (*found, (PLANNED, counted(drafter, sampled=False).rank_paths().best_tree(nodes)))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from draftwood.tools import demo
 from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.bundles import Trees, counted
 from draftwood.tools.evaluate.protocol import PLAIN
@@ -25,7 +26,7 @@ NAME = "budget"
 
 
 def trees_of(drafter: str, ask: Ask) -> Trees:
-    """M x D: of EAGLE-3 the drafter's own choice within the budget, else the best counted tree of the sizes.
+    """M x D: the drafter's own choice within the budget where it follows nodes, else the best counted tree.
 
     Cells that cannot be filled (fewer nodes are grown, or were ever visited) are left out.
     """
@@ -34,7 +35,7 @@ def trees_of(drafter: str, ask: Ask) -> Trees:
     found: list[tuple[str, Topology | Budget]] = [(PLAIN, Topology.plain())]
     for nodes in ask.nodes:
         for depth in ask.depths:
-            if drafter == "demo-eagle3":
+            if demo.follows_nodes(drafter):
                 if nodes <= WIDTH + (depth - 1) * WIDTH**2:
                     found.append((f"M {nodes} D {depth}", Budget(nodes, depth, WIDTH)))
             elif depth <= deepest and (tree := paths.best_tree(nodes, max_depth=depth)).nodes == nodes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from draftwood.tools import demo
 from draftwood.tools.evaluate import asked, draw
 from draftwood.tools.evaluate.bundles import Trees, counted
 from draftwood.tools.evaluate.lab import Lab, Opened
@@ -64,7 +65,7 @@ def trees_of(drafter: str, ask: Ask) -> Trees:
         by_method = baselines(contexts, nodes)
         found.append((f"{PLANNED} {nodes}", paths.best_tree(nodes)))
         found += [(f"{name} {nodes}", by_method[method]) for method, name in METHODS.items()]
-        if drafter == "demo-eagle3":
+        if demo.follows_nodes(drafter):
             found.append((f"{CHOSEN} {nodes}", Budget(nodes, DEPTH, WIDTH)))
     return tuple(found)
 
