@@ -281,6 +281,20 @@ def test_drafts_of_a_block_are_kept(
     assert_drafts_are_kept(tmp_path, tiny_teacher, drafter, WIDE, 300)
 
 
+def test_a_dspark_of_another_layout_is_not_widened(
+    tmp_path: Path, tiny_teacher: Path, save_one_pass: dict[str, Callable[[Path], None]]
+) -> None:
+    """Its fields and keys stand elsewhere: one line, and nothing is written."""
+    save_one_pass["dspark"](tmp_path / "dspark")
+    config = tmp_path / "dspark" / "config.json"
+    own = {"architectures": ["DSparkDraftModel"], "dflash_config": {"shift_label": True}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | own))
+    wide = replace(Checkpoint.open(tiny_teacher).config, hidden=96, heads=12, kv_heads=4)
+    with pytest.raises(RequestError, match=r"DSparkDraftModel.*DeepSpec's layout alone.*draftwood export"):
+        widen_drafter(tmp_path / "dspark", tmp_path / "wide", tiny_teacher, wide)
+    assert not (tmp_path / "wide").exists()
+
+
 def save_variant(folder: Path, layout: str) -> Path:
     """The shipped EAGLE-3 drafter in another layout, with the norms and matrices that it leaves out."""
     source = demo.NAMES["demo-eagle3"]

@@ -90,6 +90,7 @@ class CachedModel(DraftModel):
             block=self.config.block,
             parts={
                 "draft vocabulary": (self.config.draft_vocabulary,),
+                "pair": ("hidden", "hidden"),
                 "states": ("hidden",) * states,
                 **(parts or {}),
             },

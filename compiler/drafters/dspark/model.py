@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from draftwood.compiler.drafters.common.model import TreeModel
 from draftwood.compiler.drafters.common.ranked import check_levels
-from draftwood.compiler.drafters.dspark.config import DSparkConfig
+from draftwood.compiler.drafters.dspark.config import DEEPSPEC, DSparkConfig
 from draftwood.compiler.drafters.dspark.cost import DSparkCost
 from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.widening import Axes, Widening
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.errors import RequestError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
@@ -55,6 +56,14 @@ class DSparkModel(TreeModel):
             "confidence": (1,),
         }
         return self.grown({**_AXES, _CONFIDENCE: ("confidence", read)}, parts)
+
+    def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
+        if fields.get("architectures") != [DEEPSPEC]:
+            raise RequestError(
+                f"architectures is {fields.get('architectures')}; a DSpark grows in DeepSpec's layout alone, expected"
+                f" {DEEPSPEC}; write it so with draftwood export"
+            )
+        return super().widened_fields(fields, wide)
 
     def cost(self) -> DSparkCost:
         config = self.config

@@ -78,10 +78,10 @@ class DSparkStudent(Student):
         """The bias begins in the span of the output matrix's largest singular vectors, where tokens that are alike have
         like rows: rows learnt from nothing stay what they are for all tokens that are rare."""
         head, output_VH = self.markov_head, self.output_VH.float() * self.norm.weight.data
-        head.markov_w1.weight.data.normal_(std=0.1)
         head.markov_w2.weight.data.zero_()
         _take_span(head.markov_w2.weight.data, output_VH, 2 * output_VH.square().mean().sqrt())
         if head.kind == "rnn":
+            head.markov_w1.weight.data.normal_(std=0.1)
             _take_span(head.markov_w1.weight.data, self.embedding_TH.float(), torch.ones(()))
             for part in (head.joint_proj.weight.data, head.joint_proj.bias.data):
                 part[-self.rank :] = 0

@@ -41,7 +41,7 @@ class Eagle3Model(TreeModel):
 
     def widening(self) -> Widening | None:
         plain = self.config.block.layers == 1 and not self.config.block.qk_norm
-        return self.grown(_AXES, {"pair": ("hidden", "hidden")}) if plain else None
+        return self.grown(_AXES) if plain else None
 
     def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
         nested = fields.get("transformer_layer_config")  # where one layout has the block's fields

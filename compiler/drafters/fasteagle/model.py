@@ -17,7 +17,6 @@ from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
 _AXES: Axes = {"proj.weight": ("hidden", "pair")}
-_PARTS = {"pair": ("hidden", "hidden")}
 _CELL_AXES: Axes = {
     **_AXES,
     "cell.state.weight": ("cell gates", "cell state"),
@@ -43,7 +42,7 @@ class FastEagleModel(LevelModel):
         return FastEagle(self.config, positions)
 
     def widening(self) -> Widening:
-        return self.grown(_AXES, _PARTS)
+        return self.grown(_AXES)
 
     def cost(self) -> FastEagleCost:
         return _cost(self.config)
@@ -76,7 +75,7 @@ class CellModel(TreeModel):
     def widening(self) -> Widening:
         # The cell is as wide beside a large teacher as beside a small one: only what it reads and writes grows.
         size = self.config.cell_size
-        return self.grown(_CELL_AXES, {**_PARTS, "cell state": (size,), "cell gates": (3 * size,)})
+        return self.grown(_CELL_AXES, {"cell state": (size,), "cell gates": (3 * size,)})
 
     def cost(self) -> FastEagleCost:
         return _cost(self.config)
