@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from draftwood.compiler.drafters.registry import names, open_drafter
-from draftwood.errors import RequestError
-from draftwood.trees import RankPaths
+from draftwood.compiler.drafters.registry import check_tree, names, open_drafter
+from draftwood.errors import RequestError, TreeError
+from draftwood.trees import RankPaths, Topology
+from draftwood.trees.spec import Budget
+
+if TYPE_CHECKING:
+    from draftwood.compiler.drafters.model import DraftModel
+    from draftwood.compiler.teachers.config import TeacherConfig
 
 FOLDER = Path(__file__).parent
 NAMES = {"demo": FOLDER / "teacher"} | {f"demo-{kind}": FOLDER / kind for kind in names() if (FOLDER / kind).is_dir()}
@@ -29,12 +35,27 @@ def resolve(name: str) -> Path:
 
 
 @cache
+def _models(drafter: str) -> tuple[DraftModel, TeacherConfig]:
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+
+    teacher = Checkpoint.open(NAMES["demo"])
+    return open_drafter(NAMES[drafter], teacher).model, teacher.config
+
+
 def follows_nodes(drafter: str) -> bool:
     """Whether a shipped drafter's candidates depend on the nodes above them: then every tree has a draft graph of its
     own, and one can be chosen while it is grown. Others rank levels."""
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    return _models(drafter)[0].follows_nodes
 
-    return open_drafter(NAMES[drafter], Checkpoint.open(NAMES["demo"])).model.follows_nodes
+
+def can_draft(drafter: str, tree: Topology | Budget) -> bool:
+    """Whether a shipped drafter can draft a tree: one of a kind that it can, and no deeper than its levels."""
+    model, teacher = _models(drafter)
+    try:
+        check_tree(model, "asked", tree, teacher)
+    except TreeError:
+        return False
+    return True
 
 
 def rank_paths(temperature: float, drafter: str) -> RankPaths:

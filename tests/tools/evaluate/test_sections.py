@@ -10,6 +10,7 @@ from draftwood.environment import torch_npu_installed
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools import demo
 from draftwood.tools.cli import main
 from draftwood.tools.evaluate import bundles, lab, peers
 from draftwood.tools.evaluate.noises import NoNoise, OtherNoise, Subset
@@ -137,6 +138,13 @@ def test_a_sweet_spot_is_the_fastest_budget() -> None:
     slow = dataclasses.replace(point, way="M 64 D 8", tokens_a_step=4.0, ms_a_step=6.0, speedup=budget_interval(0.9))
     said = budget._sweet_spot([slow, point])
     assert "the sweet spot is M = 16, D = 4" in said and "longest accept length has M = 64, D = 8" in said
+
+
+@pytest.mark.parametrize("drafter", demo.DRAFTERS)
+def test_a_budget_ends_where_the_drafter_does(drafter: str) -> None:
+    found = dict(budget.trees_of(drafter, Ask(nodes=(16,), depths=(3, 12))))
+    assert all(demo.can_draft(drafter, tree) for tree in found.values()) and "M 16 D 3" in found
+    assert ("M 16 D 12" in found) == (drafter == "demo-eagle3")
 
 
 def budget_interval(value: float) -> shapes.Interval:

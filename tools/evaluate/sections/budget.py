@@ -28,7 +28,7 @@ NAME = "budget"
 def trees_of(drafter: str, ask: Ask) -> Trees:
     """M x D: the drafter's own choice within the budget where it follows nodes, else the best counted tree.
 
-    Cells that cannot be filled (fewer nodes are grown, or were ever visited) are left out.
+    Cells that cannot be filled (fewer nodes are grown, or were ever visited, or the drafter ends above) are left out.
     """
     paths = counted(drafter, sampled=False).rank_paths()
     deepest = max(len(path) for path, _ in paths.items())
@@ -36,8 +36,9 @@ def trees_of(drafter: str, ask: Ask) -> Trees:
     for nodes in ask.nodes:
         for depth in ask.depths:
             if demo.follows_nodes(drafter):
-                if nodes <= WIDTH + (depth - 1) * WIDTH**2:
-                    found.append((f"M {nodes} D {depth}", Budget(nodes, depth, WIDTH)))
+                grown = nodes <= WIDTH + (depth - 1) * WIDTH**2
+                if grown and demo.can_draft(drafter, budget := Budget(nodes, depth, WIDTH)):
+                    found.append((f"M {nodes} D {depth}", budget))
             elif depth <= deepest and (tree := paths.best_tree(nodes, max_depth=depth)).nodes == nodes:
                 found.append((f"M {nodes} D {depth}", tree))
     return tuple(found)
