@@ -26,10 +26,18 @@ class TextClass(_Struct, frozen=True):
     hazards: tuple[tuple[float, ...], ...]
 
 
+class LengthWeights(_Struct, frozen=True):
+    """Weights of the text classes in texts that begin behind ``tokens`` tokens and more, up to the next entry's."""
+
+    tokens: int
+    weights: tuple[float, ...]
+
+
 class Prior(_Struct, frozen=True):
     """What was counted of one sampling class, as a mixture of kinds of text.
 
-    ``paths`` are rank paths, parents first; ``confidence`` the share of steps in each confidence class.
+    ``paths`` are rank paths, parents first; ``confidence`` the share of steps in each confidence class; ``lengths``
+    ascend, and are empty where lengths were not counted apart.
 
     Raises:
         ValueError: no distribution, or tables of unequal sizes.
@@ -38,6 +46,7 @@ class Prior(_Struct, frozen=True):
     paths: tuple[tuple[int, ...], ...]
     confidence: tuple[float, ...]
     classes: tuple[TextClass, ...]
+    lengths: tuple[LengthWeights, ...] = ()
 
     def __post_init__(self) -> None:
         _check_distribution("confidence", self.confidence)
@@ -49,6 +58,13 @@ class Prior(_Struct, frozen=True):
                 raise ValueError(f"hazards: {len(one.hazards)} rows, expected {len(self.confidence)}, as of confidence")
             for row in one.hazards:
                 _check_hazards(self.paths, row)
+        tokens = [one.tokens for one in self.lengths]
+        if tokens != sorted(set(tokens)) or min(tokens, default=0) < 0:
+            raise ValueError(f"lengths: expected ascending numbers of tokens, got {tokens}")
+        for length in self.lengths:
+            _check_distribution(f"weights from {length.tokens} tokens on", length.weights)
+            if len(length.weights) != len(self.classes):
+                raise ValueError(f"lengths: {len(length.weights)} weights, expected {len(self.classes)}, as of classes")
 
 
 class StepTime(_Struct, frozen=True):

@@ -4,19 +4,21 @@ Texts differ more from each other than their steps do. Of each text there is tho
 node alike: the log-odds of each question "is the next token this candidate, given that it is none of the better ones?"
 are those that were counted, plus the ease (the model of Rasch, 1960, with nodes for items). A class is a value of it.
 
-Shape suffixes: F folds, T rows of the union of all trees, C classes.
+Long texts are drafted worse than short ones, or better: so there may be weights of the classes for texts of a length.
+
+Shape suffixes: F folds, T rows of the union of all trees, C classes, N contexts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.trees.calibration import Contexts
+from draftwood.trees.calibration import LENGTH_STEP, Contexts
 from draftwood.trees.confidence import split
 from draftwood.trees.measure import visits
 from draftwood.trees.topology import Topology
@@ -24,13 +26,20 @@ from draftwood.trees.topology import Topology
 # Values of the ease in log-odds, and how frequent they are thought to be: a normal distribution of standard deviation
 # 0.6, as much as texts of one kind were found to differ (docs/policy.md). Texts of another kind than was counted lie
 # one to two of them off, all on one side, so the values reach to three.
+SPREAD = 0.6
 EASES = (-1.8, -1.2, -0.6, 0.0, 0.6, 1.2, 1.8)
 WEIGHTS = (0.004, 0.054, 0.242, 0.4, 0.242, 0.054, 0.004)
 # A node that was seldom asked for is thought to be like its level's node of equal rank, and that like its rank, with
 # the weight of so many questions.
 SHRINKAGE = 8.0
 # Halvings of an interval of 6: what is left is far below any standard error.
-CENTRING_STEPS = 16
+HALVINGS = 16
+# Texts of so many tokens and more, up to the next, are alike in length: octaves, as far as calibrations count.
+LENGTHS = (0, *(256 << octave for octave in range(14)))
+# A text of which fewer contexts were counted tells less of its ease.
+ENOUGH = 16
+# Share of the texts of a length that are like those of any: no class is ever ruled out.
+LIKE_ANY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class CountedPrior:
     confidence: tuple[float, ...]
     weights: tuple[float, ...]
     hazards: tuple[tuple[tuple[float, ...], ...], ...]
+    lengths: tuple[tuple[int, tuple[float, ...]], ...]
 
     def value(self) -> dict[str, Any]:
         """As plain values, keys as in a plan and in a manifest."""
@@ -48,7 +58,9 @@ class CountedPrior:
             {"weight": weight, "hazards": [list(row) for row in hazards]}
             for weight, hazards in zip(self.weights, self.hazards, strict=True)
         ]
-        return {"paths": [list(path) for path in self.paths], "confidence": list(self.confidence), "classes": classes}
+        lengths = [{"tokens": tokens, "weights": list(weights)} for tokens, weights in self.lengths]
+        paths, confidence = [list(path) for path in self.paths], list(self.confidence)
+        return {"paths": paths, "confidence": confidence, "classes": classes, "lengths": lengths}
 
 
 def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[int, ...]) -> CountedPrior:
@@ -61,11 +73,14 @@ def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[i
     odds = [_odds(union, visits(part, union).sum(0), pooled) for part in parts]
     shares = tuple(part.total / total if total else 1 / len(parts) for part in parts)
     shift = _centre(union, odds, shares, float(every_T[1:].sum()) / total) if total else 0.0
+    hazards = tuple(tuple(hazards_at(union, one, ease + shift) for one in odds) for ease in EASES)
+    accepted_C = np.array([_accepted(union, shares, rows) for rows in hazards])
     return CountedPrior(
         paths=union.paths,
         confidence=_rounded(shares),
         weights=WEIGHTS,
-        hazards=tuple(tuple(hazards_at(union, one, ease + shift) for one in odds) for ease in EASES),
+        hazards=hazards,
+        lengths=tuple(_by_length(contexts, union, accepted_C)),
     )
 
 
@@ -74,16 +89,50 @@ def _centre(tree: Topology, odds: Sequence[NDArray[np.float64]], shares: Sequenc
 
     Accept length is convex in the ease at its low end, so classes around what was counted would promise more of it.
     """
+
+    def promised(shift: float) -> float:
+        at = [_accepted(tree, shares, [hazards_at(tree, one, ease + shift) for one in odds]) for ease in EASES]
+        return float(np.dot(WEIGHTS, at))
+
+    return _where(promised, accepted)
+
+
+def _by_length(
+    contexts: Contexts, tree: Topology, accepted_C: NDArray[np.float64]
+) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Weights of the classes in texts of so many tokens and more, up to the next; none where all are of one length.
+
+    Texts of a length are thought to differ from all by an ease of their own, as much as texts do: n texts tell it with
+    n / (n + 1) of the truth's variance, and so much of what they say is believed (a normal prior's posterior mean).
+    """
+    known = contexts.where(contexts.steps_N > 0)
+    octave_N = np.searchsorted(LENGTHS, known.steps_N.astype(np.int64) * LENGTH_STEP, side="left") - 1
+    for octave in np.unique(octave_N) if len(np.unique(octave_N)) > 1 else ():
+        visits_FT = visits(known.where(octave_N == octave), tree)
+        texts = float(np.minimum(visits_FT[:, 0] / ENOUGH, 1).sum())
+        accepted = visits_FT[:, 1:].sum() / visits_FT[:, 0].sum()
+        ease = _where(lambda ease: float(_leaning(ease) @ accepted_C), accepted)
+        yield LENGTHS[octave], _rounded(_leaning(ease * texts / (texts + 1)).tolist())
+
+
+def _leaning(ease: float) -> NDArray[np.float64]:
+    """float64[C]: the weights where most eases lie around another one: a normal density is tilted to be shifted."""
+    weights_C = np.array(WEIGHTS) * np.exp(np.array(EASES) * ease / SPREAD**2)
+    return (1 - LIKE_ANY) * weights_C / weights_C.sum() + LIKE_ANY * np.array(WEIGHTS)
+
+
+def _where(promised: Callable[[float], float], accepted: float) -> float:
+    """The ease, within 3 of 0, at which as much is promised."""
     low, high = -3.0, 3.0
-    for _ in range(CENTRING_STEPS):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        classes = [
-            weight * share * _expected(tree, hazards_at(tree, one, ease + middle))
-            for weight, ease in zip(WEIGHTS, EASES, strict=True)
-            for share, one in zip(shares, odds, strict=True)
-        ]
-        low, high = (middle, high) if sum(classes) < accepted else (low, middle)
+        low, high = (middle, high) if promised(middle) < accepted else (low, middle)
     return (low + high) / 2
+
+
+def _accepted(tree: Topology, shares: Sequence[float], hazards: Sequence[Sequence[float]]) -> float:
+    """Accepted tokens of a step of the whole tree in a class, from its hazards by confidence class."""
+    return sum(share * _expected(tree, one) for share, one in zip(shares, hazards, strict=True))
 
 
 def _expected(tree: Topology, hazards: Sequence[float]) -> float:

@@ -56,7 +56,8 @@ class Adaptive:
         fit = self._gears.fitting.at(length, self._slots)
         if not fit.drafting:
             return self._gears.gears[fit.plain] if fit.plain != _NONE else None
-        if not self.bank.plain_us:
+        if self._last == _NONE:
+            self.estimate.begin(length)
             self.bank.credit = self._credit(length, late, fit)
         if fit.plain != _NONE and self._stays_plain(fit.plain):
             return self._gears.gears[fit.plain]

@@ -35,12 +35,14 @@ IDLE_SHARE = 0.005
 class Estimate:
     """The state of one text.
 
-    Example of use: ``estimate.walked(shape, root, path, rank=None)`` after every step, ``tokens()`` before one.
+    Example of use: ``estimate.begin(length)``, then ``tokens()`` before every step and
+    ``walked(shape, root, path, rank=None)`` behind it.
     """
 
     def __init__(self, tables: Tables) -> None:
         self.tables, forest = tables, tables.forest
-        self.weights = list(tables.weights_C)
+        self._first_C = tables.weights_C
+        self.weights = list(self._first_C)
         self._confidence = list(tables.confidence)
         # Probability that the text has changed since its counts were made.
         self._stale = 0.0
@@ -60,6 +62,11 @@ class Estimate:
         self._tokens_S = np.empty(len(forest.shapes))
         self._known: list[float] | None = None
 
+    def begin(self, length: int) -> None:
+        """The text begins behind so many tokens."""
+        self._first_C = self.tables.weights_at(length)
+        self.weights, self._known = list(self._first_C), None
+
     def tokens(self) -> list[float]:
         """Expected accept length of every shape, bonus counted."""
         if self._known is None:
@@ -72,7 +79,7 @@ class Estimate:
         """A step without a draft: nothing is learned, and what is known fades."""
         self._fade()
         rest = 1 - IDLE_SHARE
-        self.weights = [rest * w + IDLE_SHARE * p for w, p in zip(self.weights, self.tables.weights_C, strict=True)]
+        self.weights = [rest * w + IDLE_SHARE * p for w, p in zip(self.weights, self._first_C, strict=True)]
         self._known = None
 
     def walked(self, shape: int, root: int, path: tuple[int, ...], rank: int | None = None) -> None:
@@ -124,7 +131,7 @@ class Estimate:
                 self._counts_2N *= 1 - self._stale
                 self._stale = 0.0
         scale = (1 - SHARE) / total
-        self.weights = [scale * w + SHARE * p for w, p in zip(seen, self.tables.weights_C, strict=True)]
+        self.weights = [scale * w + SHARE * p for w, p in zip(seen, self._first_C, strict=True)]
 
     def _see(self, root: int) -> None:
         """The share of steps in each confidence class, one estimate among so many others."""

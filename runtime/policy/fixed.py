@@ -40,25 +40,23 @@ class Planned:
     """At each length the gear of the least time per token by the tables alone, those of the text's sampling class."""
 
     def __init__(self, gears: Gears, tables: Tables) -> None:
-        self._gears, self._times, self._slots = gears, StepTimes(gears.times), 0
-        weights = tables.weights_C
-        by_class = tables.tokens_CS.T.tolist()
-        self._tokens = [sum(w * t for w, t in zip(weights, row, strict=True)) for row in by_class]
+        self._gears, self._tables, self._times, self._slots = gears, tables, StepTimes(gears.times), 0
 
     def choose(self, length: int, late: int = 0) -> Gear | None:
         plain, drafting = self._gears.fitting.at(length, self._slots)
         fits = [gear for gear in (plain, *drafting) if gear >= 0]
         if not fits:
             return None
-        return self._gears.gears[max(fits, key=lambda g: self._gained(g) / self._times.us(g, length))]
+        tokens = self._tables.tokens_at(length)
+        return self._gears.gears[max(fits, key=lambda g: self._gained(g, tokens) / self._times.us(g, length))]
 
     def observe(self, outcome: Outcome) -> None:
         self._slots = max(self._slots, outcome.gear.slots)
 
     def expected(self, gear: Gear, length: int) -> Expected:
         g = self._gears.number[gear.name]
-        return Expected(self._gained(g), self._times.us(g, length))
+        return Expected(self._gained(g, self._tables.tokens_at(length)), self._times.us(g, length))
 
-    def _gained(self, gear: int) -> float:
+    def _gained(self, gear: int, tokens: list[float]) -> float:
         shape = self._gears.shape[gear]
-        return self._tokens[shape] if shape >= 0 else 1.0
+        return tokens[shape] if shape >= 0 else 1.0

@@ -34,7 +34,8 @@ class Tables:
     """Immutable tables of one sampling class over a forest.
 
     Args:
-        weights_C: of the text classes.
+        weights_C: of the text classes, where nothing is known of a text's length.
+        lengths: weights of the classes in texts that begin behind so many tokens and more, ascending.
         strength: how many observed answers outweigh the mixture's expectation at a root.
         confidence: share of steps in each root; budget trees' roots have 1.
         reach_CM: probability that a step's walk comes to a node, its root given.
@@ -47,6 +48,7 @@ class Tables:
 
     forest: Forest
     weights_C: tuple[float, ...]
+    lengths: tuple[tuple[int, tuple[float, ...]], ...]
     strength: float
     confidence: tuple[float, ...]
     reach_CM: NDArray[np.float64]
@@ -55,6 +57,15 @@ class Tables:
     reached_M: list[list[float]]
     outside_SM: list[list[list[float] | None]]
     beyond_M: list[list[float]]
+
+    def weights_at(self, length: int) -> tuple[float, ...]:
+        """Of the text classes, in a text that begins behind ``length`` tokens."""
+        return next((weights for tokens, weights in reversed(self.lengths) if length >= tokens), self.weights_C)
+
+    def tokens_at(self, length: int) -> list[float]:
+        """Accept length that is expected of each shape in a text that begins behind ``length`` tokens."""
+        found: list[float] = np.dot(self.weights_at(length), self.tokens_CS).tolist()
+        return found
 
 
 def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
@@ -66,11 +77,11 @@ def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
     reach_CM = np.ones((len(weights), len(forest.parent)))
     for node in range(forest.roots, len(forest.parent)):
         reach_CM[:, node] = reach_CM[:, forest.parent[node]] * hazard_CM[:, node]
-    total = sum(weights)
     own = (1.0,) * (forest.roots - forest.classes)
     return Tables(
         forest=forest,
-        weights_C=tuple(weight / total for weight in weights),
+        weights_C=_normalised(weights),
+        lengths=tuple((one.tokens, _normalised(one.weights)) for one in prior.lengths) if prior is not None else (),
         strength=STRENGTH if prior is not None else WEAK_STRENGTH,
         confidence=(*confidence, *own),
         reach_CM=reach_CM,
@@ -80,6 +91,11 @@ def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
         outside_SM=[_outside(forest, reach_CM, s) for s in range(len(forest.shapes))],
         beyond_M=[(reach_CM[:, u] - reach_CM[:, list(c.values())].sum(1)).tolist() for u, c in enumerate(forest.child)],
     )
+
+
+def _normalised(weights: tuple[float, ...]) -> tuple[float, ...]:
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
 
 
 def _weak(forest: Forest) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.gears import planning_of
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import BundleError, TreeError
+from draftwood.planning import LengthWeights, Prior, TextClass
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -155,6 +156,22 @@ def test_a_plan_without_lengths_gives_trees_and_what_was_counted(tmp_path: Path)
     gears = tuple(GearSpec((name,), 128) for name, _ in specs.trees)
     planning = planning_of(specs.plan, gears)
     assert planning.times == () and planning.sampled is None and planning.greedy.paths
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([(256, 0.5), (0, 0.5)], r"expected ascending numbers of tokens, got \[256, 0\]"),
+        ([(-1, 0.5)], "expected ascending numbers of tokens"),
+        ([(0, 0.6)], "weights from 0 tokens on: expected shares that add up to 1"),
+        ([(0, 1.0)], "lengths: 1 weights, expected 2, as of classes"),
+    ],
+)
+def test_weights_by_length_that_are_none_are_refused(lengths: list[tuple[int, float]], said: str) -> None:
+    classes = tuple(TextClass(weight=0.5, hazards=((q,),)) for q in (0.2, 0.8))
+    own = tuple(LengthWeights(tokens=n, weights=(w,) if w == 1 else (0.5, w)) for n, w in lengths)
+    with pytest.raises(ValueError, match=said):
+        Prior(paths=((0,),), confidence=(1.0,), classes=classes, lengths=own)
 
 
 def test_gears_of_one_name_are_told_apart() -> None:

@@ -14,11 +14,9 @@ from draftwood.tools.commands.calibrate import executor_of, parse_temperatures
 from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
 from draftwood.tools.measure.traffic import widest_gear
 from draftwood.tools.prompts import read_prompts
-from draftwood.tools.training import counted_paths
 from draftwood.tools.training.visited import visited
-from draftwood.trees import RankPaths
 from draftwood.trees.calibration import Calibration
-from draftwood.trees.calibration_file import read_calibration, write_calibration
+from draftwood.trees.calibration_file import read_calibration
 
 TOKENS = 10
 
@@ -131,6 +129,14 @@ def test_the_command_and_a_plan_of_what_it_counted(
     assert trees and all(tree["expected"]["counted"] >= 1 for tree in trees)
 
 
+def test_answers_behind_documents_are_counted_at_their_lengths(
+    prompts: Path, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    stats, options = tmp_path / "stats.bin", [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "8"]
+    assert main(["calibrate", *options, "--behind", "0,100", "--out", str(stats)]) == 0
+    assert set(read_calibration(stats).contexts.steps_N.tolist()) >= {1, 2}
+
+
 @pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])
 def test_temperatures_that_are_none(text: str) -> None:
     with pytest.raises(RequestError, match="--temperature"):
@@ -193,20 +199,3 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
     assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == 0
-
-
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
-def test_statistics_become_rank_paths(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    calibration = Calibration()
-    for path, times in {(0, 2): 3, (): 2, (1, 20): 1}.items():
-        for _ in range(times):
-            calibration.add(path, group="text", sampled=kind == "sampled")
-    write_calibration(calibration, tmp_path / "stats.bin")
-    line = [str(tmp_path / "stats.bin"), "--drafter", str(tmp_path)]
-    assert counted_paths.main(line) == 0 and "6 contexts" in capsys.readouterr().out
-    stored = RankPaths.from_json((tmp_path / f"rank_paths_{kind}.json").read_text())
-    assert dict(stored.items()) == {(0, 2): 3, (): 2, (1,): 1}  # a tree has 16 candidates at most
-    calibration.add((0,), group="text", sampled=kind == "greedy")
-    write_calibration(calibration, tmp_path / "stats.bin")
-    assert counted_paths.main(line) == 2
-    assert f"{1 if kind == 'greedy' else 6} of 7 contexts are of sampled text" in capsys.readouterr().err

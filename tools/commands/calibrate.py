@@ -17,6 +17,8 @@ from draftwood.files import read_regular
 from draftwood.tools.commands.arguments import add_verify_argument
 
 if TYPE_CHECKING:
+    from draftwood.runtime.text.tokenizer import Tokenizer
+    from draftwood.tools.prompts import Prompt
     from draftwood.trees.calibration import Calibration
 
 
@@ -34,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked; or demo-medusa ...")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, metavar="N", help="prompts to use (default: all)")
+    parser.add_argument(
+        "--behind",
+        metavar="N[,N...]",
+        help="put prompts behind others of the file, up to so many tokens in turn",
+    )
     parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
     parser.add_argument("--levels", type=int, default=5, metavar="D", help="how deep an EAGLE-3 layer is followed")
@@ -81,7 +88,6 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.speculation.sampling import Sampling
     from draftwood.tools.measure.traffic import count_traffic
-    from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
     bundle = Bundle.open(args.bundle, args.verify)
@@ -90,7 +96,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
             f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )
     share_threads()
-    engine, prompts = open_engine(bundle), read_prompts(args.prompts, args.limit)
+    engine, prompts = open_engine(bundle), _prompts(args, bundle.tokenizer)
     for temperature in parse_temperatures(args.temperature):
         sampling = Sampling(temperature=temperature, seed=args.seed)
         options = Options(max_new_tokens=args.max_new_tokens, sampling=sampling)
@@ -108,9 +114,9 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         RequestError: an option that makes no sense, or a prompt that does not fit.
         CheckpointError: teacher or drafter cannot be used.
     """
+    from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.demo import resolve
     from draftwood.tools.measure.counting import count_all, jobs
-    from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
     if args.drafter is None:
@@ -119,9 +125,10 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         raise RequestError("--scheduler and --workers do not go together; the cluster says how many workers there are")
     if min(args.workers, args.levels, args.max_new_tokens) < 1:
         raise RequestError("--workers, --levels and --max-new-tokens: expected 1 or more of each")
+    teacher = resolve(args.model)
     work = jobs(
-        read_prompts(args.prompts, args.limit),
-        resolve(args.model),
+        _prompts(args, Tokenizer.load(teacher) if args.behind is not None else None),
+        teacher,
         resolve(args.drafter),
         temperatures=parse_temperatures(args.temperature),
         max_new_tokens=args.max_new_tokens,
@@ -133,6 +140,20 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
             write_calibration(calibration, args.out)
             total = calibration.contexts.total
             print(f"{number} of {len(work)} jobs, {total} contexts", file=sys.stderr, flush=True)
+
+
+def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Prompt]:
+    """Those of the file; with ``--behind`` its conversations begin behind documents."""
+    from draftwood.tools.documents import behind_in_turn
+    from draftwood.tools.prompts import read_prompts
+
+    prompts = read_prompts(args.prompts, args.limit)
+    if args.behind is None or tokenizer is None:
+        return prompts
+    lengths = [int(part) if part.isdecimal() else -1 for part in args.behind.split(",")]
+    if min(lengths) < 0:
+        raise RequestError(f"--behind {args.behind}: expected tokens of 0 or more, separated by commas, such as 0,512")
+    return behind_in_turn(prompts, lengths, tokenizer)
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:

@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.tools.comparison.check import check, sample_prompts
 
-    paths = demo.rank_paths(0.0, args.drafter)
+    paths = demo.counted(args.drafter, sampled=False).rank_paths()
     trees = [(f"planned-{rows}", paths.best_tree(rows - 1)) for rows in TREE_ROWS]
     if not args.json:
         _print_plan(paths, trees)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from draftwood.compiler.drafters.registry import check_tree, names, open_drafter
 from draftwood.errors import RequestError, TreeError
-from draftwood.trees import RankPaths, Topology
+from draftwood.trees import Topology
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.spec import Budget
 
 if TYPE_CHECKING:
@@ -58,10 +60,6 @@ def can_draft(drafter: str, tree: Topology | Budget) -> bool:
     return True
 
 
-def rank_paths(temperature: float, drafter: str) -> RankPaths:
-    """The rank paths that the demo teacher's own text took through the candidates of a shipped drafter.
-
-    They were counted twice, on greedy text and on text sampled at temperature 0.8.
-    """
-    path = NAMES[drafter] / f"rank_paths_{'sampled' if temperature else 'greedy'}.json"
-    return RankPaths.from_json(path.read_text(), str(path))
+def counted(drafter: str, sampled: bool) -> Calibration:
+    """What was counted of a shipped drafter's candidates in the demo teacher's text, greedy, or sampled at 0.8."""
+    return read_calibration(NAMES[drafter] / f"{'sampled' if sampled else 'greedy'}.stats")

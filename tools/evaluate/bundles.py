@@ -11,10 +11,10 @@ import msgspec
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools import demo
+from draftwood.tools.demo import counted
 from draftwood.tools.demo.sizes import bundle_name, digest, models
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.calibration import Calibration
-from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.gears import Limits
 from draftwood.trees.spec import MAX_ROWS, Budget
 
@@ -141,11 +141,6 @@ def with_trees(bundle: Bundle, trees: Trees) -> Bundle:
     found = msgspec.structs.replace(manifest, trees=manifest.trees + new_trees, gears=manifest.gears + new_gears)
     topologies = bundle.trees | {name: (tree, tensorize(tree)) for name, tree in fixed}
     return Bundle(bundle.folder, found, topologies, bundle.files, bundle.verified)
-
-
-def counted(drafter: str, sampled: bool) -> Calibration:
-    """The rank paths that the demo teacher's own text took through a shipped drafter's candidates."""
-    return read_calibration(demo.resolve(drafter) / f"rank_paths_{'sampled' if sampled else 'greedy'}.json")
 
 
 def kv_lengths(reach: int) -> tuple[int, ...]:

@@ -22,7 +22,9 @@ from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_times
 from draftwood.tools import demo
+from draftwood.tools.demo import counted
 from draftwood.tools.demo.sizes import models
+from draftwood.tools.documents import behind_documents
 from draftwood.tools.evaluate import bundles
 from draftwood.tools.evaluate.peers import Generate, open_peer
 from draftwood.tools.evaluate.prefilled import Prefilled
@@ -66,7 +68,7 @@ class Opened:
     @cached_property
     def tree(self) -> str:
         """The gear of the fixed tree that promises most tokens a second, by counted paths and measured times."""
-        bundle, paths = self.engine.bundle, bundles.counted(self.drafter, sampled=False).rank_paths()
+        bundle, paths = self.engine.bundle, counted(self.drafter, sampled=False).rank_paths()
         gears = Policies(bundle, "adaptive", times=self.times).gears
         slots = min(gear.slots for gear in bundle.manifest.gears)
 
@@ -237,12 +239,5 @@ def texts(engine: CpuEngine, prompts: list[Prompt], length: int) -> Iterator[tup
     tokenizer = engine.bundle.tokenizer
     assert tokenizer is not None, "the demo teacher has a tokenizer"
     for at in (at for first in range(STRIDE) for at in range(first, len(prompts), STRIDE)):
-        room = length - len(tokenizer.chat([{"role": "user", "content": prompts[at].text}]))
-        if room < 0:
-            continue
-        others, before = prompts[at + 1 :] + prompts[:at], list[int]()
-        while len(before) < room:  # a short file is read again
-            for other in others or prompts:
-                before += tokenizer.encode(other.text + "\n\n")
-        context = tokenizer.decode(before[:room])
-        yield prompts[at].id, tokenizer.chat([{"role": "user", "content": context + "\n\n" + prompts[at].text}])
+        if found := behind_documents(prompts, at, length, tokenizer):
+            yield found.id, tokenizer.chat([{"role": "user", "content": found.text}])

@@ -13,7 +13,7 @@ HEADING = ("gear", "trees", "rows", "KV", "text to", "greedy", "sampled", "step 
 
 
 def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> list[dict[str, Any]]:
-    """A gear at a time: tokens expected of a step, and its time behind half of the longest text that it fits.
+    """A gear at a time: tokens expected of a step and its time, behind half of the longest text that it fits.
 
     Tokens are None where no plan says what to expect, times where neither ``tune`` nor a plan has measured.
     """
@@ -30,8 +30,8 @@ def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> lis
                 "rows": gears.rows[number],
                 "slots": gear.slots,
                 "longest_text": longest,
-                "tokens_greedy": _tokens(gears, gears.greedy, number),
-                "tokens_sampled": _tokens(gears, gears.sampled, number),
+                "tokens_greedy": _tokens(gears, gears.greedy, number, longest // 2),
+                "tokens_sampled": _tokens(gears, gears.sampled, number, longest // 2),
                 "step_ms": ms,
                 "graph": gear.graph,
                 "timed": None if ms is None else "this machine" if tuned else "the plan",
@@ -40,11 +40,11 @@ def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> lis
     return found
 
 
-def _tokens(gears: Gears, tables: Tables, number: int) -> float | None:
+def _tokens(gears: Gears, tables: Tables, number: int, length: int) -> float | None:
     shape = gears.shape[number]
     if shape < 0:
         return 1.0
-    return float(tables.tokens_CS[:, shape] @ tables.weights_C) if gears.planning else None
+    return tables.tokens_at(length)[shape] if gears.planning else None
 
 
 def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:

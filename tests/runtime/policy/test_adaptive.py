@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.planning import StepTime
+from draftwood.planning import LengthWeights, Planning, Prior, StepTime, TextClass
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.runtime.policy.adaptive import DWELL, LONGEST_WAIT, TRY, UPPER
 from draftwood.runtime.policy.bank import EXTRA, HOPED, LEAST_CREDIT, LEAST_SHARE, MOST_CREDIT, credit
+from draftwood.runtime.policy.fixed import Planned
 from draftwood.runtime.policy.times import Paces, time_table
 from draftwood.trees import Topology
 
@@ -249,6 +250,40 @@ def test_a_text_of_little_hope_begins_plainly() -> None:
     slow = {name: us * (1.0 if name == "plain" else 4.0) for name, us in US.items()}
     policy, gears = adaptive(slow, greedy=False)
     assert [played(policy, gears, (), slow).gear.name for _ in range(20)] == ["plain"] * 20
+
+
+@pytest.mark.parametrize("kind", [Adaptive, Planned])
+def test_a_length_at_which_drafts_were_not_worth_it_is_believed(kind: type[Adaptive] | type[Planned]) -> None:
+    counted = Prior(
+        paths=((0,), (0, 0), (0, 0, 0)),
+        confidence=(1.0,),
+        classes=tuple(TextClass(weight=0.5, hazards=((q, q, q),)) for q in (0.1, 0.9)),
+        lengths=(LengthWeights(tokens=0, weights=(0.1, 0.9)), LengthWeights(tokens=1024, weights=(0.9, 0.1))),
+    )
+    planning = Planning(bounds=(), greedy=counted, sampled=None, times=())
+    gears = gears_of(chains(3), US, planning=planning)
+
+    def first(length: int) -> str:
+        policy = Adaptive(gears, gears.greedy, TOKENS) if kind is Adaptive else Planned(gears, gears.greedy)
+        chosen = policy.choose(length)
+        assert chosen is not None
+        expected = policy.expected(gears.gears[1], length)
+        share = 0.9 if length < 1024 else 0.1
+        assert expected.tokens == pytest.approx(1 + share * 2.439 + (1 - share) * 0.111, rel=0.03)
+        return chosen.name
+
+    assert [first(length) for length in (100, 1023, 1024, 4000)] == ["chain-3", "chain-3", "plain", "plain"]
+
+
+def test_a_text_keeps_the_beliefs_that_it_began_with() -> None:
+    weights = [LengthWeights(tokens=0, weights=(0.1, 0.9)), LengthWeights(tokens=200, weights=(0.9, 0.1))]
+    classes = tuple(TextClass(weight=0.5, hazards=((q,),)) for q in (0.1, 0.9))
+    counted = Prior(paths=((0,),), confidence=(1.0,), classes=classes, lengths=tuple(weights))
+    gears = gears_of(chains(1), US, planning=Planning(bounds=(), greedy=counted, sampled=None, times=()))
+    policy = Adaptive(gears, gears.greedy, TOKENS)
+    for step in range(4):
+        played(policy, gears, (0,), US, length=198 + 2 * step)
+    assert policy.estimate.weights[1] > 0.95
 
 
 @pytest.mark.parametrize("tuned", [True, False])

@@ -53,7 +53,7 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     counted = Calibration()
     for number, path in enumerate([(0, 0), (0, 1), (1,), (0,), (1, 0), (2,), ()] * 3):
         counted.add(path, group=f"text {number}")
-    for module in (bundles, shapes, budget, steps, coupled, ablations):
+    for module in (bundles, lab, shapes, budget, steps, coupled, ablations):
         monkeypatch.setattr(module, "counted", lambda *_, **__: counted)
     for name in ("planned_bundle", "tree_bundle", "windowed_bundle", "bitwise_bundle", "quantised_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)

@@ -15,8 +15,9 @@ import msgspec
 
 from draftwood.runtime.engines import Engine
 from draftwood.tools import demo
+from draftwood.tools.demo import counted
 from draftwood.tools.evaluate import asked
-from draftwood.tools.evaluate.bundles import Trees, counted
+from draftwood.tools.evaluate.bundles import Trees
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.protocol import PLAIN, Way, warm_up
 from draftwood.tools.evaluate.protocol import measure as measured

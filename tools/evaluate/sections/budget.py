@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from draftwood.tools import demo
+from draftwood.tools.demo import counted
 from draftwood.tools.evaluate import draw
-from draftwood.tools.evaluate.bundles import Trees, counted
+from draftwood.tools.evaluate.bundles import Trees
 from draftwood.tools.evaluate.protocol import PLAIN
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
 from draftwood.tools.evaluate.sections import shapes

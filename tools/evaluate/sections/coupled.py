@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from draftwood.runtime.bundle import Bundle
+from draftwood.tools.demo import counted
 from draftwood.tools.evaluate import asked, draw
-from draftwood.tools.evaluate.bundles import counted
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.noises import NoNoise, OtherNoise
 from draftwood.tools.evaluate.protocol import PLAIN, Way, warm_up

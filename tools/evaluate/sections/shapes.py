@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwood.tools import demo
+from draftwood.tools.demo import counted
 from draftwood.tools.evaluate import asked, draw
-from draftwood.tools.evaluate.bundles import Trees, counted
+from draftwood.tools.evaluate.bundles import Trees
 from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.protocol import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.evaluate.protocol import measure as measured

@@ -11,8 +11,9 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from draftwood.tools.demo import counted
 from draftwood.tools.evaluate import draw
-from draftwood.tools.evaluate.bundles import Trees, counted
+from draftwood.tools.evaluate.bundles import Trees
 from draftwood.tools.evaluate.lab import Lab, Opened
 from draftwood.tools.evaluate.section import Block, Figure, Row, Section, Table, Task
 from draftwood.tools.evaluate.suite import Ask, Suite

@@ -1,0 +1,50 @@
+"""Long prompts made of short ones."""
+
+import pytest
+
+from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools import demo
+from draftwood.tools.cli import main
+from draftwood.tools.documents import behind_documents, behind_in_turn
+from draftwood.tools.prompts import BUILT_IN, Prompt, read_prompts
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(demo.NAMES["demo"])
+
+
+@pytest.mark.parametrize("tokens", [100, 700, 3000])
+def test_a_question_comes_behind_others_up_to_its_length(tokenizer: Tokenizer, tokens: int) -> None:
+    prompts = read_prompts(BUILT_IN)
+    found = behind_documents(prompts, 3, tokens, tokenizer)
+    assert found is not None and found.text.endswith("\n\n" + prompts[3].text)
+    assert found.text.startswith(prompts[4].text) and found.conversation == prompts[3].conversation
+    # Prompts are read again as one text, where a word next to another may be other tokens.
+    assert len(tokenizer.chat([{"role": "user", "content": found.text}])) == pytest.approx(tokens, rel=0.04)
+    assert behind_documents(prompts, 3, 5, tokenizer) is None
+
+
+def test_conversations_take_lengths_in_turn_and_later_turns_none(tokenizer: Tokenizer) -> None:
+    prompts = [
+        Prompt(id=f"{name}/{turn}", text=f"What is {name} {turn}?", conversation=name, source="")
+        for name in "abc"
+        for turn in (1, 2)
+    ]
+    found = behind_in_turn(prompts, (0, 200), tokenizer)
+    assert [one.id for one in found] == [one.id for one in prompts]
+    assert [one != other for one, other in zip(found, prompts, strict=True)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "far", "-1", "1,,2", "0.5"])
+def test_lengths_that_are_none(text: str, tmp_path, capsys) -> None:
+    line = ["calibrate", "--model", "demo", "--drafter", "demo-medusa", "--behind", text]
+    assert main([*line, "--out", str(tmp_path / "x.stats")]) == 2
+    assert "--behind" in capsys.readouterr().err and not (tmp_path / "x.stats").exists()
