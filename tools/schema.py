@@ -22,7 +22,7 @@ from draftwood.tools.script import refusing
 
 def manifest_schema() -> dict[str, Any]:
     """JSON Schema, draft 2020-12, of ``manifest.json``."""
-    schema = msgspec.to_builtins(msgspec.json.schema(Manifest))  # a default of () is []
+    schema = json.loads(json.dumps(msgspec.json.schema(Manifest)))  # tuples become lists
     for struct in schema["$defs"].values():
         struct["description"] = inspect.cleandoc(struct["description"])
     schema["$defs"]["Manifest"]["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
