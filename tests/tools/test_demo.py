@@ -39,11 +39,11 @@ def test_the_counts_fit_the_drafter(sampled: bool, drafter: str) -> None:
     assert demo.can_draft(drafter, tree) and 1.5 < paths.expected_accept_length(tree) < 1 + tree.depth
 
 
-@pytest.mark.parametrize("drafter", demo.DRAFTERS)
-def test_texts_behind_documents_are_believed_to_be_harder(drafter: str) -> None:
-    """By every count of ours; a text begins with what was counted at its length."""
-    for sampled in (False, True):
-        prior = counted_prior(demo.counted(drafter, sampled).contexts, [Topology.chain(4)], ())
-        accepted = [np.cumprod(hazards).sum() for (hazards,) in prior.hazards]
-        found = {tokens: float(np.dot(weights, accepted)) for tokens, weights in prior.lengths}
-        assert set(found) >= {0, 256, 512, 1024, 2048} and found[0] > found[2048]
+@pytest.mark.parametrize("drafter", [name for name in demo.DRAFTERS if name != "demo-medusa"])
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_texts_behind_documents_are_believed_to_be_harder(drafter: str, sampled: bool) -> None:
+    """By every drafter that looks at the text; Medusa's heads look at one state."""
+    prior = counted_prior(demo.counted(drafter, sampled).contexts, [Topology.chain(4)], ())
+    accepted = [np.cumprod(hazards).sum() for (hazards,) in prior.hazards]
+    found = {tokens: float(np.dot(weights, accepted)) for tokens, weights in prior.lengths}
+    assert set(found) == {0, 256, 512, 1024} and found[0] > 1.05 * found[1024]

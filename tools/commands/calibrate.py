@@ -96,7 +96,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
             f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )
     share_threads()
-    engine, prompts = open_engine(bundle), _prompts(args, bundle.tokenizer)
+    engine, prompts = open_engine(bundle), _prompts(args, bundle.tokenizer, bundle.manifest.dims.context)
     for temperature in parse_temperatures(args.temperature):
         sampling = Sampling(temperature=temperature, seed=args.seed)
         options = Options(max_new_tokens=args.max_new_tokens, sampling=sampling)
@@ -114,6 +114,7 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         RequestError: an option that makes no sense, or a prompt that does not fit.
         CheckpointError: teacher or drafter cannot be used.
     """
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.demo import resolve
     from draftwood.tools.measure.counting import count_all, jobs
@@ -126,8 +127,9 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
     if min(args.workers, args.levels, args.max_new_tokens) < 1:
         raise RequestError("--workers, --levels and --max-new-tokens: expected 1 or more of each")
     teacher = resolve(args.model)
+    tokenizer = Tokenizer.load(teacher) if args.behind is not None else None
     work = jobs(
-        _prompts(args, Tokenizer.load(teacher) if args.behind is not None else None),
+        _prompts(args, tokenizer, Checkpoint.open(teacher).config.max_positions),
         teacher,
         resolve(args.drafter),
         temperatures=parse_temperatures(args.temperature),
@@ -142,8 +144,8 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
             print(f"{number} of {len(work)} jobs, {total} contexts", file=sys.stderr, flush=True)
 
 
-def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Prompt]:
-    """Those of the file; with ``--behind`` its conversations begin behind documents."""
+def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None, context: int) -> list[Prompt]:
+    """Those of the file; with ``--behind`` its conversations begin behind documents, within a text's ``context``."""
     from draftwood.tools.documents import behind_in_turn
     from draftwood.tools.prompts import read_prompts
 
@@ -153,6 +155,10 @@ def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Prom
     lengths = [int(part) if part.isdecimal() else -1 for part in args.behind.split(",")]
     if min(lengths) < 0:
         raise RequestError(f"--behind {args.behind}: expected tokens of 0 or more, separated by commas, such as 0,512")
+    if max(lengths) + args.max_new_tokens > context:
+        print(
+            f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out", file=sys.stderr
+        )
     return behind_in_turn(prompts, lengths, tokenizer)
 
 
