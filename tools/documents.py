@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.prompts import Prompt
+from draftwood.tools.prompts import Prompt, chat_ids
 
 
 def behind_documents(prompts: Sequence[Prompt], at: int, tokens: int, tokenizer: Tokenizer) -> Prompt | None:
     """The prompt at a place behind the others, of about so many tokens in all; None where it alone has more."""
     question = prompts[at]
-    chat = [{"role": "user", "content": question.text}]
-    room = tokens - len(tokenizer.chat(chat) if tokenizer.has_chat else tokenizer.encode(question.text))
+    room = tokens - _tokens(question, tokenizer)
     if room < 0:
         return None
     others, before = [*prompts[at + 1 :], *prompts[:at]], list[int]()
@@ -23,13 +22,23 @@ def behind_documents(prompts: Sequence[Prompt], at: int, tokens: int, tokenizer:
     return replace(question, text=tokenizer.decode(before[:room]) + "\n\n" + question.text)
 
 
-def behind_in_turn(prompts: Sequence[Prompt], lengths: Sequence[int], tokenizer: Tokenizer) -> list[Prompt]:
-    """Conversations that begin behind documents of one length after the other; as they are where that is 0."""
-    begun: dict[str, int] = {}
-    found = list(prompts)
+def behind_in_turn(
+    prompts: Sequence[Prompt], lengths: Sequence[int], tokenizer: Tokenizer, longest: int
+) -> list[Prompt]:
+    """Conversations that begin behind documents of one length after the other; as they are where that is 0.
+
+    Those that would begin with more than ``longest`` tokens are left out.
+    """
+    begun: dict[str, bool] = {}
+    found = []
     for at, prompt in enumerate(prompts):
         if prompt.conversation not in begun:
-            tokens = lengths[len(begun) % len(lengths)]
-            begun[prompt.conversation] = tokens
-            found[at] = behind_documents(prompts, at, tokens, tokenizer) or prompt
+            prompt = behind_documents(prompts, at, lengths[len(begun) % len(lengths)], tokenizer) or prompt
+            begun[prompt.conversation] = _tokens(prompt, tokenizer) <= longest
+        if begun[prompt.conversation]:
+            found.append(prompt)
     return found
+
+
+def _tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
+    return len(chat_ids(tokenizer, [{"role": "user", "content": prompt.text}]))

@@ -16,6 +16,7 @@ from typing import Any
 from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
 
@@ -90,9 +91,15 @@ def first_turns(bundle: Bundle, prompts: list[Prompt]) -> dict[str, list[int]]:
         raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
     found = {}
     for prompt in prompts:
-        message = [{"role": "user", "content": prompt.text}]
-        found[prompt.id] = tokenizer.chat(message) if tokenizer.has_chat else tokenizer.encode(prompt.text)
+        found[prompt.id] = chat_ids(tokenizer, [{"role": "user", "content": prompt.text}])
     return found
+
+
+def chat_ids(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
+    """A chat's token ids; where the tokenizer has no template for one, those of its messages, line by line."""
+    if tokenizer.has_chat:
+        return tokenizer.chat(messages)
+    return tokenizer.encode("\n".join(message["content"] for message in messages))
 
 
 def _parse(path: Path, number: int, line: str) -> list[Prompt]:

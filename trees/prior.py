@@ -107,7 +107,8 @@ def _by_length(
     """
     known = contexts.where(contexts.steps_N > 0)
     octave_N = np.searchsorted(LENGTHS, known.steps_N.astype(np.int64) * LENGTH_STEP, side="left") - 1
-    for octave in np.unique(octave_N) if len(np.unique(octave_N)) > 1 else ():
+    octaves = np.unique(octave_N)
+    for octave in octaves if len(octaves) > 1 else ():
         visits_FT = visits(known.where(octave_N == octave), tree)
         texts = float(np.minimum(visits_FT[:, 0] / ENOUGH, 1).sum())
         accepted = visits_FT[:, 1:].sum() / visits_FT[:, 0].sum()

@@ -134,7 +134,11 @@ def test_answers_behind_documents_are_counted_at_their_lengths(
 ) -> None:
     stats, options = tmp_path / "stats.bin", [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "8"]
     assert main(["calibrate", *options, "--behind", "0,100", "--out", str(stats)]) == 0
-    assert set(read_calibration(stats).contexts.steps_N.tolist()) >= {1, 2}
+    counted = read_calibration(stats)
+    assert set(counted.contexts.steps_N.tolist()) >= {1, 2}
+    past = Bundle.open(tiny_bundle).manifest.dims.context
+    assert main(["calibrate", *options, "--behind", f"0,{past}", "--out", str(tmp_path / "less.bin")]) == 0
+    assert 0 < len(read_calibration(tmp_path / "less.bin").sources) < len(counted.sources)
 
 
 @pytest.mark.parametrize("text", ["", "warm", "-1", "0,inf", "nan"])

@@ -33,16 +33,11 @@ def test_conversations_take_lengths_in_turn_and_later_turns_none(tokenizer: Toke
         for name in "abc"
         for turn in (1, 2)
     ]
-    found = behind_in_turn(prompts, (0, 200), tokenizer)
+    found = behind_in_turn(prompts, (0, 200), tokenizer, 2000)
     assert [one.id for one in found] == [one.id for one in prompts]
-    assert [one != other for one, other in zip(found, prompts, strict=True)] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
+    changed = [one.id for one, other in zip(found, prompts, strict=True) if one != other]
+    assert changed == ["b/1"]
+    assert [one.conversation for one in behind_in_turn(prompts, (0, 200), tokenizer, 100)] == ["a", "a", "c", "c"]
 
 
 @pytest.mark.parametrize("text", ["", "far", "-1", "1,,2", "0.5"])

@@ -88,6 +88,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.speculation.sampling import Sampling
     from draftwood.tools.measure.traffic import count_traffic
+    from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
     bundle = Bundle.open(args.bundle, args.verify)
@@ -96,7 +97,9 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
             f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )
     share_threads()
-    engine, prompts = open_engine(bundle), _prompts(args, bundle.tokenizer, bundle.manifest.dims.context)
+    engine, prompts = open_engine(bundle), read_prompts(args.prompts, args.limit)
+    if args.behind is not None:
+        prompts = _behind(prompts, args, bundle.tokenizer, bundle.manifest.dims.context)
     for temperature in parse_temperatures(args.temperature):
         sampling = Sampling(temperature=temperature, seed=args.seed)
         options = Options(max_new_tokens=args.max_new_tokens, sampling=sampling)
@@ -118,6 +121,7 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.demo import resolve
     from draftwood.tools.measure.counting import count_all, jobs
+    from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
     if args.drafter is None:
@@ -126,10 +130,11 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         raise RequestError("--scheduler and --workers do not go together; the cluster says how many workers there are")
     if min(args.workers, args.levels, args.max_new_tokens) < 1:
         raise RequestError("--workers, --levels and --max-new-tokens: expected 1 or more of each")
-    teacher = resolve(args.model)
-    tokenizer = Tokenizer.load(teacher) if args.behind is not None else None
+    teacher, prompts = resolve(args.model), read_prompts(args.prompts, args.limit)
+    if args.behind is not None:
+        prompts = _behind(prompts, args, Tokenizer.load(teacher), Checkpoint.open(teacher).config.max_positions)
     work = jobs(
-        _prompts(args, tokenizer, Checkpoint.open(teacher).config.max_positions),
+        prompts,
         teacher,
         resolve(args.drafter),
         temperatures=parse_temperatures(args.temperature),
@@ -144,22 +149,18 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
             print(f"{number} of {len(work)} jobs, {total} contexts", file=sys.stderr, flush=True)
 
 
-def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None, context: int) -> list[Prompt]:
-    """Those of the file; with ``--behind`` its conversations begin behind documents, within a text's ``context``."""
+def _behind(prompts: list[Prompt], args: argparse.Namespace, tokenizer: Tokenizer, context: int) -> list[Prompt]:
+    """The prompts behind documents as ``--behind`` asks, those that leave an answer room in a text of ``context``."""
     from draftwood.tools.documents import behind_in_turn
-    from draftwood.tools.prompts import read_prompts
 
-    prompts = read_prompts(args.prompts, args.limit)
-    if args.behind is None or tokenizer is None:
-        return prompts
     lengths = [int(part) if part.isdecimal() else -1 for part in args.behind.split(",")]
     if min(lengths) < 0:
         raise RequestError(f"--behind {args.behind}: expected tokens of 0 or more, separated by commas, such as 0,512")
-    if max(lengths) + args.max_new_tokens > context:
-        print(
-            f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out", file=sys.stderr
-        )
-    return behind_in_turn(prompts, lengths, tokenizer)
+    found = behind_in_turn(prompts, lengths, tokenizer, context - args.max_new_tokens)
+    if len(found) < len(prompts):
+        said = f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out"
+        print(said, file=sys.stderr)
+    return found
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:

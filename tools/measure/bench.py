@@ -21,7 +21,7 @@ from draftwood.runtime.policy import Policies
 from draftwood.runtime.speculation.sampling import Sampling, margin
 from draftwood.runtime.trace import Trace
 from draftwood.tools.comparison import single
-from draftwood.tools.prompts import Prompt
+from draftwood.tools.prompts import Prompt, chat_ids
 from draftwood.trees import Topology, tensorize
 
 # Two logits decide, each off by the noise; and the noise is the worst of a sample, so twice that again.
@@ -101,8 +101,7 @@ def turn_prompts(
         if prompt.conversation in answers:
             messages.append({"role": "assistant", "content": tokenizer.decode(answers[prompt.conversation])})
         messages.append({"role": "user", "content": prompt.text})
-        joined = "\n".join(message["content"] for message in messages)
-        yield prompt, tokenizer.chat(messages) if tokenizer.has_chat else tokenizer.encode(joined)
+        yield prompt, chat_ids(tokenizer, messages)
 
 
 def _decode(

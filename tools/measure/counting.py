@@ -23,7 +23,7 @@ from draftwood.environment import hide_torch_npu
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.prompts import Prompt
+from draftwood.tools.prompts import Prompt, chat_ids
 from draftwood.tools.training.visited import REFERENCE_ROWS, path_of, visited
 from draftwood.trees.calibration import Calibration
 
@@ -163,10 +163,6 @@ class _Context(NamedTuple):
     confidence: float
 
 
-def _prompt(text: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
-    return text.chat(messages) if text.has_chat else text.encode("\n".join(m["content"] for m in messages))
-
-
 @lru_cache(maxsize=1)
 def loaded(teacher: Path, drafter: Path, levels: int):  # type: ignore[no-untyped-def]
     """Once a process: tokenizer, teacher and drafter."""
@@ -193,7 +189,7 @@ def answers(job: Job, text: Tokenizer, model):  # type: ignore[no-untyped-def]
         for i, turns in enumerate(job.conversations):
             if turn < len(turns) and len(histories[i]) == 2 * turn:  # all turns before it were answered
                 messages = [*histories[i], {"role": "user", "content": turns[turn].text}]
-                if len(ids := _prompt(text, messages)) <= longest:  # the teacher has room for it and its answer
+                if len(ids := chat_ids(text, messages)) <= longest:  # the teacher has room for it and its answer
                     histories[i] = messages
                     asked.append(i)
                     prompts.append(ids)

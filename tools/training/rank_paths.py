@@ -3,9 +3,9 @@
     python -m draftwood.tools.training.rank_paths --teacher DIR --distilled DIR --drafter DIR [DIR ...] --png FILE
 
 Drafters are compared on text like what they learned from, sampled text by ranks without noise; what a drafter ships
-with is counted by `calibrate` on other prompts. An EAGLE-3 layer is fed the true tokens and its own
-states, as the nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a token by its distance
-alone. All drafters are counted on the same texts, each at the contexts where a decoding with it would stand.
+with is counted by `calibrate` on other prompts. An EAGLE-3 layer is fed the true tokens and its own states, as the
+nodes of a tree on the true path are; Medusa heads and FastEagle layers rank a token by its distance alone. All
+drafters are counted on the same texts, each at the contexts where a decoding with it would stand.
 """
 
 from __future__ import annotations
