@@ -45,6 +45,8 @@ class BuildRequest:
     ranks: int = 1
     # What is built of the trees and KV lengths; every tree at every length where none are given.
     gears: tuple[GearSpec, ...] = ()
+    # The drafter's linear layers in W8A8, whatever the teacher's are: no text changes.
+    int8_drafter: bool = False
     # Also the step with the same bits in every tree, for a CPU.
     bitwise: bool = False
     # Also a whole step of every gear as one graph, for an NPU.
@@ -66,6 +68,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
     _check_targets(request)
     _check_hints(request)
+    _check_int8(request)
     if not 1 <= request.ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
     if request.ranks > 1 and not any(TARGETS[name].splits for name in request.targets):
@@ -122,3 +125,10 @@ def _check_hints(request: BuildRequest) -> None:
             f"--super-kernels: CANN makes them for Atlas A3 alone, {request.soc} is none; give --soc, one of"
             f" {', '.join(A3_VERSIONS)}"
         )
+
+
+def _check_int8(request: BuildRequest) -> None:
+    if request.int8_drafter and request.drafter is None:
+        raise RequestError("--int8-drafter: there is no --drafter; name one")
+    if request.int8_drafter and request.weights == "none":
+        raise RequestError("--int8-drafter: rounds the drafter's weights; expected --weights copy or link")

@@ -64,8 +64,6 @@ class Kind(ABC):
     described_by: ClassVar[str | None] = None
     # Those of it whose candidates depend on the nodes above them, with their article; None where there are none.
     follows_nodes: ClassVar[str | None] = None
-    # Whether its linear layers can be W8A8.
-    quantises: ClassVar[bool] = False
     # What can be chosen in training, by name.
     options: ClassVar[Mapping[str, Option]] = {}
     # The sizes that follow the name where its cost on a device is modelled; None where no cost is known.

@@ -64,7 +64,7 @@ class DraftModel(ABC):
         return getattr(self.config, "quantised", ())
 
     def in_int8(self, layers: tuple[str, ...]) -> Self:
-        """The same with these linear layers in W8A8; asked only of kinds that ``quantises``."""
+        """The same with these linear layers in W8A8."""
         return replace(self, config=replace(self.config, quantised=layers))  # type: ignore[type-var]
 
     def rows_read(self, path_rows: int) -> int:

@@ -1,10 +1,14 @@
-"""A drafter of which linear layers are W8A8, as `draftwood.compiler.quantisation.drafter` writes one.
+"""A drafter of which linear layers are W8A8: rounded as it is read, or as `draftwood.compiler.quantisation` wrote it.
 
 Its kind opens it as if its matrices were the numbers that they stand for; what a bundle keeps are the whole numbers.
+A drafter that ranks with the teacher's output matrix gets one of its own: it reads the matrix once a level, which is
+most of a draft, and the teacher's must stay as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.int8 import SCALE, int8_keys
+from draftwood.compiler.checkpoints.int8 import SCALE, int8_keys, rounded
 from draftwood.compiler.checkpoints.quantised import quantised_modules
 from draftwood.compiler.checkpoints.safetensors_file import read_header, read_tensor
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.model import DrafterCheckpoint, OpenedDrafter
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.errors import CheckpointError
+from draftwood.errors import CheckpointError, RequestError
 
 # O outputs, H inputs
 
-# The cell of a cascade is small, and runs once for every node.
-_LEFT_ALONE = ("cell.",)
+# What reads raw states of the teacher, or embeddings, side by side: they differ in size, and a row has one scale.
+_RAW = ("fc", "proj")
+# Small, and run once for every node: a cascade's cell, DSpark's confidence and what its sequential head remembers.
+_SMALL = ("cell.", "confidence_proj", "markov_head.gate_proj", "markov_head.joint_proj")
+# The output matrix of a drafter with caches, and what it is when it is the teacher's.
+_HEAD = "draft_head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +74,83 @@ class Int8Checkpoint:
         return self.plain.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedCheckpoint:
+    """A drafter's checkpoint of plain numbers, of which ``layers`` are rounded as they are read."""
+
+    plain: DrafterCheckpoint
+    layers: tuple[str, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.plain.dtype
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self.plain.names(), *_parameters(self.layers)]))
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        return () if name in _parameters(self.layers) else self.plain.keys(name)
+
+    def weight(self, name: str) -> Tensor:
+        if name not in _parameters(self.layers):
+            return self.plain.weight(name)
+        whole_OH, scale_O1 = rounded(self.plain.weight(name.removesuffix(SCALE)))
+        return scale_O1.flatten() if name.endswith(SCALE) else whole_OH.t().contiguous()
+
+    def stored(self, key: str) -> Tensor:
+        return self.plain.stored(key)
+
+    def buffers(self, positions: int) -> dict[str, Tensor]:
+        return self.plain.buffers(positions)
+
+    def maps(self) -> dict[str, Tensor]:
+        return self.plain.maps()
+
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.plain.digest()} W8A8".encode()).hexdigest()
+
+
+def _parameters(layers: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{layer}.weight{part}" for layer in layers for part in ("", SCALE))
+
+
+def in_int8(opened: OpenedDrafter, path: Path, teacher: TeacherConfig) -> OpenedDrafter:
+    """The drafter that was opened from ``path``, its linear layers in W8A8.
+
+    Raises:
+        RequestError: it is so already.
+    """
+    if opened.model.quantised:
+        raise RequestError(f"{path}: is quantised already; name the original")
+    layers = int8_layers(opened, teacher)
+    return OpenedDrafter(opened.model.in_int8(layers), RoundedCheckpoint(opened.checkpoint, layers))
+
+
+def int8_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:
+    """Our names of the layers that it has in W8A8: `linear_layers`, and an output matrix that is the teacher's."""
+    return (*linear_layers(opened, teacher), *((_HEAD,) if borrows_head(opened) else ()))
+
+
+def borrows_head(opened: OpenedDrafter) -> bool:
+    """Whether it has caches and ranks with the teacher's output matrix."""
+    config = opened.model.config
+    return isinstance(config, CachedConfig) and config.tied_head
+
+
 def linear_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:
-    """Our names of the layers that can be W8A8: those whose matrices are all of tensors of the drafter's own."""
+    """Our names of the layers that are worth it, of those that can be W8A8."""
+    return tuple(name for name in _able(opened, teacher) if not name.startswith(_SMALL) and name not in _RAW)
+
+
+def _able(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:
+    """Those whose matrices are all of tensors of the drafter's own."""
     with torch.device("meta"):
         network = opened.model.module(teacher, 1)
     names = set(opened.checkpoint.names())
     return tuple(
         name
         for name, layer in network.named_modules()
-        if isinstance(layer, nn.Linear) and f"{name}.weight" in names and not name.startswith(_LEFT_ALONE)
+        if isinstance(layer, nn.Linear) and f"{name}.weight" in names
         if opened.checkpoint.keys(f"{name}.weight") and _whole(opened.checkpoint, name, layer)
     )
 
@@ -94,7 +171,7 @@ def with_int8(opened: OpenedDrafter, path: Path, file: Path, teacher: TeacherCon
     keys = set(int8_keys(read_header(file))) if file.suffix == ".safetensors" and file.is_file() else set()
     layers = tuple(
         name
-        for name in (linear_layers(opened, teacher) if keys else ())
+        for name in (_able(opened, teacher) if keys else ())
         if keys.issuperset(opened.checkpoint.keys(f"{name}.weight"))
     )
     said = {key for key in keys if chosen is not None and chosen(key.removesuffix(".weight"))}

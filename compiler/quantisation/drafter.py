@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.quantised import CONFIG
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.model import OpenedDrafter
-from draftwood.compiler.drafters.quantised import linear_layers
-from draftwood.compiler.drafters.registry import kind_of, kinds, open_drafter
+from draftwood.compiler.drafters.quantised import borrows_head, linear_layers
+from draftwood.compiler.drafters.registry import kind_of, open_drafter
 from draftwood.compiler.onnx.weights import write_weights
-from draftwood.compiler.quantisation.writing import WEIGHT_FILES, described, int8_entries
+from draftwood.compiler.quantisation.writing import HEAD, WEIGHT_FILES, described, int8_entries
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
@@ -26,14 +28,9 @@ def quantise_drafter(path: Path, teacher: Checkpoint, out: Path, progress: Calla
 
     Raises:
         CheckpointError: the drafter is damaged or of another teacher.
-        RequestError: it is quantised already, no such kind can be, or ``out`` exists.
+        RequestError: it is quantised already, or ``out`` exists.
     """
     kind, opened = kind_of(path), open_drafter(path, teacher)
-    if not kind.quantises:
-        able = ", ".join(known.name for known in kinds() if known.quantises)
-        raise RequestError(
-            f"{path}: {kind.title} cannot be quantised yet; expected one of {able}; build with it as it is"
-        )
     if opened.model.quantised:
         raise RequestError(f"{path}: is quantised already; name the original")
     layers = linear_layers(opened, teacher.config)
@@ -43,12 +40,14 @@ def quantise_drafter(path: Path, teacher: Checkpoint, out: Path, progress: Calla
         for file in source.iterdir():
             if file.is_file() and not file.name.endswith(WEIGHT_FILES):
                 shutil.copyfile(file, folder / file.name)
-        entries = list(_entries(opened, chosen, progress))
+        entries = [*_entries(opened, chosen, progress), *(head := list(_own_head(opened, progress)))]
         write_weights(folder / kind.weights_file, entries, opened.checkpoint.dtype)
         config = folder / "config.json"
-        plain = (e.name for e in entries if len(e.shape) == 2 and e.name not in chosen)
+        plain = (e.name for e in entries if len(e.shape) == 2 and e.dtype is not torch.int8)
         alone = [name.removesuffix(".weight") for name in plain if name.endswith(".weight")]
         fields = (read_json(config) if config.is_file() else {}) | {CONFIG: described(alone)}
+        if head:
+            fields |= {"draft_vocab_size": head[0].shape[0]}
         config.write_text(json.dumps(fields, indent=2) + "\n")
     return open_drafter(out, teacher)
 
@@ -65,3 +64,12 @@ def _entries(opened: OpenedDrafter, chosen: set[str], progress: Callable[[str], 
             yield WeightEntry(key, tuple(value.shape), read, dtype=value.dtype)
     for key, value in checkpoint.maps().items():
         yield WeightEntry(key, tuple(value.shape), value.clone, dtype=value.dtype)
+
+
+def _own_head(opened: OpenedDrafter, progress: Callable[[str], None]) -> Iterator[WeightEntry]:
+    """The teacher's output matrix, cut to the ids that the drafter may propose, where it ranks with that."""
+    if borrows_head(opened):
+        progress(HEAD)
+        config = opened.model.config
+        shape = (config.draft_vocabulary, config.block.hidden)
+        yield from int8_entries(HEAD, shape, partial(opened.checkpoint.weight, "draft_head.weight"))

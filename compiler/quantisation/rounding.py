@@ -1,4 +1,4 @@
-"""Weights as int8 with one scale an output, and the migration of outliers from rows into weights beforehand."""
+"""The migration of outliers from rows into weights, before these are rounded."""
 
 from __future__ import annotations
 
@@ -8,29 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftwood.kernels.quantised import LARGEST, LEAST, quantise_rows
+from draftwood.compiler.checkpoints.int8 import PIECE, rounded
+from draftwood.kernels.quantised import quantise_rows
 
 # N rows, H inputs, O outputs, P outputs of a piece
-
-_PIECE = 4096
 
 Migration = Literal["none", "half", "search"]
 # How much of a column's size goes from the rows into the weights: the exponent alpha of SmoothQuant (2211.10438).
 _SHARES: dict[Migration, tuple[float, ...]] = {"none": (0.0,), "half": (0.5,), "search": (0.0, 0.25, 0.5, 0.75)}
-
-
-def rounded(weight_OH: Tensor, factor_H: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """int8 [O, H] and the scales of its outputs, float32 [O, 1]: the nearest of 255 steps, halves to even.
-
-    Columns are multiplied by ``factor`` first. Outputs are taken some at a time: no fp32 copy of all is made.
-    """
-    whole_OH, scale_O1 = torch.empty(weight_OH.shape, dtype=torch.int8), torch.empty(len(weight_OH), 1)
-    for start in range(0, len(weight_OH), _PIECE):
-        piece = slice(start, start + _PIECE)
-        part_PH = weight_OH[piece].float() * factor_H
-        scale_O1[piece] = part_PH.abs().amax(1, keepdim=True).clamp_min(LEAST) / LARGEST
-        whole_OH[piece] = (part_PH / scale_O1[piece]).round().to(torch.int8)
-    return whole_OH, scale_O1
 
 
 def migrated(rows: Sequence[Tensor], weight_OH: Tensor, migration: Migration) -> Tensor:
@@ -62,7 +47,7 @@ def _error(rows_NH: Tensor, weight_OH: Tensor, factor_H: Tensor, wanted_NO: Tens
     """Squared error of the product; outputs are taken some at a time, for a copy of all of them would be large."""
     whole, scale_N1 = quantise_rows(rows_NH / factor_H)
     got_NH, total = whole.float() * scale_N1, 0.0
-    for weight_PH, wanted_NP in zip(weight_OH.split(_PIECE), wanted_NO.split(_PIECE, 1), strict=True):
+    for weight_PH, wanted_NP in zip(weight_OH.split(PIECE), wanted_NO.split(PIECE, 1), strict=True):
         weights, scale_P1 = rounded(weight_PH, factor_H)
         total += float((got_NH @ (weights.float() * scale_P1).t() - wanted_NP).square().sum())
     return total

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.checkpoints.quantised import (
     ACTIVATIONS,
     CONFIG,
@@ -28,7 +29,6 @@ from draftwood.compiler.checkpoints.quantised import (
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.quantisation.calibration import NORMS
-from draftwood.compiler.quantisation.rounding import rounded
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.quantised import OFFSET, SCALE
 

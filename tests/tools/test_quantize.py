@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.quantisation.blocks import Blocks
-from draftwood.compiler.quantisation.rounding import migrated, rounded
+from draftwood.compiler.quantisation.rounding import migrated
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.tools import cli
 

@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the NPU's graphs: copied; used in the checkpoint's files where they fit; or bound later",
     )
     parser.add_argument(
+        "--int8-drafter", action="store_true", help="the drafter's linear layers in eight bits; no text changes"
+    )
+    parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
     parser.add_argument(
@@ -123,6 +126,7 @@ def main(args: argparse.Namespace) -> int:
         targets=parse_targets(args.target),
         weights=args.weights,
         soc=_soc(args.soc),
+        int8_drafter=args.int8_drafter,
         bitwise=args.bitwise,
         whole=args.one_launch,
         ranks=args.ranks,

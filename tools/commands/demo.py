@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="BUNDLE", help="where to build the bundle (default: a cache folder)"
     )
-    parser.add_argument("--drafter", choices=demo.DRAFTERS, default="demo-fasteagle", help="default: %(default)s")
+    parser.add_argument("--drafter", choices=demo.PRECISE, default="demo-fasteagle", help="default: %(default)s")
     parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -141,7 +141,9 @@ def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Names
         _say(f"widening the models to {args.size}" if args.size != "native" else "taking the models as they are")
         teacher, drafter = models(args.size, Path(work), args.drafter)
         planned = (("plain", Topology.plain()), *trees)
-        request = draftwood.BuildRequest(model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,))
+        request = draftwood.BuildRequest(
+            model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,), int8_drafter=demo.in_int8(args.drafter)
+        )
         draftwood.build(request, folder, progress=lambda what: _say(f"building {what}"))
 
 

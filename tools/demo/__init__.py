@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 NAMES = {"demo": FOLDER / "teacher"} | {f"demo-{kind}": FOLDER / kind for kind in names() if (FOLDER / kind).is_dir()}
 DRAFTERS = tuple(name for name in NAMES if name != "demo")
+# Behind a drafter's name: with its linear layers in eight bits.
+W8A8 = "-w8a8"
+PRECISE = (*DRAFTERS, *(f"{name}{W8A8}" for name in DRAFTERS))
 
 # Configurations without weights: "shape:llama-3.1-8b".
 SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.parent / "shapes").glob("*/config.json"))}
@@ -36,12 +39,22 @@ def resolve(name: str) -> Path:
     return (NAMES | SHAPES).get(name, Path(name))
 
 
+def shipped(drafter: str) -> Path:
+    """The folder of a shipped drafter, in whichever of its precisions."""
+    return NAMES[drafter.removesuffix(W8A8)]
+
+
+def in_int8(drafter: str) -> bool:
+    """Whether a shipped drafter's name asks for eight bits."""
+    return drafter.endswith(W8A8)
+
+
 @cache
 def _models(drafter: str) -> tuple[DraftModel, TeacherConfig]:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
     teacher = Checkpoint.open(NAMES["demo"])
-    return open_drafter(NAMES[drafter], teacher).model, teacher.config
+    return open_drafter(shipped(drafter), teacher).model, teacher.config
 
 
 def follows_nodes(drafter: str) -> bool:
@@ -61,5 +74,8 @@ def can_draft(drafter: str, tree: Topology | Budget) -> bool:
 
 
 def counted(drafter: str, sampled: bool) -> Calibration:
-    """What was counted of a shipped drafter's candidates in the demo teacher's text, greedy, or sampled at 0.8."""
-    return read_calibration(NAMES[drafter] / f"{'sampled' if sampled else 'greedy'}.stats")
+    """What was counted of a shipped drafter's candidates in the demo teacher's text, greedy, or sampled at 0.8.
+
+    In eight bits it proposes nearly the same.
+    """
+    return read_calibration(shipped(drafter) / f"{'sampled' if sampled else 'greedy'}.stats")

@@ -31,8 +31,11 @@ SIZES: dict[str, Shape | None] = {
 
 
 def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
-    """Teacher and a shipped drafter, by its name, of a size; made under ``work`` unless they are there."""
-    small, own, shape = demo.resolve("demo"), demo.resolve(drafter), SIZES[size]
+    """Teacher and a shipped drafter, by its name, of a size; made under ``work`` unless they are there.
+
+    The drafter is in plain numbers whatever its name says.
+    """
+    small, own, shape = demo.resolve("demo"), demo.shipped(drafter), SIZES[size]
     if shape is None:
         return small, own
     wide, wide_own = (work / f"{source.name}-{size}-{digest(source):08x}" for source in (small, own))
@@ -46,7 +49,7 @@ def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
 
 def bundle_name(use: str, size: str, drafter: str, content: object) -> str:
     """The folder of a shipped pair's bundle, by all that goes into it: another pair or ``content`` is another name."""
-    pair = digest(demo.resolve("demo")) ^ digest(demo.resolve(drafter))
+    pair = digest(demo.resolve("demo")) ^ digest(demo.shipped(drafter))
     return f"{use}-{size}-{drafter}-{zlib.crc32(repr((SCHEMA_VERSION, content)).encode(), pair):08x}"
 
 

@@ -196,6 +196,7 @@ def _build(
         drafter=own or shipped,
         trees=tuple(trees),
         slots=slots,
+        int8_drafter=demo.in_int8(drafter),
         prefill_rows=PREFILL_ROWS,
         plan=plan,  # type: ignore[arg-type]
         bitwise=bitwise,

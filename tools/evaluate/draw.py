@@ -27,6 +27,11 @@ COLOURS = {
     "peagle": "#cc79a7",
     "dflash": "#d55e00",
     "dspark": "#56b4e9",
+    # In eight bits: the same, darker.
+    "medusa-w8a8": "#8f6300",
+    "eagle3-w8a8": "#003f66",
+    "fasteagle-w8a8": "#005c43",
+    "dspark-w8a8": "#2a6f97",
 }
 # Of what is no drafter (methods, stages, gears), in the order of their appearance.
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")

@@ -2,7 +2,8 @@
 
 * tokens a step with the likeliest tree of at most 16 rows, drafts coupled to the teacher's noise (section ``coupled``);
 * the time of a draft of five levels over EAGLE-3's (``steps``);
-* decoding's speed with the default policy, over plain decoding's and over EAGLE-3's, paired turn by turn (``turns``);
+* decoding's speed with the default policy, over plain decoding's, over EAGLE-3's and over that of the same drafter in
+  fp32, paired turn by turn (``turns``);
 * texts that are plain decoding's (``coupled`` and ``turns``), rows with the bits of plain decoding (``bitwise``);
 * launches of a step on an NPU, and bytes that the host reads back (``launches``).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from draftwood.tools import demo
 from draftwood.tools.evaluate.bases import base_seconds, bundle_factors
 from draftwood.tools.evaluate.protocol import PLAIN, median_seconds
 from draftwood.tools.evaluate.section import Row
@@ -25,6 +27,7 @@ ONE_PASS = ("fasteagle", "dspark")
 LEVELS = 5
 TOKENS, DRAFT = "tokens a step, 16 rows", "draft over EAGLE-3's"
 SPEED, OVER_PLAIN, BEST = "speed over EAGLE-3's", "speed over plain", "speed over plain, best"
+OVER_FP32 = "speed over its own in fp32"
 TEXTS, BITS = "texts equal to plain", "rows with plain's bits"
 LAUNCHES, READ = "launches a step", "bytes read a step"
 # By figure, temperature and drafter, the latter None where the figure has one drafter anyway.
@@ -66,7 +69,7 @@ class Line:
     @property
     def goal(self) -> float | None:
         """What it should be at least, or at most where less is better."""
-        drafter = None if self.what == BEST else self.drafter
+        drafter = None if self.what == BEST else self.drafter.removesuffix(demo.W8A8)
         return GOALS.get((self.what, self.temperature, drafter), OF_ALL.get(self.what))
 
     @property
@@ -110,12 +113,12 @@ def _drafts(size: str, rows: Sequence[Row]) -> Iterator[Line]:
     for row in rows:
         found = [gear["draft_ms"] for gear in row["found"]["gears"] if gear["tree"] == chain]
         ms |= {row["at"]["drafter"].removeprefix("demo-"): one for one in found}
-    for drafter in _others(ms):
-        yield Line(DRAFT, size, None, drafter, round(ms[drafter] / ms[BESIDE], 4), None, None, 1)
+    for drafter, beside in _beside(ms):
+        yield Line(DRAFT, size, None, drafter, round(ms[drafter] / ms[beside], 4), None, None, 1)
 
 
 def _speeds(size: str, temperature: float, rows: Sequence[Row]) -> Iterator[Line]:
-    """Speed over plain decoding and over EAGLE-3's, conversation by conversation; the best drafter's once more."""
+    """Speed over plain decoding and over other drafters, conversation by conversation; the best drafter's once more."""
     told = [[turn["ways"] for turn in row["found"]["turns"]] for row in rows if row["found"]["turns"]]
     if not told:
         return
@@ -130,8 +133,11 @@ def _speeds(size: str, temperature: float, rows: Sequence[Row]) -> Iterator[Line
     yield from lines
     best = max(lines, key=lambda line: line.value)
     yield Line(BEST, size, temperature, best.drafter, best.value, best.low, best.high, best.count)
-    for name in _others(own):
-        yield _line(SPEED, size, temperature, name, ratio(own[BESIDE], own[name]), len(told))
+    for name, beside in _beside(own):
+        yield _line(SPEED, size, temperature, name, ratio(own[beside], own[name]), len(told))
+    for name in (name for name in own if demo.in_int8(name) and name.removesuffix(demo.W8A8) in own):
+        fp32 = own[name.removesuffix(demo.W8A8)]
+        yield _line(OVER_FP32, size, temperature, name, ratio(fp32, own[name]), len(told))
 
 
 def _texts(counted: Sequence[Row], timed: Sequence[Row]) -> Iterator[Line]:
@@ -171,6 +177,11 @@ def _launches(rows: Sequence[Row]) -> Iterator[Line]:
             yield Line(what, size, None, drafter, float(max(step[of] for step in told)), None, None, len(told))
 
 
-def _others(found: Mapping[str, object]) -> list[str]:
-    """The drafters that are held against EAGLE-3; none where it was not measured."""
-    return [name for name in found if name != BESIDE] if BESIDE in found else []
+def _beside(found: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The drafters that are held against EAGLE-3, each against it in the same precision where that was measured."""
+    pairs = []
+    for name in found:
+        beside = BESIDE + (demo.W8A8 if demo.in_int8(name) else "")
+        if name != beside and beside in found:
+            pairs.append((name, beside))
+    return pairs

@@ -45,6 +45,10 @@ class CachedModel(DraftModel):
     def shared(self, ranks: int) -> Self:
         return replace(self, config=replace(self.config, block=shared_config(self.config.block, ranks)))
 
+    def in_int8(self, layers: tuple[str, ...]) -> Self:
+        own = self.config.tied_head and "draft_head" not in layers
+        return replace(self, config=replace(self.config, quantised=layers, tied_head=own))
+
     def block(self, teacher: TeacherConfig) -> TeacherConfig:
         return self.config.block
 

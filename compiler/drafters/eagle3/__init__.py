@@ -31,7 +31,6 @@ class Eagle3Kind(Kind):
     title = "an EAGLE-3 drafter"
     layout = "one with the config.json and the tensors of an EAGLE-3 drafter"
     follows_nodes = title
-    quantises = True
     options: ClassVar[Mapping[str, Option]] = {
         "levels": Option(help="steps of the training-time test (7)", default=7, least=1),
         "aux_layers": AUX_LAYERS,

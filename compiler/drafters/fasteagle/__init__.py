@@ -29,7 +29,6 @@ class FastEagleKind(Kind):
     name = "fasteagle"
     title = "a FastEagle drafter"
     layout = "one with the config.json and the tensors of a FastEagle drafter"
-    quantises = True
     options: ClassVar[Mapping[str, Option]] = {
         "levels": Option(help="layers (4)", default=4, least=1),
         "aux_layers": AUX_LAYERS,

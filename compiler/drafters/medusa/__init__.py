@@ -34,7 +34,6 @@ class MedusaKind(Kind):
     layout = "a folder with medusa_lm_head.safetensors or medusa_lm_head.pt, or with the config.json of a Medusa model"
     weights_file = "medusa_lm_head.safetensors"
     described_by = "medusa_num_heads"
-    quantises = True
     options: ClassVar[Mapping[str, Option]] = {
         "levels": Option(help="heads (4)", default=4, least=1),
         "blocks": Option(help="residual blocks a head (1)", default=1, least=0),

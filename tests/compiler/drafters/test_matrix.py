@@ -45,6 +45,12 @@ CELLS = [
     for target in ("onnx", "ge")
 ]
 
+INT8_CELLS = [
+    pytest.param(kind, target, marks=[] if (kind, target) == ("dspark", "onnx") else pytest.mark.slow)
+    for kind in KINDS
+    for target in ("onnx", "ge")
+]
+
 
 def save_drafter(make: Any, folder: Path, kind: str) -> None:
     """One that reads the states entering layers 0, 1 and 2 of a teacher of two layers."""
@@ -96,7 +102,7 @@ def save_drafter(make: Any, folder: Path, kind: str) -> None:
 
 @pytest.fixture
 def built(tmp_path: Path, make: Any, save_llama: Callable, save_pangu: Callable, save_medusa: Callable) -> Callable:
-    def of(family: str, kind: str, target: str) -> Bundle:
+    def of(family: str, kind: str, target: str, int8_drafter: bool = False) -> Bundle:
         teacher, drafter = tmp_path / "teacher", tmp_path / "drafter"
         teacher.mkdir()
         drafter.mkdir()
@@ -109,7 +115,13 @@ def built(tmp_path: Path, make: Any, save_llama: Callable, save_pangu: Callable,
         else:
             save_drafter(make, drafter, kind)
         asked = BuildRequest(
-            model=teacher, drafter=drafter, trees=TREES, slots=(128,), prefill_rows=(8,), targets=(target,)
+            model=teacher,
+            drafter=drafter,
+            trees=TREES,
+            slots=(128,),
+            prefill_rows=(8,),
+            targets=(target,),
+            int8_drafter=int8_drafter,
         )
         build(asked, tmp_path / "bundle")
         return Bundle.open(tmp_path / "bundle")
@@ -121,13 +133,25 @@ def built(tmp_path: Path, make: Any, save_llama: Callable, save_pangu: Callable,
 def test_a_family_with_a_drafter(built: Callable, family: str, kind: str, target: str) -> None:
     bundle = built(family, kind, target)
     assert bundle.manifest.drafter is not None and bundle.manifest.drafter.kind == kind.split()[0]
+    hold(bundle, target, 3e-2)  # bf16, as `check` allows
+
+
+@pytest.mark.parametrize(("kind", "target"), INT8_CELLS)
+def test_a_drafter_in_int8(built: Callable, kind: str, target: str) -> None:
+    bundle = built("Llama", kind, target, int8_drafter=True)
+    assert bundle.manifest.int8 and not bundle.manifest.quantised
+    hold(bundle, target, 5e-2)  # as `check` allows of W8A8
+
+
+def hold(bundle: Bundle, target: str, tolerance: float) -> None:
+    """Text with a tree is text without; or every graph of the NPU computes what eager PyTorch does."""
     if target == "onnx":
         engine, options = CpuEngine(bundle), Options(max_new_tokens=24, ignore_eos=True)
         gears = [policy_for(bundle, gear) for gear in ("plain-kv128", "backbone-kv128")]
         plain, tree = (Decoding(engine, [5, 9, 17], options, policy).run() for policy in gears)
         assert tree.token_ids == plain.token_ids and len(plain.token_ids) == 24
         return
-    pair = Pair("ge", EagerEngine(bundle, npu=True), GeEngine(bundle), 3e-2)  # bf16, as `check` allows
+    pair = Pair("ge", EagerEngine(bundle, npu=True), GeEngine(bundle), tolerance)
     for gear in bundle.manifest.gears:
         found = list(compare_gear(pair, gear, np.arange(20, dtype=np.int64)))
         assert found and [one for one in found if not one.ok] == []
