@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="BUNDLE", help="where to build the bundle (default: a cache folder)"
     )
-    parser.add_argument("--drafter", choices=demo.PRECISE, default="demo-fasteagle", help="default: %(default)s")
+    parser.add_argument("--drafter", choices=demo.PRECISE, default="demo-eagle3-w8a8", help="default: %(default)s")
     parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -81,6 +81,22 @@ def test_speed_over_plain_is_with_the_same_bundle_and_the_best_is_named() -> Non
     assert (best.value, best.goal, best.met) == (2.0, 1.5, True)
 
 
+def test_a_drafter_in_int8_is_held_against_others_in_int8_and_its_own_in_fp32() -> None:
+    seconds = {"plain eagle3": 9.0, "eagle3": 4.0, "eagle3-w8a8": 3.0, "fasteagle-w8a8": 2.0}
+    ways = {
+        name if " " in name else f"{name} adaptive": {"seconds": [one], "equal": True} for name, one in seconds.items()
+    }
+    ways |= {f"plain {name}": ways["plain eagle3"] for name in ("eagle3-w8a8", "fasteagle-w8a8")}
+    at = {"size": "110m", "temperature": 0.0, "conversation": "1"}
+    lines = list(
+        goal_figures.lines_of([{"section": "turns", "key": "t", "at": at, "found": {"turns": [{"ways": ways}]}}])
+    )
+    by = {(line.what, line.drafter): line for line in lines}
+    assert {place for place in by if place[0] == goal_figures.SPEED} == {(goal_figures.SPEED, "fasteagle-w8a8")}
+    speed, fp32 = by[goal_figures.SPEED, "fasteagle-w8a8"], by[goal_figures.OVER_FP32, "eagle3-w8a8"]
+    assert (speed.value, speed.goal, fp32.value, fp32.goal) == (1.5, 1.1, 1.3333, None)
+
+
 def test_exactness_and_traffic_have_goals_for_every_drafter() -> None:
     lines = list(goal_figures.lines_of(ROWS))
     texts = {(line.size, line.drafter): line for line in lines if line.what == goal_figures.TEXTS}
