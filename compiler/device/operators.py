@@ -93,20 +93,22 @@ def attention(config: TeacherConfig, rows: int, slots: int) -> Op:
     )
 
 
-def products(name: str, rows: int, inner: int, outer: int, quantised: bool, rounded: bool = False) -> list[Op]:
+def products(
+    name: str, rows: int, inner: int, outer: int, quantised: bool, rounded: bool = False, count: int = 1
+) -> list[Op]:
     """A linear layer; a quantised one rounds its rows first, unless they come ``rounded`` from the operator before it.
 
     The cube counts at its bf16 peak, half of that of int8.
     """
     if not quantised:
-        return [matmul(name, rows, inner, outer)]
-    product = matmul(name, rows, inner, outer, width=1)
-    return [product] if rounded else [rows_of(name, rows, inner), product]
+        return [matmul(name, rows, inner, outer, count)]
+    product = matmul(name, rows, inner, outer, count, width=1)
+    return [product] if rounded else [rows_of(name, rows, inner, count), product]
 
 
-def rows_of(name: str, rows: int, inner: int) -> Op:
+def rows_of(name: str, rows: int, inner: int, count: int = 1) -> Op:
     """Rounds the rows of a quantised layer."""
-    return elementwise(f"{name} rows", rows * inner, 2)
+    return elementwise(f"{name} rows", rows * inner, 2, count)
 
 
 def ranking(rows: int, vocabulary: int) -> list[Op]:

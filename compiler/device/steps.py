@@ -17,6 +17,7 @@ from draftwood.kernels.rounded import swiglu_fits
 
 # T rows of a step, C cache slots, H hidden, I intermediate, V vocabulary
 
+HEAD = "lm_head"
 _PLACE_OPS = 12  # small operators that compute positions, cache rows and the mask, as the lowered graphs have them
 
 
@@ -48,7 +49,7 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
-        *products("qkv", rows, wide * H, queries + 2 * keys, _quantised(config, "qkv"), rounded=True),
+        *products("qkv", rows, wide * H, queries + 2 * keys, _quantised(config, "qkv"), rounded=wide == 1),
         copy("split", rows * (queries + 2 * keys)),
         *([head_norms] if config.qk_norm else []),
         rotary,
@@ -76,6 +77,13 @@ def _times(layers: int, ops: list[Op]) -> list[Op]:
     return [replace(op, count=op.count * layers) for op in ops if layers]
 
 
+def int8_draft(config: TeacherConfig, int8: bool) -> TeacherConfig:
+    """The teacher's sizes as a drafter's cost reads them: ``int8`` says of the drafter's layers what the teacher's
+    ``quantised`` says of its own."""
+    layers = ("qkv", "o", "gate_up", "down")
+    return replace(config, quantised=(*(f"layers.0.{layer}" for layer in layers), HEAD) if int8 else ())
+
+
 def _quantised(config: TeacherConfig, layer: str) -> bool:
     """Whether a layer of the blocks is; all count as the first one, for blocks are alike."""
     return f"layers.0.{layer}" in config.quantised
@@ -98,7 +106,7 @@ def step_ops(
         *([copy("rotary rows", rows * rotated, count=2)] if turns_whole(config) else []),
         *all_layers(config, rows, slots, loads),
         elementwise("last norm", scored * H, 4),
-        *products("head", scored, H, V, "lm_head" in config.quantised),
+        *products("head", scored, H, V, HEAD in config.quantised),
         elementwise("argmax", scored * V, 1),
     ]
 

@@ -17,7 +17,7 @@ from draftwood.compiler.device.devices import Device, parts
 from draftwood.compiler.device.experts import ExpertLoads, expert_loads
 from draftwood.compiler.device.operators import TILING, Op
 from draftwood.compiler.device.ranks import on_ranks
-from draftwood.compiler.device.steps import graph_bytes, step_ops
+from draftwood.compiler.device.steps import graph_bytes, int8_draft, step_ops
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
@@ -30,7 +30,10 @@ class DraftCost(Protocol):
     def facts(self) -> dict[str, Any]: ...
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        """(depth, width, operators of the whole draft); `slots` is the length of a cache of its own."""
+        """(depth, width, operators of the whole draft); `slots` is the length of a cache of its own.
+
+        ``config`` has the teacher's sizes; its quantised layers are the drafter's (`int8_draft`).
+        """
 
 
 def modelled_table(
@@ -43,12 +46,14 @@ def modelled_table(
     prefill: Sequence[int] = (),
     loads: ExpertLoads | None = None,
     ranks: int = 1,
+    int8_drafter: bool = False,
 ) -> LatencyTable:
     """The table of a device: a step of every number of rows at every KV length, prefill chunks, drafts, host.
 
     A shape that does not fit a KV length, its rows and the spare slot, is left out. ``loads``: how many experts of a
     layer a step touches, of a teacher that has experts; what its rows choose evenly where it is None. With ``ranks``
-    that many devices run every step together.
+    that many devices run every step together. ``int8_drafter``: the drafter's linear layers are W8A8, whatever the
+    teacher's are.
     """
     if isinstance(config, MixtureConfig):
         loads = loads or expert_loads(config)
@@ -64,7 +69,7 @@ def modelled_table(
             entries.append(_entry(kind, spent, (count, length), graph_bytes(config, count, length)))
         for count in (count for count in prefill if count < length):
             entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1, loads)), (count, length)))
-    for depth, width, ops in drafter.drafts(config, max(slots)) if drafter else ():
+    for depth, width, ops in drafter.drafts(int8_draft(config, int8_drafter), max(slots)) if drafter else ():
         entries.append(_entry("draft", spent_on(ops), (depth, width)))
     entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}))
     return LatencyTable(
@@ -79,7 +84,7 @@ def modelled_table(
             **({"ranks": ranks} if ranks > 1 else {}),
         },
         teacher=dict(teacher or {}) | ({"experts": loads.facts} if loads else {}),
-        drafter=drafter.facts if drafter else {},
+        drafter=(drafter.facts | ({"int8": True} if int8_drafter else {})) if drafter else {},
         notes=(*NOTES, *([_load_note(loads, rows)] if loads else [])),
         constants=(*device.constants(ranks), *COMMON, *(LINKS if ranks > 1 else ())),
     )

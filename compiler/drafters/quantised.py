@@ -30,8 +30,8 @@ from draftwood.errors import CheckpointError, RequestError
 _RAW = ("fc", "proj")
 # Small, and run once for every node: a cascade's cell, DSpark's confidence and what its sequential head remembers.
 _SMALL = ("cell.", "confidence_proj", "markov_head.gate_proj", "markov_head.joint_proj")
-# The output matrix of a drafter with caches, and what it is when it is the teacher's.
-_HEAD = "draft_head"
+# Our names of output matrices: a drafter's with caches, and its teacher's.
+_HEAD, _TEACHERS_HEAD = "draft_head", "lm_head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,15 @@ def in_int8(opened: OpenedDrafter, path: Path, teacher: TeacherConfig) -> Opened
 
 def int8_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:
     """Our names of the layers that it has in W8A8: `linear_layers`, and an output matrix that is the teacher's."""
-    return (*linear_layers(opened, teacher), *((_HEAD,) if borrows_head(opened) else ()))
+    return (*linear_layers(opened, teacher), *((_HEAD,) if borrows_head(opened, teacher) else ()))
 
 
-def borrows_head(opened: OpenedDrafter) -> bool:
-    """Whether it has caches and ranks with the teacher's output matrix."""
+def borrows_head(opened: OpenedDrafter, teacher: TeacherConfig) -> bool:
+    """Whether it has caches and ranks with the teacher's output matrix, or rows of it, in plain numbers."""
     config = opened.model.config
-    return isinstance(config, CachedConfig) and config.tied_head
+    if not isinstance(config, CachedConfig) or not config.tied_head:
+        return False
+    return config.mapped or _TEACHERS_HEAD not in teacher.quantised
 
 
 def linear_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:

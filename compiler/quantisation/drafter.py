@@ -40,7 +40,7 @@ def quantise_drafter(path: Path, teacher: Checkpoint, out: Path, progress: Calla
         for file in source.iterdir():
             if file.is_file() and not file.name.endswith(WEIGHT_FILES):
                 shutil.copyfile(file, folder / file.name)
-        entries = [*_entries(opened, chosen, progress), *(head := list(_own_head(opened, progress)))]
+        entries = [*_entries(opened, chosen, progress), *(head := list(_own_head(opened, teacher, progress)))]
         write_weights(folder / kind.weights_file, entries, opened.checkpoint.dtype)
         config = folder / "config.json"
         plain = (e.name for e in entries if len(e.shape) == 2 and e.dtype is not torch.int8)
@@ -66,9 +66,9 @@ def _entries(opened: OpenedDrafter, chosen: set[str], progress: Callable[[str], 
         yield WeightEntry(key, tuple(value.shape), value.clone, dtype=value.dtype)
 
 
-def _own_head(opened: OpenedDrafter, progress: Callable[[str], None]) -> Iterator[WeightEntry]:
+def _own_head(opened: OpenedDrafter, teacher: Checkpoint, progress: Callable[[str], None]) -> Iterator[WeightEntry]:
     """The teacher's output matrix, cut to the ids that the drafter may propose, where it ranks with that."""
-    if borrows_head(opened):
+    if borrows_head(opened, teacher.config):
         progress(HEAD)
         config = opened.model.config
         shape = (config.draft_vocabulary, config.block.hidden)

@@ -10,7 +10,7 @@ from draftwood.compiler.device import constants
 from draftwood.compiler.device.devices import DEVICES, Device, device, parts
 from draftwood.compiler.device.operators import Op, attention, attention_tiles, matmul
 from draftwood.compiler.device.ranks import all_gather, on_ranks
-from draftwood.compiler.device.steps import step_ops, step_s
+from draftwood.compiler.device.steps import int8_draft, step_ops, step_s
 from draftwood.compiler.device.table import DraftCost, modelled_table
 from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
 from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
@@ -129,6 +129,23 @@ def test_an_eagle3_pass_is_a_layer_over_two_inputs_and_a_head() -> None:
     assert weights(found[1, 16]) == one + 3 * 4096 * 4096
     assert weights(found[4, 16]) == weights(found[1, 16]) + 3 * one
     assert seconds(found[4, 1]) < seconds(found[4, 16]) < 1.1 * seconds(found[4, 1])  # 16 rows are one fractal
+
+
+@pytest.mark.parametrize(
+    "cost", [Eagle3Cost(vocabulary=32000, levels=4, widths=(1,)), FastEagleCost(layers=5, vocabulary=32000)]
+)
+def test_a_drafter_in_int8_streams_half_of_what_is_rounded(cost: DraftCost) -> None:
+    """Whatever the teacher is: its own layers say nothing of the drafter's. States enter in bf16."""
+    deepest = {True: 0.0, False: 0.0}
+    for int8 in deepest:
+        ops = [op for _, _, found in cost.drafts(int8_draft(DIMS, int8), 1024) for op in found]
+        deepest[int8] = sum(op.count * op.memory for op in ops if op.engine == "matmul")
+    alone = 2 * 3 * 4096 * 4096 * (4 if isinstance(cost, Eagle3Cost) else 1)
+    alone += 2 * 2 * 4096 * 4096 * isinstance(cost, FastEagleCost)
+    assert deepest[True] - alone == pytest.approx((deepest[False] - alone) / 2, rel=1e-2)  # and some rows
+    tables = [modelled_table(B3, DIMS, (1,), (1024,), cost, int8_drafter=int8) for int8 in (False, True)]
+    drafts = [max(entry.seconds for entry in table.entries if entry.kind == "draft") for table in tables]
+    assert 0.5 < drafts[1] / drafts[0] < 0.7 and tables[1].drafter["int8"] and "int8" not in tables[0].drafter
 
 
 def test_fasteagle_is_one_pass_of_all_its_layers() -> None:

@@ -184,18 +184,18 @@ def test_an_absent_device_is_modelled_from_the_configuration_alone(
     ],
 )
 def test_drafters_to_model(tiny_config: Path, spec: str, facts: dict[str, object]) -> None:
-    assert facts.items() <= profile_command.parse_drafter(spec, tiny_config).facts.items()
+    assert facts.items() <= profile_command.parse_drafter(spec, tiny_config)[0].facts.items()
 
 
 def test_a_folder_of_heads_is_read(tiny_teacher: Path, tiny_heads: Path) -> None:
-    facts = profile_command.parse_drafter(str(tiny_heads), tiny_teacher).facts
+    facts = profile_command.parse_drafter(str(tiny_heads), tiny_teacher)[0].facts
     assert (facts["levels"], facts["blocks"], facts["tied"]) == (2, 1, True)
 
 
 def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[str, Path]) -> None:
     """Its layers' own widths count, not the teacher's."""
     folder = tiny_drafters["fasteagle"]
-    facts = profile_command.parse_drafter(str(folder), tiny_teacher).facts
+    facts = profile_command.parse_drafter(str(folder), tiny_teacher)[0].facts
     config = json.loads((folder / "config.json").read_text())
     names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "draft_vocab_size")
     assert [facts[name] for name in ("layers", "heads", "kv_heads", "intermediate", "vocabulary")] == [

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
         metavar="DIR",
-        help="Medusa heads, EAGLE-3 or FastEagle: a folder or file, or demo-medusa, demo-eagle3, demo-fasteagle",
+        help="a folder or file of any kind, or demo-medusa, demo-eagle3, demo-fasteagle, demo-dspark",
     )
     parser.add_argument(
         "--tree",

@@ -51,6 +51,8 @@ def _print(report: dict[str, Any]) -> None:
     for c in report["comparisons"]:
         rows.setdefault((c["gear"] or c["graph"], c["graphs"]), {})[c["quantity"]] = c
     allowed = ", ".join(f"{name} {tolerance:.0e}" for name, tolerance in report["tolerances"].items())
+    if report["draft_tolerances"] != report["tolerances"]:
+        allowed += f"; of drafts in int8 {max(report['draft_tolerances'].values()):.0e}"
     print(f"largest difference from eager PyTorch, as a share of the largest value; allowed: {allowed}")
     print(f"{'gear or graph':24} {'graphs':9}" + "".join(f"{quantity:>20}" for quantity in QUANTITIES))
     for (gear, graphs), found in rows.items():

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="BUNDLE", help="where to build the bundle (default: a cache folder)"
     )
-    parser.add_argument("--drafter", choices=demo.PRECISE, default="demo-eagle3-w8a8", help="default: %(default)s")
+    parser.add_argument("--drafter", choices=demo.ALL_DRAFTERS, default="demo-eagle3-w8a8", help="default: %(default)s")
     parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -215,12 +215,15 @@ def _print_plan(paths: RankPaths, trees: list[tuple[str, Topology]]) -> None:
 def _print_answers(
     folder: Path, report: dict[str, Any], candidates: list[Weighed], gear: str, answers: list[Answer]
 ) -> None:
-    worst = max(comparison["difference"] for comparison in report["comparisons"])
+    drafts = [one for one in report["comparisons"] if one["quantity"].startswith("draft")]
+    worst = max(one["difference"] for one in report["comparisons"] if one not in drafts)
+    apart = max((one["difference"] for one in drafts if one["quantity"] == "draft scores"), default=0.0)
     caught = sum(control["caught"] for control in report["controls"])
     print(f"bundle {folder}")
     print(
         f"check: {len(report['comparisons'])} comparisons with eager PyTorch, largest difference {worst:.1e} of"
-        f" {report['tolerance']:.0e} allowed; {caught} of {len(report['controls'])} deliberate faults caught\n"
+        f" {report['tolerance']:.0e} allowed, of drafts {apart:.0e}; {caught} of {len(report['controls'])} deliberate"
+        " faults caught\n"
     )
     print(f"{'gear':18} {'rows':>4} {'expected accept':>15} {'ms a step':>10} {'expected tokens/s':>18}")
     for c in candidates:

@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
+    parser.add_argument("--int8-drafter", action="store_true", help="model its linear layers in eight bits")
     parser.add_argument(
         "--experts", type=Path, metavar="LOADS", help="experts that steps of the model touch, as measured (a JSON file)"
     )
@@ -83,12 +84,16 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     config = read_config(folder)
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
+    drafter, int8 = parse_drafter(args.drafter, folder) if args.drafter else (None, False)
+    if args.int8_drafter and drafter is None:
+        raise RequestError("--int8-drafter: there is no --drafter; name one")
     return modelled_table(
         chosen,
         config,
         parse_rows(args.rows) if args.rows else MODELLED_ROWS,
         slots,
-        drafter=parse_drafter(args.drafter, folder) if args.drafter else None,
+        drafter=drafter,
+        int8_drafter=int8 or args.int8_drafter,
         teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
         prefill=PREFILL_ROWS,
         loads=_loads(args.experts, config) if args.experts else None,
@@ -143,20 +148,21 @@ def _drafters() -> str:
     return f"{', '.join(specs)} or a drafter's folder"
 
 
-def parse_drafter(text: str, teacher: Path) -> DraftCost:
-    """The cost of the drafter that a spec or a drafter's folder describes."""
+def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
+    """The cost of the drafter that a spec or a drafter's folder describes, and whether the folder has it in W8A8."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.demo import resolve
 
-    kind, *sizes = text.split(":")
+    (kind, *sizes), int8 = text.split(":"), False
     if (path := resolve(text)).exists():
-        cost = open_drafter(path, Checkpoint.open(teacher)).model.cost()
+        model = open_drafter(path, Checkpoint.open(teacher)).model
+        cost, int8 = model.cost(), bool(model.quantised)
     else:
         cost = kind_named(kind).cost(sizes, read_config(teacher)) if kind in names() else None
     if cost is None:
         raise RequestError(f"--drafter {text}: expected {_drafters()}")
-    return cost
+    return cost, int8
 
 
 def _measured(args: argparse.Namespace) -> LatencyTable:
@@ -164,8 +170,10 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.experts or args.ranks != 1:
-        raise RequestError("--model, --drafter, --experts and --ranks: a bundle has its own; they go with --device")
+    if args.model or args.drafter or args.int8_drafter or args.experts or args.ranks != 1:
+        raise RequestError(
+            "--model, --drafter, --int8-drafter, --experts and --ranks: a bundle has its own; they go with --device"
+        )
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
     share_threads(args.threads)

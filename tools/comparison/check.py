@@ -71,6 +71,7 @@ def check(
         "ok": all(c.ok for c in found) and all(c.caught for c in caught),
         "tolerance": TOLERANCE,
         "tolerances": {pair.name: pair.tolerance for pair in pairs.values()},
+        "draft_tolerances": {pair.name: pair.draft_tolerance for pair in pairs.values()},
         "prompts": len(prompts),
         "comparisons": [asdict(c) for c in found],
         "controls": [asdict(c) for c in caught],
@@ -99,12 +100,12 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
     """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
     pairs = []
     eager = EagerEngine(bundle) if bundle.manifest.graph_set("onnx") else None
-    least = QUANTISED_TOLERANCE if bundle.manifest.int8 else 0.0
+    least, drafts = (QUANTISED_TOLERANCE if int8 else 0.0 for int8 in (bundle.manifest.quantised, bundle.manifest.int8))
     if eager is not None:
-        allowed = max(TOLERANCE, least)
-        pairs += [Pair(name, eager, _opened(bundle, name), allowed) for name in ("cpu", "static")]
+        allowed = max(TOLERANCE, least), max(TOLERANCE, drafts)
+        pairs += [Pair(name, eager, _opened(bundle, name), *allowed) for name in ("cpu", "static")]
         if any(graph.name == "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
-            pairs.append(Pair("bitwise", eager, BitwiseEngine(bundle), allowed))
+            pairs.append(Pair("bitwise", eager, BitwiseEngine(bundle), *allowed))
     npu = bundle.manifest.graph_set("ge")
     if npu is not None and npu.ranks > 1 and eager is None:
         raise RequestError(
@@ -118,8 +119,8 @@ def _pairs(bundle: Bundle) -> dict[str, Pair]:
             *(["npu"] if npu_count() else []),
             *(["acl"] if cann_available() and is_compiled(bundle.folder) else []),
         ]
-        allowed = max(HALF_TOLERANCE, least)
-        pairs += [Pair(name, rounded, _opened(bundle, name), allowed) for name in names]
+        allowed = max(HALF_TOLERANCE, least), max(HALF_TOLERANCE, drafts)
+        pairs += [Pair(name, rounded, _opened(bundle, name), *allowed) for name in names]
         if eager is not None:
             pairs.append(Pair("eager", eager, rounded, ROUNDED_TOLERANCE))
     return {pair.name: pair for pair in pairs}
@@ -157,7 +158,7 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
     rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
     gear = max(bundle.manifest.gears, key=lambda gear: rows[gear.tree])
     for fault, mutate in graph_mutations().items():
-        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate=mutate), pair.tolerance)
+        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate=mutate), pair.tolerance, pair.of_drafts)
         yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
 
 

@@ -22,7 +22,7 @@ NAMES = {"demo": FOLDER / "teacher"} | {f"demo-{kind}": FOLDER / kind for kind i
 DRAFTERS = tuple(name for name in NAMES if name != "demo")
 # Behind a drafter's name: with its linear layers in eight bits.
 W8A8 = "-w8a8"
-PRECISE = (*DRAFTERS, *(f"{name}{W8A8}" for name in DRAFTERS))
+ALL_DRAFTERS = (*DRAFTERS, *(f"{name}{W8A8}" for name in DRAFTERS))
 
 # Configurations without weights: "shape:llama-3.1-8b".
 SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.parent / "shapes").glob("*/config.json"))}

@@ -47,7 +47,7 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, known in (("sizes", tuple(SIZES)), ("drafters", demo.PRECISE), ("policies", POLICIES)):
+        for name, known in (("sizes", tuple(SIZES)), ("drafters", demo.ALL_DRAFTERS), ("policies", POLICIES)):
             if strange := [one for one in getattr(self, name) if one not in known]:
                 raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
         limits = [limit for limit in (self.limit, *self.limits.values()) if limit is not None]

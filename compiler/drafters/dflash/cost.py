@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
-from draftwood.compiler.device.steps import layer_ops
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD, layer_ops
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -30,6 +30,8 @@ class DFlashCost:
         width = (config.heads + 2 * config.kv_heads) * config.head_dim
         ops = [matmul("features", rows, self.states * H, H), copy("embedding", rows * H)]
         for _ in range(self.layers):
-            ops += [matmul("known rows", rows, H, width), *layer_ops(config, rows, slots)]
-        ops += [elementwise("last norm", rows * H, 4), matmul("head", self.levels, H, self.vocabulary)]
+            known = products("known rows", rows, H, width, HEAD in config.quantised)
+            ops += [*known, *layer_ops(config, rows, slots)]
+        ops.append(elementwise("last norm", rows * H, 4))
+        ops += products("head", self.levels, H, self.vocabulary, HEAD in config.quantised)
         yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
+from draftwood.compiler.device.operators import Op, copy, elementwise, products, ranking
+from draftwood.compiler.device.steps import HEAD
 from draftwood.compiler.drafters.dflash.cost import DFlashCost
 from draftwood.compiler.teachers.config import TeacherConfig
 
@@ -29,15 +30,16 @@ class DSparkCost:
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         block = DFlashCost(levels=self.levels, layers=self.layers, vocabulary=self.vocabulary, states=self.states)
         ((_, _, ops),) = block.drafts(config, slots)
+        int8 = HEAD in config.quantised
         for width in self.widths:
             for depth in range(1, self.levels + 1):
-                yield depth, width, [*ops, *self._head(1), *(depth - 1) * self._head(width)]
+                yield depth, width, [*ops, *self._head(1, int8), *(depth - 1) * self._head(width, int8)]
 
-    def _head(self, rows: int) -> list[Op]:
+    def _head(self, rows: int, int8: bool) -> list[Op]:
         V = self.vocabulary
         return [
             copy("token", rows * self.rank),
-            matmul("bias", rows, self.rank, V),
+            *products("bias", rows, self.rank, V, int8),
             elementwise("add bias", rows * V, 3),
             *ranking(rows, V),
         ]

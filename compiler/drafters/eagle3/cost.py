@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
-from draftwood.compiler.device.steps import layer_ops
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD, layer_ops
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -46,6 +46,6 @@ class Eagle3Cost:
             *layer_ops(config, rows, slots, wide=2, flat=True),
             *(self.layers - 1) * layer_ops(config, rows, slots, flat=True),
             elementwise("last norm", scored * H, 4),
-            matmul("head", scored, H, V),
+            *products("head", scored, H, V, HEAD in config.quantised),
             *ranking(scored, V),
         ]

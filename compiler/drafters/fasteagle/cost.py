@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
-from draftwood.compiler.device.steps import layer_ops
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD, layer_ops
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -53,7 +53,8 @@ class FastEagleCost:
         ops = [matmul("features", rows, 3 * H, H), copy("embedding", rows * H), matmul("entry", rows, 2 * H, H)]
         for _ in range(self.layers):
             ops += layer_ops(config, rows, slots, flat=True)
-        ops += [elementwise("last norm", self.layers * H, 4), matmul("head", self.layers, H, self.vocabulary)]
+        ops.append(elementwise("last norm", self.layers * H, 4))
+        ops += products("head", self.layers, H, self.vocabulary, HEAD in config.quantised)
         return [*ops, *ranking(self.layers, self.vocabulary)]
 
     def _cell(self, H: int, rows: int) -> list[Op]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwood.compiler.device.operators import Op, elementwise, matmul, ranking
+from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -25,7 +26,8 @@ class MedusaCost:
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         H, V, heads = config.hidden, config.vocabulary, self.levels
-        blocks = [matmul("block", 1, H, H, count=heads * self.blocks)]
+        int8 = HEAD in config.quantised
+        blocks = products("block", 1, H, H, int8, count=heads * self.blocks)
         blocks += [elementwise("silu and residual", H, 3, count=2 * heads * self.blocks)]
-        out = matmul("head", heads, H, V) if self.tied else matmul("head", 1, H, V, count=heads)
-        yield self.levels, self.width, [*blocks, out, *ranking(heads, V)]
+        out = [matmul("head", heads, H, V)] if self.tied else products("head", 1, H, V, int8, count=heads)
+        yield self.levels, self.width, [*blocks, *out, *ranking(heads, V)]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, ranking
-from draftwood.compiler.device.steps import layer_ops
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD, layer_ops
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -31,5 +31,6 @@ class PEagleCost:
         for rows in (self.levels + 1, *([masks] if masks else [])):
             ops += [copy("embedding", rows * H), *layer_ops(config, rows, slots, wide=2)]
             ops += (self.layers - 1) * layer_ops(config, rows, slots)
-        ops += [elementwise("last norm", self.levels * H, 4), matmul("head", self.levels, H, self.vocabulary)]
+        ops.append(elementwise("last norm", self.levels * H, 4))
+        ops += products("head", self.levels, H, self.vocabulary, HEAD in config.quantised)
         yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]

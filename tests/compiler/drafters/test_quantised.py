@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +14,7 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.checkpoints.safetensors_file import map_tensors
-from draftwood.compiler.drafters.quantised import in_int8
+from draftwood.compiler.drafters.quantised import borrows_head, in_int8
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.quantisation.drafter import quantise_drafter
 from draftwood.compiler.targets.modules import make_modules
@@ -24,6 +26,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.tools import cli, demo
+from draftwood.tools.comparison.check import check
 from draftwood.trees import Topology
 
 # Of the drafters here; what reads raw states is left alone, and an output matrix that is the teacher's is one of them.
@@ -80,6 +83,17 @@ def test_rounded_as_it_is_read_it_is_what_is_written(
         in_int8(written, tmp_path / "q", teacher.config)
 
 
+def test_an_output_matrix_that_is_in_int8_anyway_is_shared(
+    sources: dict[str, Path], tiny_teacher: Path, quantised_teacher: Path
+) -> None:
+    plain, whole = (Checkpoint.open(path) for path in (tiny_teacher, quantised_teacher))
+    subset = open_drafter(sources["eagle3"], plain)
+    config = subset.model.config
+    every = replace(subset, model=replace(subset.model, config=replace(config, draft_vocabulary=300)))
+    assert borrows_head(subset, plain.config) and borrows_head(subset, whole.config)
+    assert borrows_head(every, plain.config) and not borrows_head(every, whole.config)
+
+
 def test_what_an_older_version_wrote_is_read(sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path) -> None:
     teacher, folder = Checkpoint.open(tiny_teacher), tmp_path / "q"
     quantise_drafter(sources["eagle3"], teacher, folder, silent)
@@ -107,6 +121,8 @@ def test_text_is_that_of_the_teacher(kind: str, sources: dict[str, Path], tiny_t
     layers = open_drafter(made, Checkpoint.open(tiny_teacher)).model.quantised
     assert {stored[f"{layer}.weight"].dtype for layer in layers} == {torch.int8}
     assert bundle.manifest.int8 and not bundle.manifest.quantised
+    report = check(bundle, [np.arange(20, dtype=np.int64)])
+    assert report["ok"] and (report["tolerances"]["cpu"], report["draft_tolerances"]["cpu"]) == (1e-4, 5e-2)
     engine, options = CpuEngine(bundle), Options(max_new_tokens=40, ignore_eos=True)
     texts = [
         Decoding(engine, [3, 5, 7], options, policy_for(bundle, gear)).run().token_ids for gear in (None, "chain-kv128")
@@ -153,3 +169,27 @@ def test_int8_without_its_scales_or_description_is_refused(
     with pytest.raises(CheckpointError) as caught:
         open_drafter(folder, teacher)
     assert "\n" not in str(caught.value) and "model.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"drafter": None}, "--int8-drafter: there is no --drafter; name one"),
+        (
+            {"weights": "none", "targets": ("ge",)},
+            "--int8-drafter: rounds the drafter's weights; expected --weights copy",
+        ),
+        ({"drafter": "quantised"}, "is quantised already; name the original"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused_before_anything_is_written(
+    changes: dict, line: str, sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path
+) -> None:
+    plain = (("plain", Topology.plain()),)
+    if changes.get("drafter"):
+        quantise_drafter(sources["medusa"], Checkpoint.open(tiny_teacher), tmp_path / "q", silent)
+        changes = {"drafter": tmp_path / "q"}
+    asked = {"model": tiny_teacher, "drafter": sources["medusa"], "trees": plain, "slots": (128,), **changes}
+    with pytest.raises(RequestError, match=line):
+        build(BuildRequest(**asked, int8_drafter=True), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

@@ -271,7 +271,7 @@ def test_the_runtime_needs_no_registry(bundle: Path, monkeypatch: pytest.MonkeyP
 def test_it_is_counted_modelled_and_widened(trained: Path, tiny_teacher: Path, tmp_path: Path) -> None:
     assert load(trained, load_teacher(tiny_teacher)).levels == 3
     for spec in ("linear:3", str(trained)):
-        assert parse_drafter(spec, tiny_teacher).facts == {"kind": "linear", "levels": 3}
+        assert parse_drafter(spec, tiny_teacher)[0].facts == {"kind": "linear", "levels": 3}
     wide = widen(tiny_teacher, tmp_path / "teacher", hidden=96, heads=6)
     widen_drafter(trained, tmp_path / "linear", tiny_teacher, wide)
     small, large = (LinearCheckpoint(folder).weight("turns.0.weight") for folder in (trained, tmp_path / "linear"))
