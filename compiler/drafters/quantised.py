@@ -8,6 +8,7 @@ most of a draft, and the teacher's must stay as it is.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,10 @@ _HEAD, _TEACHERS_HEAD = "draft_head", "lm_head"
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Checkpoint:
+class _Int8Layers(ABC):
     """The checkpoint of a drafter with such layers: weights int8 [H, O], as products read them, and scales [O]."""
 
     plain: DrafterCheckpoint
-    file: Path
     layers: tuple[str, ...]
 
     @property
@@ -47,19 +47,20 @@ class Int8Checkpoint:
         return self.plain.dtype
 
     def names(self) -> list[str]:
-        scales = [f"{layer}.weight{SCALE}" for layer in self.layers]
-        return [*self.plain.names(), *scales]
+        return list(dict.fromkeys([*self.plain.names(), *_parameters(self.layers)]))
 
-    def keys(self, name: str) -> tuple[str, ...]:
-        if name.endswith(SCALE):
-            return tuple(f"{key}{SCALE}" for key in self.plain.keys(name.removesuffix(SCALE)))
-        return self.plain.keys(name)
+    @abstractmethod
+    def keys(self, name: str) -> tuple[str, ...]: ...
 
     def weight(self, name: str) -> Tensor:
-        if name.rpartition(".")[0] not in self.layers or name.endswith(".bias"):
+        if name not in _parameters(self.layers):
             return self.plain.weight(name)
-        joined = torch.cat([read_tensor(self.file, key) for key in self.keys(name)])
-        return joined.flatten() if name.endswith(SCALE) else joined.t().contiguous()
+        found = self.whole(name)
+        return found.flatten() if name.endswith(SCALE) else found.t().contiguous()
+
+    @abstractmethod
+    def whole(self, name: str) -> Tensor:
+        """Of a layer the whole numbers [O, H], or the scales [O, 1]."""
 
     def stored(self, key: str) -> Tensor:
         return self.plain.stored(key)
@@ -75,36 +76,29 @@ class Int8Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedCheckpoint:
-    """A drafter's checkpoint of plain numbers, of which ``layers`` are rounded as they are read."""
+class Int8Checkpoint(_Int8Layers):
+    """One whose ``file`` holds them so."""
 
-    plain: DrafterCheckpoint
-    layers: tuple[str, ...]
+    file: Path
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.plain.dtype
+    def keys(self, name: str) -> tuple[str, ...]:
+        if name.endswith(SCALE):
+            return tuple(f"{key}{SCALE}" for key in self.plain.keys(name.removesuffix(SCALE)))
+        return self.plain.keys(name)
 
-    def names(self) -> list[str]:
-        return list(dict.fromkeys([*self.plain.names(), *_parameters(self.layers)]))
+    def whole(self, name: str) -> Tensor:
+        return torch.cat([read_tensor(self.file, key) for key in self.keys(name)])
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedCheckpoint(_Int8Layers):
+    """One of plain numbers, of which ``layers`` are rounded as they are read."""
 
     def keys(self, name: str) -> tuple[str, ...]:
         return () if name in _parameters(self.layers) else self.plain.keys(name)
 
-    def weight(self, name: str) -> Tensor:
-        if name not in _parameters(self.layers):
-            return self.plain.weight(name)
-        whole_OH, scale_O1 = rounded(self.plain.weight(name.removesuffix(SCALE)))
-        return scale_O1.flatten() if name.endswith(SCALE) else whole_OH.t().contiguous()
-
-    def stored(self, key: str) -> Tensor:
-        return self.plain.stored(key)
-
-    def buffers(self, positions: int) -> dict[str, Tensor]:
-        return self.plain.buffers(positions)
-
-    def maps(self) -> dict[str, Tensor]:
-        return self.plain.maps()
+    def whole(self, name: str) -> Tensor:
+        return rounded(self.plain.weight(name.removesuffix(SCALE)))[name.endswith(SCALE)]
 
     def digest(self) -> str:
         return hashlib.sha256(f"{self.plain.digest()} W8A8".encode()).hexdigest()
@@ -186,4 +180,4 @@ def with_int8(opened: OpenedDrafter, path: Path, file: Path, teacher: TeacherCon
         )
     if not layers:
         return opened
-    return OpenedDrafter(opened.model.in_int8(layers), Int8Checkpoint(opened.checkpoint, file, layers))
+    return OpenedDrafter(opened.model.in_int8(layers), Int8Checkpoint(opened.checkpoint, layers, file))
