@@ -17,7 +17,8 @@ from draftwood.trees import Topology
 from draftwood.trees.plan_file import ReadPlan
 from draftwood.trees.spec import Budget, GearSpec
 
-PREFILL_ROWS = (32, 128)
+# A prompt takes of them what is cheapest (`draftwood.runtime.engines.chunks`); a KV length has those that are below it.
+PREFILL_ROWS = (32, 128, 512)
 # A cache is a multiple of this many slots: fused kernels tile the KV axis in blocks of 128.
 SLOT_MULTIPLE = 128
 # Devices of one machine at most: beyond it links are another kind.

@@ -57,15 +57,15 @@ class CpuEngine(StagedEngine):
     def new_kv(self, slots: int) -> KvCache:
         return KvCache(self.bundle.manifest.dims, slots)
 
-    def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
-        kv = state.kv
-        for at in range(0, len(tokens_n), self.prefill_rows):
-            chunk = np.ascontiguousarray(tokens_n[at : at + self.prefill_rows], np.int64)
-            rows = len(chunk)
-            branch = self._unused_branch(kv, rows)
-            output = self._run(kv, chunk, self._order[:rows], self._order[rows - 1 : rows], None, branch)
-            state.extended(chunk, output.features_BRF[0])
-            self.drafting.catch_up(state)
+    def chunk(self, state: SequenceState, left: int) -> int:
+        return min(left, self.prefill_rows)
+
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        kv, rows = state.kv, len(chunk_n)
+        branch = self._unused_branch(kv, rows)
+        output = self._run(kv, chunk_n, self._order[:rows], self._order[rows - 1 : rows], None, branch)
+        state.extended(chunk_n, output.features_BRF[0])
+        self.drafting.catch_up(state)
         return one_row(output)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:

@@ -6,7 +6,6 @@ base of those that draft, verify and accept in launches of their own.
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
@@ -57,7 +57,8 @@ class Engine(Protocol):
 class StagedEngine(ABC):
     """An engine with one launch, or several, for each part of a step; the parts are there for whoever compares them.
 
-    ``start`` and ``step`` hold a lock, for the graphs' buffers are shared by all texts. The parts hold none.
+    The graphs' buffers are shared by all texts, so ``step`` and each launch of ``start`` wait for their turn. The parts
+    do not.
     """
 
     max_batch = 1
@@ -69,7 +70,7 @@ class StagedEngine(ABC):
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
         self.bundle = bundle
         self.drafting = Drafting(bundle, graphs, self.run_draft)
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._closed = False
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
@@ -79,13 +80,13 @@ class StagedEngine(ABC):
         return SequenceState(self.new_kv(slots), draft, sampling)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
-        with self._turn():
-            began = time.perf_counter_ns()
-            output = self.prefill(state, prompt_n)
-            verified = time.perf_counter_ns()
-            state.root = draw(output.logits_BRV[0, -1], state.sampling, state.length)
-            accepted = time.perf_counter_ns()
-        times = StepTimes(0.0, (verified - began) / 1e3, (accepted - verified) / 1e3)
+        began = time.perf_counter_ns()
+        for chunk_n in self._chunks(state, prompt_n):
+            with self._turn():  # between two launches of a long prompt other texts take their steps
+                logits_V = self.append(state, chunk_n).logits_BRV[0, -1].copy()
+        verified = time.perf_counter_ns()
+        state.root = draw(logits_V, state.sampling, state.length)
+        times = StepTimes(0.0, (verified - began) / 1e3, (time.perf_counter_ns() - verified) / 1e3)
         return StepOutcome((state.root,), (), len(prompt_n), None, times)
 
     def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
@@ -107,9 +108,27 @@ class StagedEngine(ABC):
     def new_kv(self, slots: int) -> Any:
         """An empty `KvCache` of this engine."""
 
-    @abstractmethod
     def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
         """Appends and commits tokens in as many launches as it takes; returns the last row's outputs (R = 1)."""
+        for chunk_n in self._chunks(state, tokens_n):
+            output = self.append(state, chunk_n)
+        return output
+
+    def _chunks(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The tokens launch by launch; a launch is chosen when those before it have run."""
+        at = 0
+        while at < len(tokens_n):
+            count = self.chunk(state, len(tokens_n) - at)
+            yield np.ascontiguousarray(tokens_n[at : at + count], np.int64)
+            at += count
+
+    @abstractmethod
+    def chunk(self, state: SequenceState, left: int) -> int:
+        """How many of a prompt's tokens that are left the next launch takes."""
+
+    @abstractmethod
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        """Appends and commits the tokens of one launch; returns the last row's outputs (R = 1)."""
 
     @abstractmethod
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
@@ -128,13 +147,13 @@ class StagedEngine(ABC):
 
     def close(self) -> None:
         """Waits for the step that runs, and refuses all later ones; memory goes with the last reference."""
-        with self._lock:
+        with self._turns:
             self._closed = True
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """One call at a time; RequestError once the engine is closed."""
-        with self._lock:
+        with self._turns:
             if self._closed:
                 raise RequestError(f"{self.bundle.folder}: is closed; open it again")
             yield

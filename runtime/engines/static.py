@@ -17,6 +17,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acceptance import Acceptance, fill_commit, fill_tree
+from draftwood.runtime.engines.chunks import next_rows
 from draftwood.runtime.engines.engine import StagedEngine, one_row
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
@@ -64,24 +65,28 @@ class StaticEngine(StagedEngine):
         own = replace(dims, kv_heads=heads_of_rank(dims.kv_heads, self.ranks))
         return KvCache(own, slots, self._branch_rows, self.zeros, cache_zeros)
 
-    def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
-        at = 0
-        while at < len(tokens_n):
-            graph = self._chunk(state, len(tokens_n) - at)
-            count = min(graph.rows, len(tokens_n) - at) if graph.kind == "prefill" else 1
-            chunk = np.ascontiguousarray(tokens_n[at : at + count], np.int64)
-            inputs = self.inputs(graph, state.kv)
-            inputs["tokens"][:count] = chunk
-            if graph.kind == "prefill":
-                inputs["last"][0] = count - 1
-            else:
-                fill_tree(inputs, chunk, self.bundle.trees["plain"][1])
-            logits, choice, features = self._run(graph, state.kv, inputs)
-            output = TeacherOutput(logits[None, :1], choice[None, :1], features[None, :count])
-            state.extended(chunk, output.features_BRF[0])
-            self.drafting.catch_up(state)
-            at += count
+    def chunk(self, state: SequenceState, left: int) -> int:
+        room = state.slots - 1 - state.length
+        rows = next_rows(left, room, tuple(sorted(graph.rows for graph in self._prefills(state))))
+        return min(rows, left) or 1
+
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        count = len(chunk_n)
+        fits = [graph for graph in self._prefills(state) if graph.rows >= count and state.kv.room(graph.rows)]
+        graph = min(fits + [self.tree_graph(1, state.slots)] * (count == 1), key=lambda graph: graph.rows)
+        inputs = self.inputs(graph, state.kv)
+        if graph.kind == "prefill":
+            inputs["tokens"][:count], inputs["last"][0] = chunk_n, count - 1
+        else:
+            fill_tree(inputs, chunk_n, self.bundle.trees["plain"][1])
+        logits, choice, features = self._run(graph, state.kv, inputs)
+        output = TeacherOutput(logits[None, :1], choice[None, :1], features[None, :count])
+        state.extended(chunk_n, output.features_BRF[0])
+        self.drafting.catch_up(state)
         return one_row(output)
+
+    def _prefills(self, state: SequenceState) -> list[GraphSignature]:
+        return [graph for graph in self.graphs if graph.kind == "prefill" and graph.slots == state.slots]
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
         ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
@@ -147,18 +152,6 @@ class StaticEngine(StagedEngine):
     def _run(self, graph: GraphSignature, kv: KvCache, inputs: dict[str, NDArray]) -> tuple[NDArray, NDArray, NDArray]:
         outputs = self.executor.run(graph, inputs, self.buffers(graph, kv))
         return outputs["logits"], outputs["choice"], outputs["features"]
-
-    def _chunk(self, state: SequenceState, left: int) -> GraphSignature:
-        """The smallest prefill graph that holds what is left, else the largest that fits, else decode."""
-        fits = [
-            graph
-            for graph in self.graphs
-            if graph.kind == "prefill" and graph.slots == state.slots and state.kv.room(graph.rows)
-        ]
-        enough = [graph for graph in fits if graph.rows >= left]
-        if enough:
-            return min(enough, key=lambda graph: graph.rows)
-        return max(fits, key=lambda graph: graph.rows) if fits else self.tree_graph(1, state.slots)
 
 
 class OnnxStaticEngine(StaticEngine):

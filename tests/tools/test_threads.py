@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 import draftwood
+from draftwood.errors import RequestError
 from draftwood.runtime.opened import OpenedBundle
-from draftwood.tools.measure.threads import measure, text
+from draftwood.tools.measure.threads import measure, pause_beside, text
 
 
 @pytest.fixture
@@ -48,3 +49,12 @@ def test_what_a_thread_raises_is_told(model: OpenedBundle, monkeypatch: pytest.M
     monkeypatch.setattr(model, "generate", failing)
     report = measure(model, threads=2, texts=3, minutes=0, seed=1)
     assert not report["ok"] and report["errors"] == 3 and "freed memory" in text(report)
+
+
+def test_the_pause_beside_a_prompt_is_told(model: OpenedBundle) -> None:
+    found = pause_beside(model, tokens=100, seed=1)
+    assert found["tokens"] == 100 and found["prompt_seconds"] > 0 and found["longest_pause_seconds"] > 0
+    report = {"equal": 1, "texts": 1, "threads": 1, "differences": [], "errors": 0, "beside": found}
+    assert "beside a prompt of 100 tokens" in text(report)
+    with pytest.raises(RequestError, match="--beside 100000: expected 1 to "):
+        pause_beside(model, tokens=100_000, seed=1)

@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="C[,C...]",
         help="KV lengths in slots, multiples of 128: every tree at each (default: the plan's gears, or 1024)",
     )
-    parser.add_argument("--prefill", default="32,128", metavar="T[,T...]", help="prefill chunks in tokens")
+    parser.add_argument(
+        "--prefill",
+        default="32,128,512",
+        metavar="T[,T...]",
+        help="tokens of the static prefill graphs of each KV length above them (default: 32,128,512)",
+    )
     parser.add_argument("--target", default="onnx", metavar="T[,T...]", help="onnx: for CPUs; ge: for Ascend NPUs")
     parser.add_argument(
         "--weights",

@@ -1,10 +1,11 @@
 """Several threads on one opened bundle: every text must be the plain one, and memory must not grow.
 
-    python -m draftwood.tools.measure.threads BUNDLE [--threads 8] [--texts 400] [--minutes M] [--json]
+    python -m draftwood.tools.measure.threads BUNDLE [--threads 8] [--texts 400] [--minutes M] [--beside N] [--json]
 
 Random prompts of ids, greedy and sampled, each answered plainly in one thread first and then by all threads at once.
-``--minutes`` goes on with the same texts for so long and watches the resident set. A text that differs is excused as
-a tie only as `draftwood bench` does it.
+``--minutes`` goes on with the same texts for so long and watches the resident set. ``--beside`` tells how long a text
+waits at most while a prompt of so many tokens is read. A text that differs is excused as a tie only as
+`draftwood bench` does it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,23 @@ def measure(model: OpenedBundle, threads: int, texts: int, minutes: float, seed:
     return {"ok": not errors and all(one["tie"] for one in differences), **report}
 
 
+def pause_beside(model: OpenedBundle, tokens: int, seed: int) -> dict[str, float]:
+    """Seconds that a prompt of so many tokens takes, and the longest pause of a text that goes on meanwhile."""
+    drawn, dims = random.Random(seed), model.manifest.dims
+    if not 0 < tokens < dims.context:
+        raise RequestError(f"--beside {tokens}: expected 1 to {dims.context - 1} tokens, below the bundle's context")
+    prompt = [drawn.randrange(dims.vocabulary) for _ in range(tokens)]
+    going = iter(model.stream(prompt[:1], max_new_tokens=dims.context - 2, ignore_eos=True, policy="plain"))
+    next(going)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: model.generate(prompt, max_new_tokens=1, policy="plain"))
+        pause, last = 0.0, time.monotonic()
+        while not other.done() and next(going, None) is not None:
+            now = time.monotonic()
+            pause, last = max(pause, now - last), now
+        return {"tokens": tokens, "prompt_seconds": other.result().first_token_seconds, "longest_pause_seconds": pause}
+
+
 def _answers(model: OpenedBundle, threads: int, asked: list[Request]) -> list[Answer]:
     """Token ids of every request, or what was raised."""
 
@@ -134,6 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=8, metavar="N", help="threads that ask (default 8)")
     parser.add_argument("--texts", type=int, default=400, metavar="N", help="texts they answer (default 400)")
     parser.add_argument("--minutes", type=float, default=0.0, metavar="M", help="go on for so long, watching memory")
+    parser.add_argument(
+        "--beside", type=int, metavar="N", help="the pause of a text while a prompt of N tokens is read"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
@@ -141,7 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise RequestError("--threads and --texts: expected 1 or more, --minutes 0 or more")
     share_threads()
     with draftwood.open(args.bundle) as model:
-        report = measure(model, args.threads, args.texts, args.minutes, args.seed)
+        beside = {"beside": pause_beside(model, args.beside, args.seed)} if args.beside is not None else {}
+        report = measure(model, args.threads, args.texts, args.minutes, args.seed) | beside
     print(json.dumps(report) if args.json else text(report))
     return 0 if report["ok"] else 1
 
@@ -157,6 +179,11 @@ def text(report: dict[str, Any]) -> str:
         )
     if report["errors"]:
         lines.append(f"{report['errors']} errors, first: {report['first_error']}")
+    if beside := report.get("beside"):
+        lines.append(
+            f"beside a prompt of {beside['tokens']} tokens, which took {beside['prompt_seconds']:.2f} s, a text paused"
+            f" for {beside['longest_pause_seconds']:.2f} s at most"
+        )
     if report.get("resident_mb"):
         sizes = report["resident_mb"]
         lines.append(

@@ -43,10 +43,13 @@ class EagerEngine(StagedEngine):
     def new_kv(self, slots: int) -> Any:
         return KvCache(self.bundle.manifest.dims, slots, zeros=self.zeros)
 
-    def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
-        order = np.arange(len(tokens_n))
-        output = self._run(state.kv, tokens_n, order, order[None] <= order[:, None])
-        state.extended(np.asarray(tokens_n), output.features_BRF[0])
+    def chunk(self, state: SequenceState, left: int) -> int:
+        return left
+
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        order = np.arange(len(chunk_n))
+        output = self._run(state.kv, chunk_n, order, order[None] <= order[:, None])
+        state.extended(chunk_n, output.features_BRF[0])
         self.drafting.catch_up(state)
         return one_row(output)
 

@@ -52,11 +52,13 @@ class HfEngine(EagerEngine):
     def new_kv(self, slots: int) -> BranchCache:
         return self.teacher.new_cache(slots)
 
-    def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
-        order = np.arange(len(tokens_n))
-        step = self.teacher.step(state.kv, tokens_n, order, order[None] <= order[:, None], last_only=True)
-        output = _output(step)
-        state.extended(np.asarray(tokens_n), output.features_BRF[0])
+    def chunk(self, state: SequenceState, left: int) -> int:
+        return left
+
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        order = np.arange(len(chunk_n))
+        output = _output(self.teacher.step(state.kv, chunk_n, order, order[None] <= order[:, None], last_only=True))
+        state.extended(chunk_n, output.features_BRF[0])
         self.drafting.catch_up(state)
         return one_row(output)
 

@@ -1,0 +1,53 @@
+"""Which prefill graphs a prompt goes through: the launches that take least in all.
+
+A launch reads all weights and multiplies them with all its rows, padded ones too, and what takes longer counts. Up to
+`KNEE` rows that is the weights, so there a launch costs the same whatever its rows; from then on its rows. Nothing is
+measured: the same prompt goes through the same graphs every time, and has the same bits.
+
+Example: graphs of 128 and 512 rows take 130 tokens in two launches of 128, and 300 in one of 512.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+# Rows at which products take as long as the weights they read, in bf16: 195 on a 910B3, 235 on a 910B1, 910B2 and a die
+# of a 910C, 326 on a 910B4 (`draftwood.compiler.device`: peaks of cube and memory, times what is reached of them).
+KNEE = 200
+# While more of the largest launch is left, it is the next one: of a row it costs the least.
+_PEELED = 4
+_KEPT = 64  # tables
+
+
+def next_rows(left: int, room: int, sizes: tuple[int, ...]) -> int:
+    """Rows of the prefill graph that is to run next; 0 where none fits.
+
+    Args:
+        left: tokens of the prompt that are not in the cache, 1 or more.
+        room: rows that fit into the cache behind those that are, ``left`` or more.
+        sizes: rows of the graphs there are, ascending.
+    """
+    if not sizes:
+        return 0
+    if left > _PEELED * sizes[-1]:
+        return sizes[-1]
+    return _first_rows(min(room - left, sizes[-1]), sizes)[left]
+
+
+@lru_cache(_KEPT)
+def _first_rows(spare: int, sizes: tuple[int, ...]) -> list[int]:
+    """Rows of the first launch by the tokens that are left, where ``spare`` more rows fit; 0 where none does."""
+    # By tokens left: what the launches cost, how many they are, and all their rows; the less the better, in that order.
+    least, first = [(0, 0, 0)], [0]
+    for left in range(1, _PEELED * sizes[-1] + 1):
+        found = [(_after(least[left - 1], 1), 0)]  # without a graph that fits, a token is a launch
+        found += [(_after(least[max(left - rows, 0)], rows), rows) for rows in sizes if rows <= left + spare]
+        best, rows = min(found, key=lambda one: (one[0], -one[1]))
+        least.append(best)
+        first.append(rows)
+    return first
+
+
+def _after(behind: tuple[int, int, int], rows: int) -> tuple[int, int, int]:
+    cost, count, total = behind
+    return cost + max(rows, KNEE), count + 1, total + rows

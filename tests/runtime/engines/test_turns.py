@@ -1,0 +1,142 @@
+"""Who asked first is next; nobody who gives up is waited for."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.turns import Turns
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import TeacherOutput
+
+SECONDS = 20.0
+
+
+def wait_for(turns: Turns, count: int) -> None:
+    """Until so many threads wait."""
+    until = time.monotonic() + SECONDS
+    while len(turns._waiting) < count:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_turns_come_in_the_order_they_were_asked_for() -> None:
+    turns, order = Turns(), []
+
+    def take(number: int) -> None:
+        with turns:
+            order.append(number)
+
+    threads = []
+    with turns:
+        for number in range(6):
+            threads.append(threading.Thread(target=take, args=(number,)))
+            threads[-1].start()
+            wait_for(turns, number + 1)
+    # Whoever asks again is behind all of them.
+    take(6)
+    for thread in threads:
+        thread.join(SECONDS)
+    assert order == list(range(7))
+
+
+def test_one_thread_at_a_time() -> None:
+    turns, inside, most = Turns(), 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(300):
+            with turns:
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads) and most == 1
+
+
+def test_an_error_inside_passes_the_turn_on() -> None:
+    turns = Turns()
+    with pytest.raises(ZeroDivisionError), turns:
+        1 / 0  # noqa: B018
+    with turns:
+        pass
+
+
+class Interrupted(Exception):
+    pass
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+def test_who_is_interrupted_while_waiting_stands_back() -> None:
+    turns, holds, leave = Turns(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns:
+            holds.set()
+            leave.wait(SECONDS)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holds.wait(SECONDS)
+    before = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupted), turns:
+            pass
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not turns._waiting
+    leave.set()
+    holder.join(SECONDS)
+    with turns:
+        pass
+
+
+class Chunked(CpuEngine):
+    """Reads prompts of four tokens a launch, and tells which text each launch is of."""
+
+    prefill_rows = 4
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle, 1)
+        self.launches: list[int] = []
+        self.between = lambda: None
+
+    def append(self, state: SequenceState, chunk_n: np.ndarray) -> TeacherOutput:
+        self.launches.append(id(state))
+        self.between()
+        return super().append(state, chunk_n)
+
+
+def test_another_text_goes_on_between_the_launches_of_a_prompt(tiny_bundle: Path, prompt: list[int]) -> None:
+    engine = Chunked(Bundle.open(tiny_bundle))
+    long, short = engine.begin(128), engine.begin(128)
+    plain = engine.begin(128)
+    want = engine.start(plain, np.array(prompt[:12])).tokens
+    engine.launches.clear()
+    other = threading.Thread(target=lambda: engine.start(short, np.array(prompt[:4])))
+
+    def begins() -> None:
+        engine.between = lambda: None
+        other.start()
+        wait_for(engine._turns, 1)
+
+    engine.between = begins
+    got = engine.start(long, np.array(prompt[:12])).tokens
+    other.join(SECONDS)
+    assert engine.launches == [id(long), id(short), id(long), id(long)]
+    assert got == want, "the other text's launch wrote over this one's outputs"
