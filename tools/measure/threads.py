@@ -86,9 +86,11 @@ def pause_beside(model: OpenedBundle, tokens: int, seed: int) -> dict[str, float
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(lambda: model.generate(prompt, max_new_tokens=1, policy="plain"))
         pause, last = 0.0, time.monotonic()
-        while not other.done() and next(going, None) is not None:
+        for _ in going:
             now = time.monotonic()
             pause, last = max(pause, now - last), now
+            if other.done():
+                break
         return {"tokens": tokens, "prompt_seconds": other.result().first_token_seconds, "longest_pause_seconds": pause}
 
 

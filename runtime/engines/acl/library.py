@@ -108,6 +108,8 @@ class Library:
 
     def __init__(self, handle: Any, name: str = NAME, device: int = 0) -> None:
         self.name, self.device = name, device
+        # Functions are called by their addresses, so what they belong to must stay.
+        self._handle = handle
         self._functions = {function: _bound(handle, name, function) for function in PROTOTYPES}
         # Closed, the last first, before the library is left.
         self.opened: list[Closing] = []
