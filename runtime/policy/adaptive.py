@@ -2,7 +2,8 @@
 
 What is expected comes from `Estimate`, what a step takes from `StepTimes`, and `Bank` forbids what could break its
 promise. Plain decoding shows nothing of the drafter, so it would never be left again: while a text is decoded plainly,
-a gear is tried every so many steps, as many as keep the price of trying at `TRY` of plain decoding.
+a gear is tried every so many steps, as many as keep the price of trying at `TRY` of plain decoding. Nor do drafts show
+what plain decoding takes, on which the promise rests: where they gain little, a few plain steps check it now and then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from draftwood.runtime.policy.fitting import Fit
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
 from draftwood.runtime.policy.prior import Tables
-from draftwood.runtime.policy.times import Paces, StepTimes
+from draftwood.runtime.policy.times import BELIEVED, Paces, StepTimes
 
 # A gear must promise so much more than the present one, which must have run for so many steps.
 MARGIN = 0.04
@@ -30,6 +31,8 @@ HICCUP = 3.0
 UPPER = 1.15
 # Plain steps that anchor the price of a token where no table tells it.
 ANCHOR = 2
+# Less than so many times plain decoding's speed may be no gain: it is checked, unless plain steps have told it of late.
+DOUBTED = 1.4
 _NONE = -1
 
 
@@ -49,6 +52,8 @@ class Adaptive:
         self._last, self._dwell, self._idle = _NONE, 0, 0
         # Plain steps until a gear is tried; whether the last step was worth more, in plain steps, than it took.
         self._wait, self._paid = 0, False
+        # Plain steps of a check that are still to be taken.
+        self._check = 0
         # What the present spell of drafting has won, and how many spells in a row have lost.
         self._won_us, self._lost = 0.0, 0
 
@@ -59,19 +64,20 @@ class Adaptive:
         if self._last == _NONE:
             self.estimate.begin(length)
             self.bank.credit = self._credit(length, late, fit)
-        if fit.plain != _NONE and self._stays_plain(fit.plain):
+        if fit.plain != _NONE and (self._check or self._stays_plain(fit.plain)):
             return self._gears.gears[fit.plain]
         return self._gears.gears[self._fastest(length, late, fit.plain, fit.drafting)]
 
     def observe(self, outcome: Outcome) -> None:
         gear = self._gears.number[outcome.gear.name]
-        if self._gears.shape[gear] == _NONE:
+        if self._check:
+            self._check -= 1
+            self._plainly(gear, outcome)
+        elif self._gears.shape[gear] == _NONE:
             self._decoded(gear, outcome)
         else:
             self._drafted(gear, outcome)
         self._slots = max(self._slots, outcome.gear.slots)
-        self._dwell = self._dwell + 1 if gear == self._last else 1
-        self._last = gear
 
     def expected(self, gear: Gear, length: int) -> Expected:
         g = self._gears.number[gear.name]
@@ -119,19 +125,35 @@ class Adaptive:
             best, best_speed = self._last, kept_speed
         # Who comes from plain decoding is here to try, and what has just paid for itself is tried again.
         trial = self._paid or (self._last != _NONE and shape[self._last] == _NONE)
-        if plain == _NONE or trial or best_speed * plain_us >= 1:
+        gain = best_speed * plain_us
+        if plain == _NONE or (gain < 1 and trial):
             return best
-        return plain
+        return plain if gain < 1 or self._doubts(gain, plain) else best
+
+    def _doubts(self, gain: float, plain: int) -> bool:
+        """Whether it is seen first, by a few steps, what plain decoding takes now."""
+        if gain < DOUBTED and self.times.aged(plain):
+            self._check = BELIEVED
+        return self._check > 0
 
     def _decoded(self, gear: int, outcome: Outcome) -> None:
         if self._last == _NONE or self._gears.shape[self._last] != _NONE:
             self._lost = self._lost + 1 if self._won_us < 0 else 0
             self._wait = self._price(gear, outcome.length, outcome.late)
             self._won_us = 0.0
+        self._plainly(gear, outcome)
+        self._idle += outcome.gained
+        self._ran(gear)
+
+    def _plainly(self, gear: int, outcome: Outcome) -> None:
+        """A plain step's part of the accounts; a text that checks stands for the rest where it stood."""
         self.times.observe(gear, outcome.length, outcome.total_us)
         self.bank.decoded(self.times.us(gear, outcome.length))
         self.estimate.idle()
-        self._idle += outcome.gained
+
+    def _ran(self, gear: int) -> None:
+        self._dwell = self._dwell + 1 if gear == self._last else 1
+        self._last = gear
 
     def _price(self, plain: int, length: int, late: int) -> int:
         """Steps until a try: what it is expected to lose is then `TRY` of what was decoded meanwhile.
@@ -172,3 +194,4 @@ class Adaptive:
         if not outcome.cut:
             shape = gears.shape[gear]
             self.estimate.walked(shape, gears.root(shape, outcome.confidence), outcome.path, outcome.rank)
+        self._ran(gear)

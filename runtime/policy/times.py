@@ -21,6 +21,9 @@ OWN_GAIN = 0.02
 # A step off by more than this factor is odd, and so many odd ones in a row on one side are believed.
 ODD = 1.5
 BELIEVED = 3
+# So many steps of any gear behind those that told a gear's pace, it may have another one: machines have other guests, and
+# they do not slow down every gear alike.
+AGED = 200
 # What is thought of a gear that nobody has timed, in plain steps: of one row, and of each row more.
 GUESS = 1.25
 GUESS_ROW = 0.02
@@ -83,10 +86,20 @@ class Paces:
 
     def __init__(self, gears: int) -> None:
         self._found: list[float | None] = [None] * gears
+        # Steps of all gears, and how many they were when a gear's pace was told.
+        self._steps, self._told = 0, [-AGED] * gears
+
+    def passed(self) -> None:
+        """A step of any gear was observed."""
+        self._steps += 1
 
     def saw(self, gear: int, pace: float) -> None:
         """A text has settled that the gear takes ``pace`` times its table."""
-        self._found[gear] = pace
+        self._found[gear], self._told[gear] = pace, self._steps
+
+    def aged(self, gear: int) -> bool:
+        """Whether it was long ago that the gear's pace was told, or never."""
+        return self._steps - self._told[gear] >= AGED
 
     def start(self) -> list[float]:
         """Factors for a new text, of every gear; of one that has not run that of the others, in the geometric mean."""
@@ -118,6 +131,10 @@ class StepTimes:
         """Steps of the gear that were observed."""
         return self._count[gear]
 
+    def aged(self, gear: int) -> bool:
+        """Whether steps of this text and of those before have long told nothing of the gear; of guesses never."""
+        return self._paces is not None and self._paces.aged(gear)
+
     def catch_up_us(self, tokens: int) -> float:
         """What a draft takes in addition where so many tokens are late."""
         return self._catch_up * tokens
@@ -125,6 +142,8 @@ class StepTimes:
     def observe(self, gear: int, length: int, us: float) -> None:
         """A step of the gear took ``us``."""
         self._count[gear] += 1
+        if self._paces:
+            self._paces.passed()
         if not self._busy:
             self._busy = us / self.table.us(gear, length)
             return
@@ -140,7 +159,7 @@ class StepTimes:
             self._follow(gear, ratio)
         else:
             self._doubt(gear, ratio)
-        if self._paces and self._count[gear] > BELIEVED:
+        if self._paces and self._count[gear] >= BELIEVED:
             self._paces.saw(gear, self._own[gear] * self._busy)
 
     def caught_up(self, gear: int, tokens: int, us: float) -> None:

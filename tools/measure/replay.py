@@ -19,6 +19,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.planning import Planning, StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome, Planned, Policy
+from draftwood.runtime.policy.times import Paces
 from draftwood.runtime.speculation.drafting import MOST_WAITING
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.trees import Topology
@@ -88,16 +89,16 @@ def read_surveys(paths: Sequence[Path]) -> tuple[Gears, list[Text]]:
 
 
 class Replay:
-    """Runs policies over texts; ``gears`` are those of the surveys."""
+    """Runs policies over texts, one behind the other; ``gears`` are those of the surveys."""
 
     def __init__(self, gears: Gears) -> None:
-        self.gears = gears
+        self.gears, self._paces = gears, Paces(len(gears.gears))
 
     def policy(self, name: str, text: Text) -> Policy:
         """A policy for a text by its name, or by a gear's for always that one."""
         tables: Tables = self.gears.greedy if text.greedy else self.gears.sampled
         if name == "adaptive":
-            return Adaptive(self.gears, tables, len(text.events) + 1)  # the first token is the prompt's
+            return Adaptive(self.gears, tables, len(text.events) + 1, self._paces)  # the first token is the prompt's
         return Planned(self.gears, tables) if name == "planned" else _Always(self.gears, name)
 
     def run(self, policy: Policy, text: Text) -> Run:

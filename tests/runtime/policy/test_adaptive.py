@@ -12,7 +12,7 @@ from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.runtime.policy.adaptive import DWELL, LONGEST_WAIT, TRY, UPPER
 from draftwood.runtime.policy.bank import EXTRA, HOPED, LEAST_CREDIT, LEAST_SHARE, MOST_CREDIT, credit
 from draftwood.runtime.policy.fixed import Planned
-from draftwood.runtime.policy.times import Paces, time_table
+from draftwood.runtime.policy.times import AGED, BELIEVED, Paces, time_table
 from draftwood.trees import Topology
 
 from .samples import chains, draw, gear, gears_of, played
@@ -243,6 +243,43 @@ def test_a_machine_that_is_slower_than_its_table_is_known_to_the_next_text() -> 
         policy = Adaptive(gears, gears.greedy, TOKENS, paces)
         found.append([played(policy, gears, (0,), slow).gear.name for _ in range(60)].count("plain"))
     assert found[0] > 0 and found[1] == found[2] == 0
+
+
+def texts_of(gears: Gears, paces: Paces, level: float, us: dict[str, float], count: int) -> list[Outcome]:
+    """Steps of texts one after the other, each of 60 tokens, whose best candidates are right at ``level``."""
+    random, found = np.random.default_rng(3), list[Outcome]()
+    for _ in range(count):
+        policy, tokens = Adaptive(gears, gears.greedy, 60, paces), 0
+        while tokens < 60:
+            found.append(played(policy, gears, draw(random, ([level],) * 6), us))
+            tokens += found[-1].gained
+    return found
+
+
+def speed_of(outcomes: list[Outcome], us: dict[str, float]) -> float:
+    return us["plain"] * sum(one.gained for one in outcomes) / sum(us[one.gear.name] for one in outcomes)
+
+
+def test_plain_decoding_that_has_become_faster_is_noticed() -> None:
+    """All drafts take what the table says and seem to pay; plain decoding, which would show it, is never needed."""
+    gears = gears_of(chains(1), US)
+    now = US | {"plain": 0.75 * US["plain"]}
+    paces = Paces(len(gears.gears))
+    assert speed_of(texts_of(gears, paces, 0.5, now, 12), now) > 0.97
+    # What a drafted text alone would have reached.
+    assert 1.5 * now["plain"] / now["chain-1"] < 0.95
+
+
+def test_checks_are_rare_and_none_are_made_where_much_is_won() -> None:
+    def plain_steps(us: dict[str, float]) -> tuple[int, int]:
+        """Of a text of which every draft is accepted: in its beginning, and from then on."""
+        gears = gears_of(chains(1), us)
+        policy = Adaptive(gears, gears.greedy, TOKENS, Paces(len(gears.gears)))
+        names = [played(policy, gears, (0,), us).gear.name for _ in range(6 * AGED)]
+        return names[:AGED].count("plain"), names[AGED:].count("plain")
+
+    assert plain_steps({"plain": 1000.0, "chain-1": 1600.0})[1] == 5 * BELIEVED
+    assert plain_steps(US) == (BELIEVED, 0), "at first it is not known that much is won"
 
 
 def test_a_text_of_little_hope_begins_plainly() -> None:
