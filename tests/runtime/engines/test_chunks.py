@@ -61,14 +61,14 @@ def test_a_long_prompt_takes_the_largest_until_its_end() -> None:
 @pytest.mark.parametrize("name", sorted(DEVICES))
 @pytest.mark.parametrize("prefill", [(128,), (128, 512), (64, 256, 1024)])
 def test_it_is_near_what_the_model_of_a_device_finds_cheapest(name: str, prefill: tuple[int, ...]) -> None:
-    """A tenth over all prompts up to 2000 tokens, where one graph alone costs up to twice as much."""
+    """Within 2.5 % over all prompts up to 2000 tokens; a 910B4, whose knee is at 326 rows, is the furthest."""
     table = modelled_table(device(name), OPENPANGU_7B, (1,), (4096,), prefill=prefill)
     seconds = {entry.rows: entry.seconds for entry in table.entries if entry.kind in ("decode", "prefill")}
     best = [0.0]
     for left in range(1, 2001):
         best.append(min(time + best[max(left - rows, 0)] for rows, time in seconds.items()))
     mine = [sum(seconds[rows] for rows in launches(left, 4095, prefill)) for left in range(1, 2001)]
-    assert sum(mine) / sum(best) < 1.1
+    assert sum(mine) / sum(best) < 1.03
 
 
 def test_a_static_bundle_takes_them(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
