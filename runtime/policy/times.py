@@ -21,8 +21,8 @@ OWN_GAIN = 0.02
 # A step off by more than this factor is odd, and so many odd ones in a row on one side are believed.
 ODD = 1.5
 BELIEVED = 3
-# So many steps of any gear behind those that told a gear's pace, it may have another one: machines have other guests, and
-# they do not slow down every gear alike.
+# So many steps of any gear behind those that told a gear's pace, it may have another one: machines have other guests,
+# and they do not slow down every gear alike.
 AGED = 200
 # What is thought of a gear that nobody has timed, in plain steps: of one row, and of each row more.
 GUESS = 1.25
