@@ -37,6 +37,8 @@ COLOURS = {
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")
 # Of methods, whose lines lie on each other.
 MANY = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+# Panels side by side at most; what a further row of them takes, of a picture's height.
+ABREAST, ROW_HEIGHT = 3, 0.75
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -74,8 +76,15 @@ def dashes(way: str) -> str:
 
 
 def panels(canvas: Figure, titles: Sequence[str], share_y: bool = True) -> Iterator[Axes]:
-    """Axes side by side with their titles."""
-    drawn = canvas.subplots(1, max(len(titles), 1), squeeze=False, sharey=share_y)[0]
+    """Axes side by side with their titles, in so many rows that they can be read; the canvas grows with the rows."""
+    count = max(len(titles), 1)
+    rows = -(-count // ABREAST)
+    columns = -(-count // rows)
+    width, height = canvas.get_size_inches()
+    canvas.set_size_inches(width, height * (1 + ROW_HEIGHT * (rows - 1)))
+    drawn = canvas.subplots(rows, columns, squeeze=False, sharey=share_y).flat
+    for axes in drawn[count:]:
+        axes.remove()
     for axes, title in zip(drawn, titles, strict=False):
         axes.set_title(title, loc="left")
         yield axes

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure as Canvas
 
 from draftwood.errors import RequestError
 from draftwood.tools import cli
+from draftwood.tools.evaluate import draw
 from draftwood.tools.evaluate.bases import base_seconds, bundle_factors, plain_of
 from draftwood.tools.evaluate.report.compare import compare, sentences
 from draftwood.tools.evaluate.report.contents import contents
@@ -218,3 +220,15 @@ def test_runs_without_common_texts_are_not_compared(tiny_run: Path, tmp_path: Pa
     (other / FILE).write_text("")
     with pytest.raises(RequestError, match="no texts in common"):
         compare(tiny_run, other)
+
+
+@pytest.mark.parametrize(
+    ("titles", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (6, 2, 3), (7, 3, 3), (9, 3, 3)]
+)
+def test_many_panels_stand_in_rows(titles: int, rows: int, columns: int) -> None:
+    canvas = Canvas(figsize=(7.2, 3.0))
+    names = [f"panel {number}" for number in range(titles)]
+    assert [axes.get_title(loc="left") for axes in draw.panels(canvas, names)] == names
+    assert len(canvas.axes) == titles
+    assert canvas.axes[0].get_subplotspec().get_gridspec().get_geometry() == (rows, columns)
+    assert (canvas.get_size_inches()[1] > 3.0) == (rows > 1)
