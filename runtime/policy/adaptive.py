@@ -70,13 +70,13 @@ class Adaptive:
 
     def observe(self, outcome: Outcome) -> None:
         gear = self._gears.number[outcome.gear.name]
-        if self._check:
+        if self._gears.shape[gear] != _NONE:
+            self._drafted(gear, outcome)
+        elif self._check:
             self._check -= 1
             self._plainly(gear, outcome)
-        elif self._gears.shape[gear] == _NONE:
-            self._decoded(gear, outcome)
         else:
-            self._drafted(gear, outcome)
+            self._decoded(gear, outcome)
         self._slots = max(self._slots, outcome.gear.slots)
 
     def expected(self, gear: Gear, length: int) -> Expected:
