@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftwood.manifest import GraphSignature, cache_names
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.engine import StagedEngine, one_row
+from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -65,8 +65,7 @@ class CpuEngine(StagedEngine):
         branch = self._unused_branch(kv, rows)
         output = self._run(kv, chunk_n, self._order[:rows], self._order[rows - 1 : rows], None, branch)
         state.extended(chunk_n, output.features_BRF[0])
-        self.drafting.catch_up(state)
-        return one_row(output)
+        return output
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
         ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)

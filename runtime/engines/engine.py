@@ -80,13 +80,15 @@ class StagedEngine(ABC):
         return SequenceState(self.new_kv(slots), draft, sampling)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
-        began = time.perf_counter_ns()
+        verify_ns = 0
         for chunk_n in self._chunks(state, prompt_n):
             with self._turn():  # between two launches of a long prompt other texts take their steps
-                logits_V = self.append(state, chunk_n).logits_BRV[0, -1].copy()
+                began = time.perf_counter_ns()
+                logits_V = self._launched(state, chunk_n).logits_BRV[0, -1].copy()
+                verify_ns += time.perf_counter_ns() - began
         verified = time.perf_counter_ns()
         state.root = draw(logits_V, state.sampling, state.length)
-        times = StepTimes(0.0, (verified - began) / 1e3, (time.perf_counter_ns() - verified) / 1e3)
+        times = StepTimes(0.0, verify_ns / 1e3, (time.perf_counter_ns() - verified) / 1e3)
         return StepOutcome((state.root,), (), len(prompt_n), None, times)
 
     def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
@@ -111,8 +113,14 @@ class StagedEngine(ABC):
     def prefill(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
         """Appends and commits tokens in as many launches as it takes; returns the last row's outputs (R = 1)."""
         for chunk_n in self._chunks(state, tokens_n):
-            output = self.append(state, chunk_n)
+            output = self._launched(state, chunk_n)
         return output
+
+    def _launched(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        output = self.append(state, chunk_n)
+        self.drafting.catch_up(state)
+        # The last row alone of every sequence.
+        return TeacherOutput(output.logits_BRV[:, -1:], output.choice_BR[:, -1:], output.features_BRF[:, -1:])
 
     def _chunks(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """The tokens launch by launch; a launch is chosen when those before it have run."""
@@ -128,7 +136,7 @@ class StagedEngine(ABC):
 
     @abstractmethod
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
-        """Appends and commits the tokens of one launch; returns the last row's outputs (R = 1)."""
+        """Appends and commits the tokens of one launch; of the outputs the last row's are used."""
 
     @abstractmethod
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
@@ -157,8 +165,3 @@ class StagedEngine(ABC):
             if self._closed:
                 raise RequestError(f"{self.bundle.folder}: is closed; open it again")
             yield
-
-
-def one_row(output: TeacherOutput) -> TeacherOutput:
-    """The last row alone of every sequence."""
-    return TeacherOutput(output.logits_BRV[:, -1:], output.choice_BR[:, -1:], output.features_BRF[:, -1:])

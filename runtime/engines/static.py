@@ -18,7 +18,7 @@ from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.acceptance import Acceptance, fill_commit, fill_tree
 from draftwood.runtime.engines.chunks import next_rows
-from draftwood.runtime.engines.engine import StagedEngine, one_row
+from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
 from draftwood.runtime.engines.whole import WholeSteps
@@ -82,8 +82,7 @@ class StaticEngine(StagedEngine):
         logits, choice, features = self._run(graph, state.kv, inputs)
         output = TeacherOutput(logits[None, :1], choice[None, :1], features[None, :count])
         state.extended(chunk_n, output.features_BRF[0])
-        self.drafting.catch_up(state)
-        return one_row(output)
+        return output
 
     def _prefills(self, state: SequenceState) -> list[GraphSignature]:
         return [graph for graph in self.graphs if graph.kind == "prefill" and graph.slots == state.slots]

@@ -15,7 +15,6 @@ from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, on
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.engines.engine import one_row
 from draftwood.runtime.speculation.kv_cache import KvCache, Zeros
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -50,8 +49,7 @@ class EagerEngine(StagedEngine):
         order = np.arange(len(chunk_n))
         output = self._run(state.kv, chunk_n, order, order[None] <= order[:, None])
         state.extended(chunk_n, output.features_BRF[0])
-        self.drafting.catch_up(state)
-        return one_row(output)
+        return output
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
         ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.engine import one_row
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.comparison.single import rows_of
@@ -52,15 +51,11 @@ class HfEngine(EagerEngine):
     def new_kv(self, slots: int) -> BranchCache:
         return self.teacher.new_cache(slots)
 
-    def chunk(self, state: SequenceState, left: int) -> int:
-        return left
-
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         order = np.arange(len(chunk_n))
         output = _output(self.teacher.step(state.kv, chunk_n, order, order[None] <= order[:, None], last_only=True))
         state.extended(chunk_n, output.features_BRF[0])
-        self.drafting.catch_up(state)
-        return one_row(output)
+        return output
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
         ((state, draft),) = zip(states, drafts, strict=True)

@@ -122,21 +122,31 @@ class Chunked(CpuEngine):
         return super().append(state, chunk_n)
 
 
-def test_another_text_goes_on_between_the_launches_of_a_prompt(tiny_bundle: Path, prompt: list[int]) -> None:
+def test_another_text_goes_on_between_the_launches_of_a_prompt(
+    tiny_bundle: Path, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Chunked(Bundle.open(tiny_bundle))
     long, short = engine.begin(128), engine.begin(128)
     plain = engine.begin(128)
     want = engine.start(plain, np.array(prompt[:12])).tokens
     engine.launches.clear()
     other = threading.Thread(target=lambda: engine.start(short, np.array(prompt[:4])))
+    clock = [0]
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock[0])
+
+    def passes() -> None:
+        """A microsecond for a launch of the long prompt, a second for the other text's."""
+        clock[0] += 1000 if engine.launches[-1] == id(long) else 10**9
 
     def begins() -> None:
-        engine.between = lambda: None
+        engine.between = passes
+        passes()
         other.start()
         wait_for(engine._turns, 1)
 
     engine.between = begins
-    got = engine.start(long, np.array(prompt[:12])).tokens
+    got = engine.start(long, np.array(prompt[:12]))
     other.join(SECONDS)
     assert engine.launches == [id(long), id(short), id(long), id(long)]
-    assert got == want, "the other text's launch wrote over this one's outputs"
+    assert got.tokens == want, "the other text's launch wrote over this one's outputs"
+    assert got.times.verify_us == 3.0, "what the other text took is no part of this one's"
