@@ -15,6 +15,7 @@ from pathlib import Path
 
 # Of what is read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
 MOST_BYTES = 1 << 30
+_PART_BYTES = 1 << 20
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -44,11 +45,14 @@ def open_regular(path: Path) -> BufferedReader:
 
 def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
     """The bytes of a regular file of at most ``limit`` bytes; OSError as `open_regular`, and where it is larger."""
+    parts, size = [], 0
     with open_regular(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit} bytes")
-    return data
+        while part := file.read(_PART_BYTES):  # asked for all at once, memory is taken for the limit
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise OSError(errno.EFBIG, f"larger than {limit} bytes")
+    return b"".join(parts)
 
 
 def read_text(path: Path, limit: int = MOST_BYTES) -> str:

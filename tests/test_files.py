@@ -1,6 +1,7 @@
 """Reading what may be anything."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def test_caches_lie_where_the_user_keeps_them(monkeypatch: pytest.MonkeyPatch, t
     for relative in ("", "caches"):  # the standard: a path that is not absolute is to be ignored
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
         assert cache_home() == Path("/somebody/.cache")
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """Whoever limits a process to less than the largest file may still read small ones."""
+    (tmp_path / "small").write_bytes(b"x" * 100)
+    tracemalloc.start()
+    assert len(read_regular(tmp_path / "small")) == 100
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10 << 20

@@ -1,112 +1,139 @@
-"""Chat templates: jinja2 in a sandbox, with the helpers that Hugging Face gives a template."""
+"""The chat templates of a bundle, rendered in a process of their own that is kept warm.
+
+See `draftwood.runtime.text.rendering` for why, and for what bounds it.
+"""
 
 from __future__ import annotations
 
-import json
-import re
+import contextlib
+import os
+import select
+import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
+import threading
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from draftwood.errors import BundleError
+from draftwood.errors import BundleError, RequestError
+from draftwood.runtime.text import rendering
 
-_MOST_POWER, _MOST_ITEMS = 64, 10_000_000
-_WIDE = re.compile(r"%[^a-zA-Z%]*([0-9]{4,}|\*)")
+# The longest published templates have some 20 000 characters.
+_MOST_SOURCE = 1 << 20
+# Until an answer comes: far beyond the processor time that it may take, for the machine may be busy.
+_PATIENCE_SECONDS = 60.0
 
 
-class _Generation(Extension):
-    """``{% generation %}`` marks what to train on; here its body is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses, before it is computed, what would fill the memory or never end in one operation."""
-
-    intercepted_binops = frozenset(("*", "**", "%"))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (isinstance(right, (int, float)) and abs(right) <= _MOST_POWER):
-            raise jinja2.TemplateError(f"a power of {right!r:.40}; expected at most {_MOST_POWER}")
-        if operator == "*" and _length(left, right) > _MOST_ITEMS:
-            raise jinja2.TemplateError(f"a text or list longer than {_MOST_ITEMS}")
-        if operator == "%" and isinstance(left, str) and _WIDE.search(left):
-            raise jinja2.TemplateError(f"a width in {left!r:.40}; expected at most three digits")
-        return super().call_binop(context, operator, left, right)
-
-
-def _length(left: Any, right: Any) -> int:
-    """Of a text or list that is repeated; 0 of numbers."""
-    for repeated, times in ((left, right), (right, left)):
-        if isinstance(repeated, (str, list, tuple)) and isinstance(times, int):
-            return len(repeated) * times
-    return 0
-
-
-@contextmanager
-def bounded(steps: int = 2_000_000) -> Iterator[None]:
-    """Ends a template that goes on for more than ``steps`` lines of the code it was compiled to, about a second."""
-    left = steps
-
-    def watch(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise jinja2.TemplateError(f"it goes on for more than {steps} steps")
-        return watch
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def compile_template(template: str, path: Path) -> jinja2.Template:
-    """The template in the sandbox and with the helpers that Hugging Face gives it.
+class Templates:
+    """Templates by name; ``path`` is the file that holds them. May be used from several threads at once.
 
     Raises:
-        BundleError: it is no valid template; ``path`` and the line are named.
+        BundleError: one is no valid template; ``path`` and the line are named.
     """
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def __init__(self, sources: Mapping[str, str], path: Path) -> None:
+        self._sources = dict(sources)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        environment = rendering.environment()
+        for source in self._sources.values():
+            _parse(environment, source, path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sources
+
+    def warm(self) -> None:
+        """Starts the process, without waiting until it is ready: the first text then need not wait for it either."""
+        with self._lock:
+            if self._sources:
+                with contextlib.suppress(OSError):  # whoever asks is told
+                    self._started()
+
+    def render(self, name: str, values: Mapping[str, Any]) -> str:
+        """The text that a template makes of values of JSON.
+
+        Raises:
+            RequestError: the template refuses them, fails, or takes too long or too much.
+        """
+        with self._lock:
+            try:
+                answer = self._asked({"name": name, "values": values})
+            except BaseException:  # an interrupt, too: an answer that nobody has read would be the next text's
+                self._stop()
+                raise
+        if "refused" in answer:
+            raise RequestError(f"chat: the template refuses the messages: {answer['refused']}")
+        if "failed" in answer:
+            raise RequestError(f"chat: the template fails on the messages: {answer['failed']}")
+        text: str = answer["text"]
+        return text
+
+    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(2):
+            try:
+                process = self._started()
+                assert process.stdin is not None and process.stdout is not None, "both are pipes"
+                rendering.write(process.stdin, question)
+            except BrokenPipeError:  # something else has ended it since the last text
+                self._stop()
+                continue
+            if not select.select([process.stdout], [], [], _PATIENCE_SECONDS)[0]:
+                self._stop()
+                return {"failed": f"no answer within {_PATIENCE_SECONDS:.0f} seconds"}
+            answer: dict[str, Any] | None = rendering.read(process.stdout)
+            if answer is not None:
+                return answer
+            self._stop()
+            return {"failed": f"it takes more than {rendering.MOST_SECONDS} seconds, or all memory"}
+        return {"failed": "the process that renders it has been ended twice; ask again"}
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process that renders; one of this process, not of one that it was forked from."""
+        if self._process is None or self._owner != os.getpid():
+            self._owner = os.getpid()
+            # -I: neither the working folder nor variables decide what it imports. A session of its own: an interrupt at
+            # the terminal is for whoever asks.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", rendering.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            weakref.finalize(self, _end, self._process, self._owner)
+            assert self._process.stdin is not None
+            rendering.write(self._process.stdin, self._sources)
+        return self._process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            _end(self._process, self._owner)
+        self._process = None
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Ends a process that this one has started, and lets go of its pipes."""
+    if owner != os.getpid():
+        return
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # what was not written yet
+            pipe.close()
+
+
+def _parse(environment: jinja2.Environment, source: str, path: Path) -> None:
+    """Raises BundleError where it is no template. Parsing computes nothing; compiling would."""
+    if len(source) > _MOST_SOURCE:
+        raise BundleError(f"{path}: chat template of {len(source)} characters; expected at most {_MOST_SOURCE}")
     try:
-        return environment.from_string(template)
+        environment.parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise BundleError(f"{path}: chat template, line {error.lineno}: {error.message}") from error
     except Exception as error:  # nested too deep, say
         raise BundleError(f"{path}: chat template: {str(error) or type(error).__name__}") from error
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jinja2
 import msgspec
 from tokenizers import Tokenizer as Vocabulary
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.files import read_text
-from draftwood.runtime.text.chat import bounded, compile_template
+from draftwood.runtime.text.chat import Templates
 from draftwood.runtime.text.messages import Chat
 
 _Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
+
+# Of a text: about a million tokens, more than any context; four times as much takes a minute and gigabytes.
+MOST_BYTES = 4 << 20
+# By how much all replacements of a tokenizer together may lengthen a text: those that people use keep its length.
+_MOST_GROWTH = 1000
 
 
 class _Token(msgspec.Struct):
@@ -54,11 +59,24 @@ class _Config(msgspec.Struct):
 class _TokenizerFile(msgspec.Struct):
     """What must be known of ``tokenizer.json`` beside what the tokenizers library does with it."""
 
+    normalizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
 
     def decoders(self) -> list[str]:
-        decoder = self.decoder or {}
-        return [part.get("type", "") for part in decoder.get("decoders", [decoder])]
+        return [part.get("type", "") for part in _parts(self.decoder or {}, "decoders")]
+
+    def growth(self) -> int:
+        """By how much replacements one behind the other lengthen a text, or its tokens, at most."""
+        chains = (_parts(self.normalizer or {}, "normalizers"), _parts(self.decoder or {}, "decoders"))
+        return max(prod(max(len(str(part.get("content", ""))), 1) for part in chain) for chain in chains)
+
+
+def _parts(part: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """What a sequence holds, sequences inside it too; what is no sequence holds itself."""
+    inner = part.get(name)
+    if not isinstance(inner, list):
+        return [part]
+    return [one for other in inner if isinstance(other, dict) for one in _parts(other, name)]
 
 
 class Tokenizer:
@@ -75,7 +93,7 @@ class Tokenizer:
         path: Path,
         vocabulary: Vocabulary,
         decoders: list[str],
-        templates: dict[str, jinja2.Template],
+        templates: Templates,
         tokens: dict[str, str],
     ) -> None:
         """Not for callers: ``Tokenizer.load`` makes one."""
@@ -98,30 +116,37 @@ class Tokenizer:
         path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
         source = _read(path)
         file = _parse(source, _TokenizerFile, path)
+        growth = _called(path, file.growth)
+        if growth > _MOST_GROWTH:
+            raise BundleError(
+                f"{path}: its replacements make a text up to {growth:.3g} times as long, expected at most"
+                f" {_MOST_GROWTH}; this is no tokenizer that a model was trained with"
+            )
         vocabulary = _called(path, Vocabulary.from_str, source)
         config = _parse(_read(config_path), _Config, config_path) if config_path.is_file() else _Config()
         templates, where = config.templates(), config_path
         if (folder / "chat_template.jinja").is_file():  # the newer form, which wins as in transformers
             where = folder / "chat_template.jinja"
             templates = {"default": _read(where)}
-        compiled = {name: compile_template(template, where) for name, template in templates.items()}
-        return cls(path, vocabulary, file.decoders(), compiled, config.tokens())
+        return cls(path, vocabulary, file.decoders(), Templates(templates, where), config.tokens())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` adds what the tokenizer adds around it (a begin token, say).
 
         Raises:
-            RequestError: not a string, or one that is not valid Unicode.
+            RequestError: not a string, one that is not valid Unicode, or one that is too long for any context.
         """
         if not isinstance(text, str):
             raise RequestError(f"prompt: expected a string, got {type(text).__name__}")
         try:
-            text.encode()
+            size = len(text.encode())
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"prompt: expected Unicode text, got the lone surrogate {text[error.start]!r} at character "
                 f"{error.start}; read the prompt as UTF-8"
             ) from error
+        if size > MOST_BYTES:
+            raise RequestError(f"prompt: {size} bytes; expected at most {MOST_BYTES}, which no context holds")
         ids: list[int] = _called(self._path, self._vocabulary.encode, text, add_special_tokens=special).ids
         return ids
 
@@ -146,6 +171,10 @@ class Tokenizer:
         """True if there is a chat template."""
         return "default" in self._templates
 
+    def warm(self) -> None:
+        """Starts what renders chats, so that the first one need not wait for it."""
+        self._templates.warm()
+
     def render(self, chat: Any) -> str:
         """The prompt that the chat template makes of a chat, up to where the assistant is to speak.
 
@@ -163,14 +192,7 @@ class Tokenizer:
         # tools and documents are None, not undefined: templates ask `tools is not none`.
         fixed: dict[str, Any] = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
         fixed["add_generation_prompt"] = True
-        try:
-            with bounded():
-                return self._templates[name].render(self._template_tokens | asked.chat_template_kwargs | fixed)
-        except jinja2.TemplateError as error:
-            raise RequestError(f"chat: the template refuses the messages: {error.message}") from error
-        except Exception as error:  # a template can fail in every way that Python can
-            reason = str(error) or type(error).__name__
-            raise RequestError(f"chat: the template fails on the messages: {reason}") from error
+        return self._templates.render(name, self._template_tokens | asked.chat_template_kwargs | fixed)
 
     def chat(self, chat: Any) -> list[int]:
         """Token ids of ``render(chat)``; the template has put the special tokens where they belong.

@@ -427,6 +427,73 @@ def test_a_failing_template_is_one_clear_line(tmp_path, template):
         text.chat(MESSAGES)
 
 
+HURTING = {
+    "folding": "{{ [1]|slice(999999999)|list|length }}",
+    "power": "{{ ((9**64)**64)**64 }}",
+    "squares": "{% set ns = namespace(x=9) %}{% for _ in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "repeat": "{{ 'x' * 99999999999 }}",
+    "doubling": "{% set ns = namespace(x='x') %}{% for _ in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "rjust": "{{ 'x'.rjust(9999999999) }}",
+    "zfill": "{{ 'x'.zfill(9999999999) }}",
+    "center": "{{ 'x'.center(9999999999) }}",
+    "width": "{{ '%999999999d' % 1 }}",
+    "tabs": "{{ ('\\t' * 1000).expandtabs(99999999) }}",
+    "replace": "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+    "join": "{{ ('y' * 100000).join('x' * 100000) }}",
+    "loops": "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}",
+    "long": "{% for _ in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", HURTING)
+def test_a_template_that_would_take_all_is_ended_and_the_next_text_is_rendered(tmp_path, name):
+    """The process that renders has limits that the system enforces, and is started again."""
+    template = "{% if tools %}" + HURTING[name] + "{% endif %}ok"
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=template))
+    with pytest.raises(RequestError, match=r"^chat: the template (fails on|refuses) the messages: ") as caught:
+        text.render({"messages": MESSAGES, "tools": [TOOL]})
+    assert len(str(caught.value)) < 200
+    if "range" in template:  # what is constant is computed as the template is compiled, whatever the chat
+        assert text.render(MESSAGES) == "ok"
+
+
+def test_a_text_is_rendered_behind_one_whose_process_was_killed(tmp_path):
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template="{{ messages | length }}"))
+    text.warm()
+    assert text.render(MESSAGES) == "4"
+    text._templates._process.kill()
+    text._templates._process.wait()
+    assert text.render(MESSAGES[:1]) == "1"
+
+
+def test_the_process_that_renders_ends_with_its_tokenizer(tmp_path):
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template="x"))
+    text.warm()
+    process = text._templates._process
+    del text
+    assert process.poll() is not None
+
+
+def test_replacements_that_would_fill_the_memory_are_refused(tmp_path):
+    tokenizer = byte_level()
+    grows = [normalizers.Replace("a", "a" * 100)] * 4
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Sequence(grows[:2]), *grows[2:]])
+    with pytest.raises(BundleError, match=r"tokenizer.json: its replacements make a text up to 1e\+08 times as long"):
+        Tokenizer.load(save(tmp_path, tokenizer))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")])
+    assert Tokenizer.load(save(tmp_path, tokenizer)).encode("a b")
+
+
+def test_a_prompt_that_no_context_holds_is_refused_before_it_is_encoded(texts):
+    with pytest.raises(RequestError, match=r"^prompt: 50000000 bytes; expected at most 4194304"):
+        texts["byte_level"].encode("a" * 50_000_000)
+
+
+def test_a_template_of_a_million_characters_is_refused(tmp_path):
+    with pytest.raises(BundleError, match=r"chat template of 2000000 characters; expected at most"):
+        Tokenizer.load(save(tmp_path, byte_level(), chat_template="x" * 2_000_000))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
