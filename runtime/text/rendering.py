@@ -16,7 +16,7 @@ import math
 import resource
 import sys
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import jinja2
 from jinja2 import nodes
@@ -66,13 +66,13 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def read(source: BinaryIO) -> Any:
+def read(source: IO[bytes]) -> Any:
     """The next message; None where the other side has ended."""
     size = source.read(4)
     return json.loads(source.read(int.from_bytes(size, "big"))) if len(size) == 4 else None
 
 
-def write(sink: BinaryIO, message: Any) -> None:
+def write(sink: IO[bytes], message: Any) -> None:
     content = json.dumps(message).encode()
     sink.write(len(content).to_bytes(4, "big") + content)
     sink.flush()
