@@ -16,7 +16,7 @@ from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
 from draftwood.planning import Planning
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -172,15 +172,6 @@ class Precision(_Struct, frozen=True):
     caches: ElementType
 
 
-class Hints(_Struct, frozen=True):
-    """What an NPU's graphs tell its compiler beside what to compute; no value depends on it."""
-
-    # Bytes of each product's weight that go to the L2 cache from the end of the product before it on.
-    prefetch: Count = 0
-    # Whether every layer of the teacher is marked as one kernel to be made of all of its kernels.
-    super_kernels: bool = False
-
-
 class GraphSet(_Struct, frozen=True):
     """What was lowered for one target: the graphs of one rank of it, over one file of weights.
 
@@ -204,7 +195,6 @@ class GraphSet(_Struct, frozen=True):
     graphs: tuple[GraphSignature, ...]
     # Package -> the least release of it that the graphs need; empty where any will do.
     needs: dict[Name, str] = {}
-    hints: Hints = Hints()
 
 
 class File(_Struct, frozen=True):

@@ -63,7 +63,6 @@ def _lower(
         mode=request.weights,
         held=sources.teacher.entries,
         soc=request.soc,
-        hints=request.hints,
         ranks=request.ranks if target.splits else 1,
         progress=progress,
     )

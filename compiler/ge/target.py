@@ -99,7 +99,6 @@ class GeTarget(Target):
                 soc=lowering.soc,
                 graphs=tuple(graphs),
                 needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
-                hints=lowering.hints,
             )
             for rank, folder in enumerate(_write(lowering, index))
         )
@@ -175,7 +174,7 @@ def _lower(
     with mode:
         program = trace(step)
     air = lowering.folder / FOLDER / f"{signature.name}.air"
-    air.write_bytes(lower_to_ge(step, program, index, lowering.hints))
+    air.write_bytes(lower_to_ge(step, program, index))
     graph = Graph.load(air)
     prove_in_place(graph, signature)
     errors = [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"]

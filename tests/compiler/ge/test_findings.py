@@ -71,7 +71,6 @@ FINDINGS = {
         "tools/test_ranks.py:test_two_ranks_interpreted_together_decode_one_text",
         f"{GE}lockstep.py:test_rules_of_collectives",
     ),
-    "prefetch lowers to Cmo": (f"{GE}hints.py:test_each_product_fetches_the_weight_of_the_next",),
 }
 
 
