@@ -57,12 +57,11 @@ class TensorSignature(_Struct, frozen=True):
     shape: tuple[Size | Name, ...]
 
 
-class GraphSignature(_Struct, frozen=True):
-    """One frozen graph. ``aliases`` maps an output to the input whose buffer it is written into."""
+class StepSignature(_Struct, frozen=True, kw_only=True):
+    """What one step takes and gives. ``aliases`` maps an output to the input whose buffer it is written into."""
 
     name: Name
     kind: GraphKind
-    file: BundlePath
     # Rows of the step (tree rows, prefill chunk); 0 where the graph takes any number.
     rows: Count
     # Cache slots C, the spare one counted; 0 where the graph takes any number or has no cache.
@@ -83,6 +82,16 @@ class GraphSignature(_Struct, frozen=True):
     def results(self) -> list[str]:
         """Outputs that are not written into an input, in call order."""
         return [spec.name for spec in self.outputs if spec.name not in self.aliases]
+
+    def frozen_in(self, file: str) -> GraphSignature:
+        """The graph that a target has made of the step, in a file of the bundle."""
+        return GraphSignature(**{name: getattr(self, name) for name in StepSignature.__struct_fields__}, file=file)
+
+
+class GraphSignature(StepSignature, frozen=True, kw_only=True):
+    """One frozen graph."""
+
+    file: BundlePath
 
 
 class Tree(_Struct, frozen=True):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftwood.compiler.bundle.targets import TARGETS
 from draftwood.compiler.ge.atc import DEFAULT_SOC
 from draftwood.compiler.targets.precision import Precision
+from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.errors import RequestError, TreeError

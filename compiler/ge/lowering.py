@@ -18,7 +18,7 @@ from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
 from draftwood.compiler.steps.step import Step
 from draftwood.errors import LoweringError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 
 # torchair's attributes for its own online runtime; they describe inputs that a lowered graph no longer has.
 _RUNTIME_ATTRIBUTES = ("_input_placements", "_output_dtypes", "_executor_type")
@@ -183,7 +183,7 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
                 op.input[i] = f"{names[name]}:{output}"
 
 
-def _number_inputs(graph: Any, signature: GraphSignature) -> None:
+def _number_inputs(graph: Any, signature: StepSignature) -> None:
     """Input numbers as the signature counts; a cache that is written becomes RefData."""
     written = set(signature.caches)
     data = {op.name: op for op in graph.op if op.type in SOURCES}

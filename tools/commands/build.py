@@ -94,7 +94,7 @@ def gears_of(specs: Specs, kv: str | None) -> tuple[GearSpec, ...]:
 
 def parse_targets(text: str) -> tuple[str, ...]:
     """Targets, each once, in the order in which they are listed."""
-    from draftwood.compiler.bundle.targets import TARGETS
+    from draftwood.compiler.targets.registry import TARGETS
 
     named = text.split(",")
     for target in named:

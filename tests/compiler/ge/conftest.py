@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood.environment import torch_npu_installed
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Lowered:
     """Steps by name, their ``.air`` bytes and graphs, and the weight index they point into."""
 
-    signatures: dict[str, GraphSignature]
+    signatures: dict[str, StepSignature]
     airs: dict[str, bytes]
     graphs: dict
     index: object
