@@ -16,7 +16,7 @@ from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
 from draftwood.planning import Planning
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -57,12 +57,11 @@ class TensorSignature(_Struct, frozen=True):
     shape: tuple[Size | Name, ...]
 
 
-class GraphSignature(_Struct, frozen=True):
-    """One frozen graph. ``aliases`` maps an output to the input whose buffer it is written into."""
+class StepSignature(_Struct, frozen=True, kw_only=True):
+    """What one step takes and gives. ``aliases`` maps an output to the input whose buffer it is written into."""
 
     name: Name
     kind: GraphKind
-    file: BundlePath
     # Rows of the step (tree rows, prefill chunk); 0 where the graph takes any number.
     rows: Count
     # Cache slots C, the spare one counted; 0 where the graph takes any number or has no cache.
@@ -83,6 +82,16 @@ class GraphSignature(_Struct, frozen=True):
     def results(self) -> list[str]:
         """Outputs that are not written into an input, in call order."""
         return [spec.name for spec in self.outputs if spec.name not in self.aliases]
+
+    def frozen_in(self, file: str) -> GraphSignature:
+        """The graph that a target has made of the step, in a file of the bundle."""
+        return GraphSignature(**{name: getattr(self, name) for name in StepSignature.__struct_fields__}, file=file)
+
+
+class GraphSignature(StepSignature, frozen=True, kw_only=True):
+    """One frozen graph."""
+
+    file: BundlePath
 
 
 class Tree(_Struct, frozen=True):
@@ -172,15 +181,6 @@ class Precision(_Struct, frozen=True):
     caches: ElementType
 
 
-class Hints(_Struct, frozen=True):
-    """What an NPU's graphs tell its compiler beside what to compute; no value depends on it."""
-
-    # Bytes of each product's weight that go to the L2 cache from the end of the product before it on.
-    prefetch: Count = 0
-    # Whether every layer of the teacher is marked as one kernel to be made of all of its kernels.
-    super_kernels: bool = False
-
-
 class GraphSet(_Struct, frozen=True):
     """What was lowered for one target: the graphs of one rank of it, over one file of weights.
 
@@ -204,7 +204,6 @@ class GraphSet(_Struct, frozen=True):
     graphs: tuple[GraphSignature, ...]
     # Package -> the least release of it that the graphs need; empty where any will do.
     needs: dict[Name, str] = {}
-    hints: Hints = Hints()
 
 
 class File(_Struct, frozen=True):

@@ -16,7 +16,6 @@ from draftwood.kernels.experts import EXPERTS, FINALIZE_ROUTING, GATING, GROUPED
 from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
 from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
-from draftwood.kernels.prefetch import PREFETCH, keep_prefetches
 from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT, ROUNDED_LINEAR
@@ -37,7 +36,6 @@ NPU_CONTRACTS = (
     FINALIZE_ROUTING,
     ADD_RMS_NORM_DYNAMIC_QUANT,
     DEQUANT_SWIGLU_QUANT,
-    PREFETCH,
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, BLOCK_ATTENTION)
 # Our own, put to the NPU by converters of ours.
@@ -46,7 +44,6 @@ GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, ROUNDED_L
 COMPOSED_CONTRACTS = (EXPERTS,)
 
 register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS)
-keep_prefetches()
 
 
 def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:

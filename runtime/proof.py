@@ -27,8 +27,9 @@ from draftwood.trees import TreeBuffers
 PROMPT_TOKENS = 12
 # Behind it trees reach over the border of a block, where a bitwise engine's sums change their form.
 BORDER_TOKENS = BLOCK_SLOTS - 2
-# Share of the largest logit by which rows of one function may differ: rounding and the order of sums, some 1e-6 in
-# fp32 and 4e-3 in half precision; a wrong mask or position moves logits by 1e-1.
+# Share of the largest value by which rows of one function may differ, by rounding and the order of sums: some 1e-6 in
+# fp32 for the models tried, and a few roundings of 4e-3 in half precision; a wrong mask or position moves logits by
+# 1e-1.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
 
 

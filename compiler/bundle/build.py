@@ -13,8 +13,8 @@ from draftwood.compiler.bundle.gears import planning_of
 from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.sources import Sources, check_fit
 from draftwood.compiler.bundle.staging import staged
-from draftwood.compiler.bundle.targets import TARGETS
 from draftwood.compiler.drafters.model import DraftModel
+from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import tokenizer_files
@@ -63,7 +63,6 @@ def _lower(
         mode=request.weights,
         held=sources.teacher.entries,
         soc=request.soc,
-        hints=request.hints,
         ranks=request.ranks if target.splits else 1,
         progress=progress,
     )

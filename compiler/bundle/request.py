@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftwood.compiler.bundle.targets import TARGETS
-from draftwood.compiler.ge.atc import A3_VERSIONS, DEFAULT_SOC
+from draftwood.compiler.ge.atc import DEFAULT_SOC
 from draftwood.compiler.targets.precision import Precision
+from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.errors import RequestError, TreeError
-from draftwood.manifest import Hints
 from draftwood.trees import Topology
 from draftwood.trees.plan_file import ReadPlan
 from draftwood.trees.spec import Budget, GearSpec
@@ -40,8 +39,6 @@ class BuildRequest:
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name.
     soc: str = DEFAULT_SOC
-    # What the NPU's graphs say beside what they compute.
-    hints: Hints = field(default_factory=Hints)
     # On how many devices the graphs of targets that split a model run together.
     ranks: int = 1
     # What is built of the trees and KV lengths; every tree at every length where none are given.
@@ -68,7 +65,6 @@ def check_request(request: BuildRequest, out: Path) -> None:
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
     _check_targets(request)
-    _check_hints(request)
     _check_int8(request)
     if not 1 <= request.ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
@@ -112,19 +108,6 @@ def _check_targets(request: BuildRequest) -> None:
     if request.whole and request.ranks > 1:
         raise RequestError(
             f"--one-launch: {request.ranks} ranks take the parts of a step one by one; leave one of the two options out"
-        )
-
-
-def _check_hints(request: BuildRequest) -> None:
-    for option, given in (("--prefetch", request.hints.prefetch), ("--super-kernels", request.hints.super_kernels)):
-        if given and "ge" not in request.targets:
-            raise RequestError(f"{option}: is for the graphs of an NPU; expected --target ge or onnx,ge")
-    if request.hints.super_kernels and request.hints.prefetch:
-        raise RequestError("--super-kernels: a prefetch inside of a layer would end its kernel; leave --prefetch out")
-    if request.hints.super_kernels and request.soc not in A3_VERSIONS:
-        raise RequestError(
-            f"--super-kernels: CANN makes them for Atlas A3 alone, {request.soc} is none; give --soc, one of"
-            f" {', '.join(A3_VERSIONS)}"
         )
 
 

@@ -45,11 +45,6 @@ HELD = (*SOURCES, "Const", "FileConstant", "NetOutput")
 # Nodes that give the same memory another shape, and those that GE takes out: no kernel runs for either.
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity")
 
-
-# Nodes that bring a weight nearer and give nothing.
-PREFETCHES = ("Cmo",)
-
-
 # Operators whose results lie where an operand does.
 REFERENCES = ("ApplyRotaryPosEmb", "ScatterNdUpdate", "Scatter", "Assign")
 
@@ -150,7 +145,7 @@ class Graph:
     @property
     def kernels(self) -> list[Node]:
         """Nodes for which a kernel runs on a device."""
-        free, still = self.laid_out(), (*HELD, *VIEWS, *PREFETCHES)
+        free, still = self.laid_out(), (*HELD, *VIEWS)
         return [node for node in self.nodes.values() if node.type not in still and node.name not in free]
 
     def laid_out(self) -> set[str]:

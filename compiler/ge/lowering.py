@@ -12,14 +12,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
-from draftwood.compiler.ge.hints import NONE
 from draftwood.compiler.ge.operators import OPERATORS, Call
 from draftwood.compiler.ge.proofs import WRITES
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
 from draftwood.compiler.steps.step import Step
 from draftwood.errors import LoweringError
-from draftwood.manifest import GraphSignature, Hints
+from draftwood.manifest import StepSignature
 
 # torchair's attributes for its own online runtime; they describe inputs that a lowered graph no longer has.
 _RUNTIME_ATTRIBUTES = ("_input_placements", "_output_dtypes", "_executor_type")
@@ -39,7 +38,7 @@ _PROTO_TYPES = {
 _GE_NUMBERS = {dtype: number for number, dtype in GE_TYPES.items()}
 
 
-def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex, hints: Hints = NONE) -> bytes:
+def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> bytes:
     """The bytes of the step's ``.air`` file: a ``ge.proto.ModelDef`` with one graph.
 
     Inputs are named and numbered as the signature lists them; aliased outputs become writes into RefData inputs and
@@ -53,7 +52,7 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex, hint
     numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
     placeholder = {name: key for key, name in inputs.items()}
     written = {placeholder[cache]: numbers[output] for output, cache in signature.aliases.items()}
-    graph = convert(program, written, signature.name, hints)
+    graph = convert(program, written, signature.name)
     for op in graph.op:
         if op.type == "Data" and op.name in constants:
             name = constants[op.name]
@@ -184,7 +183,7 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
                 op.input[i] = f"{names[name]}:{output}"
 
 
-def _number_inputs(graph: Any, signature: GraphSignature) -> None:
+def _number_inputs(graph: Any, signature: StepSignature) -> None:
     """Input numbers as the signature counts; a cache that is written becomes RefData."""
     written = set(signature.caches)
     data = {op.name: op for op in graph.op if op.type in SOURCES}

@@ -26,7 +26,7 @@ from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, bundle_wholes, required_set
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
-from draftwood.manifest import GraphSignature, Hints, Manifest, TensorSignature
+from draftwood.manifest import GraphSignature, Manifest, TensorSignature
 
 
 class TorchairExecutor:
@@ -39,7 +39,6 @@ class TorchairExecutor:
         graphs = required_set(folder, manifest, "ge")
         self.folder, self.manifest = folder, manifest
         self.device, self.eagerly = device_of(device), eagerly
-        self.hints = graphs.hints
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
         self.decoder = modules[0].to(self.device)
@@ -73,7 +72,7 @@ class TorchairExecutor:
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
         """A step of the bundle, compiled for the device."""
         made = self._made.get(signature.name) or rebuild(signature, self.decoder)
-        step = InPlaceStep(made, self.device, self.hints)
+        step = InPlaceStep(made, self.device)
         step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
         return step
 
@@ -89,10 +88,10 @@ class InPlaceStep(nn.Module):
     that the graph compiled for the device is the one that was proved.
     """
 
-    def __init__(self, step: Step, device: torch.device, hints: Hints) -> None:
+    def __init__(self, step: Step, device: torch.device) -> None:
         super().__init__()
         program = trace(step, device)
-        self.graph = decomposed(program, hints)
+        self.graph = decomposed(program)
         self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
         for name, value in zip(self.held, _held(program, self.graph), strict=True):
             # A parameter, rotary tables as well: torchair fixes the addresses of no other input.

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from draftwood.compiler.ge.graph import HELD, PREFETCHES, Edge, Graph, Node
+from draftwood.compiler.ge.graph import Edge, Graph, Node
 from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, INTEGERS, NUMBERS
 from draftwood.kernels.rounded import SWIGLU_BYTES, SWIGLU_ROWS, swiglu_fits
 
@@ -41,7 +41,6 @@ _NORM_QUANT = "ops-nn, norm/add_rms_norm_dynamic_quant, README, and its tiling f
 _SWIGLU_QUANT = "ops-nn, quant/dequant_swiglu_quant, README, constraints for Atlas A2 and A3"
 # The last dimension of either operand of a quantised product (documents of 8.5.0 and 9.0.0; later ones lift it).
 _WIDEST = 65535
-_CMO = "torch_npu 7.2, document of npu_prefetch: weights alone, no cache; a graph's needs a dependency"
 _BITWISE = "ops-math, bitwise_and/op_api/bitwiseand.cpp: int16, uint16, int32 and int64 on the AI Core of a 910B"
 # Bytes of the unified buffer of a 910B's vector core.
 _UNIFIED_BUFFER = 192 * 1024
@@ -288,19 +287,6 @@ def _held(graph: Graph, edge: Edge) -> str:
     return f"{node.type} {node.name}" if node.type in ("Data", "RefData", "Const", "FileConstant") else ""
 
 
-def _prefetch(use: Use) -> Iterator[Broken]:
-    kind, shape = use.given["src"]
-    most, size = use.node.attributes["max_size"], math.prod(shape) * kind.itemsize
-    if not 0 < most <= size:
-        yield "error", f"max_size is {most}; expected 1 to the {size} bytes of the weight"
-    edge = use.node.input("src")
-    if edge is not None and use.graph.nodes[edge.node].type != "FileConstant":
-        yield "error", f"fetches {use.graph.nodes[edge.node].type} {edge.node}; expected a weight"
-    waits = {e.node for e in use.node.inputs if e is not None and e.output < 0}
-    if not any(use.graph.nodes[name].type not in (*HELD, *PREFETCHES) for name in waits):
-        yield "error", "waits for nothing that is computed; expected a dependency"
-
-
 _ANY = Rule(ALL)
 RULES: Mapping[str, Rule] = {
     "RotaryMul": Rule(FLOATS, _ROTARY_MUL, _rotary_mul),
@@ -329,7 +315,6 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("ConcatV2", "Pack", "SplitV", "Unpack"), Rule(ALL, DEFINITION, _wide)),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Cast", "Transpose"), _ANY),
     **dict.fromkeys(("BroadcastTo", "Tile", "GatherElements", "StridedSliceV2", "Fill", "ZerosLike"), _ANY),
-    "Cmo": Rule(NUMBERS, _CMO, _prefetch),
     "SelectV2": Rule(BOOLS),  # of the condition
     "Range": Rule(FLOATS | {torch.int32, torch.int64}),
     **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalNot", "ReduceAny", "ReduceAll"), Rule(BOOLS)),

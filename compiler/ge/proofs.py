@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.errors import LoweringError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 
 # Operators that write through their first input.
 WRITES = ("ScatterNdUpdate", "Scatter")
@@ -30,7 +30,7 @@ class InPlace(NamedTuple):
     readers: tuple[str, ...]
 
 
-def prove_in_place(graph: Graph, signature: GraphSignature) -> list[InPlace]:
+def prove_in_place(graph: Graph, signature: StepSignature) -> list[InPlace]:
     """The proof for every cache of the graph, in the signature's order.
 
     Raises:

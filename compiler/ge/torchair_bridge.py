@@ -29,11 +29,9 @@ from torch.export import ExportedProgram
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
 from draftwood.compiler.ge.converters import register_converters
 from draftwood.compiler.ge.forms import join_transposes, npu_forms
-from draftwood.compiler.ge.hints import NONE, give_hints
 from draftwood.compiler.ge.rounding import round_inside
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
-from draftwood.manifest import Hints
 
 _EXTENSION = "torchair.core._torchair"
 _MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
@@ -54,7 +52,7 @@ def ge_ir() -> Any:
     return module
 
 
-def convert(program: ExportedProgram, written: Mapping[str, int], step: str, hints: Hints = NONE) -> Any:
+def convert(program: ExportedProgram, written: Mapping[str, int], step: str) -> Any:
     """The GE graph (``GraphDef``) of an exported step, as torchair's compiler makes it before it compiles.
 
     Args:
@@ -62,13 +60,12 @@ def convert(program: ExportedProgram, written: Mapping[str, int], step: str, hin
         written: placeholder name -> number of the output that is written back into it; such outputs leave the
             graph's outputs.
         step: the step's name, for errors.
-        hints: what the graph says beside what it computes.
 
     Raises:
         LoweringError: an operator has no converter.
     """
     torchair = _torchair()
-    module = decomposed(program, hints)
+    module = decomposed(program)
     with _quiet(), _torch_npu_absent():
         config = torchair.CompilerConfig()
         _write_back(module, written)
@@ -127,9 +124,8 @@ def _named(method: Any, name: str) -> Any:
     return MethodType(FunctionType(code, function.__globals__, name, closure=function.__closure__), method.__self__)
 
 
-def decomposed(program: ExportedProgram, hints: Hints = NONE) -> fx.GraphModule:
-    """The step in the operators that are converted, with hints; its nodes have the names that a GE graph's values
-    refer to."""
+def decomposed(program: ExportedProgram) -> fx.GraphModule:
+    """The step in the operators that are converted; its nodes have the names that a GE graph's values refer to."""
     torchair = _torchair()
     with _quiet(), _torch_npu_absent():
         table = _decompositions(torchair.CompilerConfig())
@@ -139,7 +135,6 @@ def decomposed(program: ExportedProgram, hints: Hints = NONE) -> fx.GraphModule:
     # torch.export notes the type before every cast; a note is nothing to convert.
     for note in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         module.graph.erase_node(note)
-    give_hints(module.graph, program, hints)
     module.recompile()
     return module
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.steps.draw import Settings, greedy, sampled
 from draftwood.compiler.steps.step import Step, StepSizes, tensor
-from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.manifest import StepSignature, TensorSignature
 from draftwood.noise import ROUNDS
 
 # T rows, V vocabulary, F features, L levels = P places of a path, D depth
@@ -75,10 +75,9 @@ def accept_step(
         *([tensor("features.out", sizes.dtype, kept_rows, features)] if features else []),
     ]
     name = accept_name(draws, rows)
-    signature = GraphSignature(
+    signature = StepSignature(
         name=name,
         kind="accept",
-        file=f"onnx/{name}.onnx",
         rows=rows,
         slots=0,
         inputs=tuple(inputs),
@@ -88,7 +87,7 @@ def accept_step(
     return Step(AcceptStep(draws, sizes.path_rows, kept_rows), signature)
 
 
-def rebuilt_accept(signature: GraphSignature) -> Step:
+def rebuilt_accept(signature: StepSignature) -> Step:
     """The step that a signature came from."""
     places = next(spec.shape[0] for spec in signature.outputs if spec.name == "path")
     kept = next((spec.shape[0] for spec in signature.outputs if spec.name == "features.out"), 0)

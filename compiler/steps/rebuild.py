@@ -8,10 +8,10 @@ from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 
 
-def rebuild(signature: GraphSignature, decoder: Decoder) -> Step:
+def rebuild(signature: StepSignature, decoder: Decoder) -> Step:
     """The teacher's step that a signature came from, for a decoder that holds a bundle's weights."""
     if signature.kind == "accept":
         return rebuilt_accept(signature)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from draftwood.manifest import GraphKind, GraphSignature, TensorSignature
+from draftwood.manifest import GraphKind, StepSignature, TensorSignature
 
 DTYPES = {
     "int64": torch.int64,
@@ -34,7 +34,7 @@ class Step:
     """
 
     module: nn.Module
-    signature: GraphSignature
+    signature: StepSignature
     dynamic: dict[str, int] = field(default_factory=dict)
     read: int = 0
 
@@ -81,14 +81,13 @@ def cached(
     rows: int,
     slots: int,
     dtype: str = "float32",
-) -> GraphSignature:
+) -> StepSignature:
     """The signature of a step whose ``caches`` come last and are written in place."""
     given = [tensor(n, dtype, *cache_shape) for n in caches]
     written = [tensor(f"{name}.out", dtype, *cache_shape) for name in caches]
-    return GraphSignature(
+    return StepSignature(
         name=name,
         kind=kind,
-        file=f"onnx/{name}.onnx",
         rows=rows,
         slots=slots,
         inputs=(*inputs, *given),

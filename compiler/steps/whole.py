@@ -17,7 +17,7 @@ from draftwood.compiler.steps.accept import Draws, draw_inputs
 from draftwood.compiler.steps.noise import level_noise
 from draftwood.compiler.steps.step import DTYPES, Step, tensor
 from draftwood.compiler.steps.tree_rows import TreeRows
-from draftwood.manifest import GraphSignature, TensorSignature, whole_name
+from draftwood.manifest import StepSignature, TensorSignature, whole_name
 
 # T rows, P places of a path, D levels, U draft vocabulary, V vocabulary
 
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
 class WholeStep(nn.Module):
     """Takes and gives what its signature lists. ``noise`` is the draft's, of its shape; zeros for greedy text."""
 
-    def __init__(self, parts: Parts, signature: GraphSignature, vocabulary: int) -> None:
+    def __init__(self, parts: Parts, signature: StepSignature, vocabulary: int) -> None:
         super().__init__()
         self.parts, self.signature, self.vocabulary = parts, signature, vocabulary
         self.draft = parts.draft.module if parts.draft else None
@@ -84,10 +84,9 @@ def whole_step(gear: str, draws: Draws, parts: Parts, vocabulary: int) -> Step:
     specs = {spec.name: spec for part in (draft and draft.signature, verify) if part for spec in part.inputs}
     written = {f"{name}.out": name for name in caches}
     name = whole_name(gear, draws)
-    signature = GraphSignature(
+    signature = StepSignature(
         name=name,
         kind="whole",
-        file=f"onnx/{name}.onnx",
         rows=verify.rows,
         slots=verify.slots,
         inputs=(*_inputs(draws, draft, verify, accept), *(specs[name] for name in caches)),
@@ -97,7 +96,7 @@ def whole_step(gear: str, draws: Draws, parts: Parts, vocabulary: int) -> Step:
     return Step(WholeStep(parts, signature, vocabulary), signature)
 
 
-def _inputs(draws: Draws, draft: Step | None, verify: GraphSignature, accept: GraphSignature) -> list[TensorSignature]:
+def _inputs(draws: Draws, draft: Step | None, verify: StepSignature, accept: StepSignature) -> list[TensorSignature]:
     """The root, what the drafter has not seen, the last path, and how rows are drawn."""
     waiting = (
         [spec for spec in draft.signature.inputs if spec.name in ("tokens", "features", "accepted")] if draft else []

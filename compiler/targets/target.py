@@ -47,8 +47,6 @@ class Lowering:
     soc: str
     # On how many devices an NPU's graphs run together.
     ranks: int
-    # What an NPU's graphs say beside what they compute.
-    hints: m.Hints
     progress: Progress
 
     def modules(self) -> Modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -95,14 +96,23 @@ class MixtureDecoder(Decoder):
         return (Layer if index in self.config.dense_layers else MixtureLayer)(self.config)
 
 
-def mixture_parts(config: MixtureConfig, ours: str, theirs: str, names: tuple[str, str, str]) -> dict[str, Parts]:
-    """The weights of a mixture; ``names`` are what the files call an expert's gate, up and down."""
+def with_mixture(
+    found: Mapping[str, Parts], config: TeacherConfig, ours: str, theirs: str, names: tuple[str, str, str]
+) -> dict[str, Parts]:
+    """The weights of a layer with a mixture in the place of its MLP, where the configuration has one there.
+
+    ``names`` are what the files call an expert's gate, up and down.
+    """
+    assert isinstance(config, MixtureConfig)
+    if int(ours.rpartition(".")[2]) in config.dense_layers:
+        return dict(found)
     E, I, H = config.experts, config.expert_intermediate, config.hidden  # noqa: E741
     gate, up, down = names
     experts = [f"{theirs}.experts.{i}" for i in range(E)]
     halves = tuple((f"{expert}.{name}.weight", (I, H)) for expert in experts for name in (gate, up))
     downs = tuple((f"{expert}.{down}.weight", (H, I)) for expert in experts)
-    return {
+    plain = (f"{ours}.gate_up.weight", f"{ours}.down.weight")
+    return {name: parts for name, parts in found.items() if name not in plain} | {
         f"{ours}.router.weight": Parts(((f"{theirs}.gate.weight", (E, H)),)),
         f"{ours}.experts.gate_up": Parts(halves, shape=(E, 2 * I, H)),
         f"{ours}.experts.down": Parts(downs, shape=(E, H, I)),

@@ -1,6 +1,6 @@
 """What a family of teachers says of itself; ``registry`` lists them.
 
-A family is one file: the class below with its own answers. Where its network differs, ``decoder`` is a subclass of
+A family is the class below with its own answers. Where its network differs, ``decoder`` is a subclass of
 ``Decoder`` that makes other layers, and ``config`` one of ``TeacherConfig`` with the fields that these need.
 """
 

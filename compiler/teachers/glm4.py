@@ -129,6 +129,3 @@ def _in_halves(tensors: Sequence[Tensor], head_dim: int, rotary_dim: int) -> Ten
     order = torch.cat((first, still[0], second, still[1]))
     q, k, v = tensors
     return torch.cat((*(side.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) for side in (q, k)), v))
-
-
-GLM4 = Glm4()

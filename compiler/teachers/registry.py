@@ -13,21 +13,16 @@ from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.quantised import quantised_modules
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.families import Mistral, Mixtral, Pangu, Qwen2, Qwen3, Qwen3Moe
 from draftwood.compiler.teachers.family import Family
-from draftwood.compiler.teachers.glm4 import GLM4
+from draftwood.compiler.teachers.glm4 import Glm4
 from draftwood.compiler.teachers.linear import quantised
 from draftwood.compiler.teachers.llama import LLAMA
-from draftwood.compiler.teachers.mistral import MISTRAL
-from draftwood.compiler.teachers.mixtral import MIXTRAL
-from draftwood.compiler.teachers.pangu import PANGU
 from draftwood.compiler.teachers.quantised import quantised_layers
-from draftwood.compiler.teachers.qwen2 import QWEN2
-from draftwood.compiler.teachers.qwen3 import QWEN3
-from draftwood.compiler.teachers.qwen3_moe import QWEN3_MOE
 from draftwood.errors import BundleError, CheckpointError
 
 # By the name that a TeacherConfig and a manifest give.
-_ALL = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, GLM4, PANGU)
+_ALL = (LLAMA, Qwen2(), Qwen3(), Qwen3Moe(), Mistral(), Mixtral(), Glm4(), Pangu())
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 # Families that people ask for, and what of them has no form here.

@@ -15,7 +15,7 @@ from draftwood.compiler.bundle import build as writer
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.onnx import target as module
+from draftwood.compiler.targets import onnx as module
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError, TreeError, UserError
@@ -86,6 +86,12 @@ def test_tokenizer_is_copied(built: Any) -> None:
     assert built.manifest.tokenizer
     copied = {path.name: path.read_text() for path in (built.folder / "tokenizer").iterdir()}
     assert copied == {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}"}
+
+
+def test_the_target_names_the_files_of_its_graphs(built: Any) -> None:
+    graphs = built.manifest.graphs_of("onnx")
+    assert [graph.file for graph in graphs] == [f"onnx/{graph.name}.onnx" for graph in graphs]
+    assert all((built.folder / graph.file).is_file() for graph in graphs)
 
 
 def test_trees_are_frozen_in(built: Any) -> None:

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from draftwood.compiler.bundle import targets
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.targets import registry
 from draftwood.compiler.targets.precision import BF16, Precision
 from draftwood.compiler.targets.steps import static_steps
 from draftwood.compiler.targets.target import Lowering, Target
@@ -36,7 +35,7 @@ class Listing(Target):
         (lowering.folder / "listing").mkdir()
         graphs = []
         for step in static_steps(shapes, shapes.sizes(types.activations), lowering.modules()[0]):
-            signature = msgspec.structs.replace(step.signature, file=f"listing/{step.signature.name}")
+            signature = step.signature.frozen_in(f"listing/{step.signature.name}")
             (lowering.folder / signature.file).write_text("\n".join(spec.name for spec in signature.inputs))
             graphs.append(signature)
         weights = "\n".join(f"{entry.name} {entry.read().dtype}" for entry in lowering.weights)
@@ -53,7 +52,7 @@ def request(model: Path, **fields: object) -> BuildRequest:
 
 
 def test_a_toy_target(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(targets.TARGETS, "listing", Listing())
+    monkeypatch.setitem(registry.TARGETS, "listing", Listing())
     build(request(tiny_teacher, targets=("listing",)), tmp_path / "bundle")
     manifest = Bundle.open(tmp_path / "bundle").manifest
     graphs = manifest.graph_set("listing")
@@ -68,7 +67,7 @@ def test_a_toy_target(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_a_target_cannot_do_is_refused(
     tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(targets.TARGETS, "listing", Listing())
+    monkeypatch.setitem(registry.TARGETS, "listing", Listing())
     with pytest.raises(RequestError, match="--weights link: LISTING graphs need their weights"):
         build(request(tiny_teacher, targets=("listing",), weights="link"), tmp_path / "a")
     with pytest.raises(RequestError, match="--target gpu: expected one or more of onnx, ge, listing"):

@@ -127,8 +127,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "npu_add_rms_norm_dynamic_quant": lambda: ((noise(3, 24), noise(3, 24, seed=2), noise(24, seed=1)), {}),
     "npu_dequant_swiglu_quant": lambda: ((noise(3, 24),), {"activate_left": True, "quant_mode": 1}),
 }
-# It gives nothing; what graphs with it must be is in compiler/ge/test_hints.py.
-HINTS = {"npu_prefetch"}
 MUTATING = {"npu_scatter_nd_update_", "scatter_update_"}
 # What the NPU makes of ``experts`` and of quantised layers.
 ROUNDING = {"npu_add_rms_norm_dynamic_quant", "npu_dequant_swiglu_quant"}
@@ -178,7 +176,7 @@ def assert_close(got: object, wanted: object, tolerance: dict[str, float]) -> No
 
 
 def test_every_contract_has_arguments() -> None:
-    assert ARGUMENTS.keys() | HINTS == CONTRACTS.keys()
+    assert ARGUMENTS.keys() == CONTRACTS.keys()
     table = onnx_forms(cpu=True)
     assert {n for n, operator in OPERATORS.items() if operator in table} == set(IN_ONNX)
     assert not {OPERATORS[c.name] for c in CPU_CONTRACTS} & onnx_forms(cpu=False).keys()

@@ -7,7 +7,8 @@ import pytest
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.tools.comparison.compare import TOLERANCE, Pair, compare_drafts
+from draftwood.runtime.proof import TOLERANCE
+from draftwood.tools.comparison.compare import Pair, compare_drafts
 from draftwood.tools.comparison.faults import _drafted, draft_controls
 from draftwood.tools.reference.eager import EagerEngine
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.compiler.onnx.target import WEIGHTS_FILE
+from draftwood.compiler.targets.onnx import WEIGHTS_FILE
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.tools.evaluate import peers

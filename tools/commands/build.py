@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.manifest import Hints
     from draftwood.trees.spec import GearSpec, Specs
 
 
@@ -62,16 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="split the NPU's graphs over so many devices (default 1)"
     )
-    parser.add_argument(
-        "--prefetch",
-        type=float,
-        default=0,
-        metavar="MB",
-        help="bytes of each weight that an NPU fetches ahead (default 0)",
-    )
-    parser.add_argument(
-        "--super-kernels", action="store_true", help="mark the layers of the NPU's graphs as one kernel each (Atlas A3)"
-    )
     parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -105,7 +94,7 @@ def gears_of(specs: Specs, kv: str | None) -> tuple[GearSpec, ...]:
 
 def parse_targets(text: str) -> tuple[str, ...]:
     """Targets, each once, in the order in which they are listed."""
-    from draftwood.compiler.bundle.targets import TARGETS
+    from draftwood.compiler.targets.registry import TARGETS
 
     named = text.split(",")
     for target in named:
@@ -135,7 +124,6 @@ def main(args: argparse.Namespace) -> int:
         bitwise=args.bitwise,
         whole=args.one_launch,
         ranks=args.ranks,
-        hints=_hints(args),
     )
     watch = Stopwatch()
     manifest = draftwood.build(request, args.out, progress=watch.next)
@@ -183,14 +171,6 @@ class Stopwatch:
             seconds = round(time.monotonic() - self._began, 2)
             self.stages.append({"name": self._name, "seconds": seconds, "peak_memory_mb": peak})
             self._name = ""
-
-
-def _hints(args: argparse.Namespace) -> Hints:
-    from draftwood.manifest import Hints
-
-    if not 0 <= args.prefetch <= 1024:
-        raise RequestError(f"--prefetch {args.prefetch}: expected 0 to 1024 megabytes of a weight, such as 18")
-    return Hints(prefetch=int(args.prefetch * 1e6), super_kernels=args.super_kernels)
 
 
 def _soc(name: str | None) -> str:

@@ -23,12 +23,11 @@ from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.proof import HALF_TOLERANCE, TOLERANCE
 from draftwood.tools.comparison.accepted import compare_acceptance
 from draftwood.tools.comparison.compare import (
-    HALF_TOLERANCE,
     QUANTISED_TOLERANCE,
     ROUNDED_TOLERANCE,
-    TOLERANCE,
     Comparison,
     Pair,
     compare_gear,

@@ -12,18 +12,13 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.proof import HALF_TOLERANCE
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.single import Rows
 from draftwood.trees import TreeBuffers, require
 
-# fp32 graphs of one function differ by rounding and the order of sums: some 1e-6 of the largest value for the
-# models tried. A wrong mask or position moves logits by 1e-1; 1e-4 lies well away from both.
-TOLERANCE = 1e-4
-# bf16 keeps 8 bits: one rounding is 4e-3 of a value, and sums taken in another order differ by a few of them.
-# A wrong mask moves logits by ten times as much.
-HALF_TOLERANCE = 3e-2
 # Where rows are rounded to int8, a last bit that differs is a whole step of 127 now and then, and what follows from it:
 # measured 2.4e-2 at most (demo teacher, 512 slots). The faults that `check` plants moved some value by 1e-1 or more.
 QUANTISED_TOLERANCE = 5e-2

@@ -16,9 +16,9 @@ from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.staging import staged
-from draftwood.compiler.onnx.target import WEIGHTS_FILE
 from draftwood.compiler.quantisation.drafter import quantise_drafter
 from draftwood.compiler.quantisation.quantise import Request, quantise
+from draftwood.compiler.targets.onnx import WEIGHTS_FILE
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.calibration_texts import read_texts

@@ -19,7 +19,8 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine, engine_names, open_engine
 from draftwood.runtime.engines.sessions import share_threads
-from draftwood.tools.comparison.compare import HALF_TOLERANCE, TOLERANCE, relative_difference
+from draftwood.runtime.proof import HALF_TOLERANCE, TOLERANCE
+from draftwood.tools.comparison.compare import relative_difference
 from draftwood.tools.reference.dump import StepDump, Tensors, load_rows, run_step
 from draftwood.tools.script import refusing
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from draftwood.compiler.ge.atc import atc_command
 from draftwood.compiler.ge.constraints import check_constraints
-from draftwood.compiler.ge.graph import PREFETCHES, Graph
-from draftwood.compiler.ge.hints import SUPER_KERNEL
+from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.manifest import GraphSignature
@@ -36,7 +35,6 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "dtype": npu.precision.weights,
         "soc": npu.soc,
         "needs": npu.needs,
-        "hints": {"prefetch": npu.hints.prefetch, "super_kernels": npu.hints.super_kernels},
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "rank_weights": [one.weights for one in bundle.manifest.rank_sets("ge")],
         "graphs": [_graph(signature, graph, npu.soc, npu.ranks) for signature, graph in loaded],
@@ -103,19 +101,11 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str, ranks: int) -> dic
         "atc": " ".join(atc_command(signature.file, soc)) if ranks == 1 else None,
         "operators": graph.counts(),
         "kernels": kernels(graph),
-        "prefetches": _prefetches(graph),
-        "super_kernels": len({n.attributes[SUPER_KERNEL] for n in graph.kernels if SUPER_KERNEL in n.attributes}),
         "caches": [one.cache for one in proof],
         "in_place": {"proved": True, "caches": [one._asdict() for one in proof]},
         "findings": findings,
         "constraint_warnings": [finding for finding in findings if finding["level"] == "warning"],
     }
-
-
-def _prefetches(graph: Graph) -> dict[str, int]:
-    """How many weights are fetched ahead, and how many bytes of them."""
-    fetched = [node.attributes["max_size"] for node in graph.nodes.values() if node.type in PREFETCHES]
-    return {"count": len(fetched), "bytes": sum(fetched)}
 
 
 def npu_text(found: dict[str, Any]) -> str:
@@ -130,12 +120,6 @@ def npu_text(found: dict[str, Any]) -> str:
         lines.append(f"{graph['name']}  {graph['air']}")
         lines.append(f"  operators   {operators}: {', '.join(f'{n} {c}' for n, c in graph['operators'].items())}")
         lines.append(f"  kernels     {_kernels(graph['kernels'])}")
-        if (fetched := graph["prefetches"])["count"]:
-            lines.append(
-                f"  prefetch    {fetched['bytes'] / 1e6:.1f} MB of {fetched['count']} weights, each before its product"
-            )
-        if graph["super_kernels"]:
-            lines.append(f"  marked      {graph['super_kernels']} layers, each to be one kernel")
         if graph["caches"]:
             lines.append(f"  caches      {len(graph['caches'])}, each one RefData with one write and no copy: proved")
         lines += _findings(graph["findings"])

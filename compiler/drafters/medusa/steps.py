@@ -8,7 +8,7 @@ from draftwood.compiler.drafters.common.ranked import ranked_outputs
 from draftwood.compiler.drafters.medusa.network import MedusaHeads
 from draftwood.compiler.steps.step import Step, tensor
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 
 
 class MedusaStep(nn.Module):
@@ -25,10 +25,9 @@ class MedusaStep(nn.Module):
 
 def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
     """The draft step of Medusa heads."""
-    signature = GraphSignature(
+    signature = StepSignature(
         name="draft",
         kind="draft",
-        file="onnx/draft.onnx",
         rows=1,
         slots=0,
         inputs=(

@@ -260,11 +260,3 @@ def _masks(mask: Tensor | None, batch: int, rows: int, slots: int) -> list[Tenso
         raise Refusal(f"operand atten_mask is {list(mask.shape)}; expected {rows} rows of {slots} slots or more")
     masked = mask.reshape(shape[0], 1, *shape[-2:]).bool()
     return [masked[b : b + 1] if shape[0] == batch else masked for b in range(batch)]
-
-
-@operator
-def Cmo(src: Tensor, *, max_size: int, type: int = 6, offset: int = 0) -> tuple[()]:
-    """A weight's way to the L2 cache: gives nothing and changes nothing."""
-    only("type", type, 6)  # prefetch
-    only("offset", offset, 0)
-    return ()

@@ -108,8 +108,8 @@ class LinearModel(DraftModel):
     def steps(self, modules, trees, sizes, lengths):
         decoder, network = modules
         ranked, dtype = candidates(trees, decoder.config.vocabulary), sizes.dtype
-        signature = m.GraphSignature(
-            name="draft", kind="draft", file="onnx/draft.onnx", rows=1, slots=0, aliases={},
+        signature = m.StepSignature(
+            name="draft", kind="draft", rows=1, slots=0, aliases={},
             inputs=(tensor("features", dtype, 1, decoder.feature_width),),
             outputs=tuple(ranked_outputs(self.config.levels, ranked, dtype)),
         )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood.environment import torch_npu_installed
-from draftwood.manifest import GraphSignature, Hints
+from draftwood.manifest import StepSignature
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,14 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Lowered:
     """Steps by name, their ``.air`` bytes and graphs, and the weight index they point into."""
 
-    signatures: dict[str, GraphSignature]
+    signatures: dict[str, StepSignature]
     airs: dict[str, bytes]
     graphs: dict
     index: object
 
 
-def lower_tiny(source: Path, hints: Hints | None = None, kinds: tuple[str, ...] = ()) -> Lowered:
-    """Prefill, decode, verify and draft of a tiny teacher at KV length 640, or these kinds of them, in bf16."""
+def lower_tiny(source: Path) -> Lowered:
+    """Prefill, decode, verify and draft of a tiny teacher at KV length 640, in bf16."""
     from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.compiler.bundle.sources import Sources
     from draftwood.compiler.ge.graph import Graph
@@ -58,12 +58,10 @@ def lower_tiny(source: Path, hints: Hints | None = None, kinds: tuple[str, ...] 
     airs, signatures = {}, {}
     steps = static_steps(request.shapes, sizes, modules[0], decode_rows=2, form="npu")
     for step in [*steps, *draft_steps(request.shapes, sizes, sources.draft_model, modules, static=True)]:
-        if kinds and step.signature.kind not in kinds:
-            continue
         with mode:
             program = trace(step)
         name = step.signature.name
-        airs[name], signatures[name] = lower_to_ge(step, program, index, hints or Hints()), step.signature
+        airs[name], signatures[name] = lower_to_ge(step, program, index), step.signature
     graphs = {name: Graph.of(ge_ir().ModelDef.FromString(air).graph[0]) for name, air in airs.items()}
     return Lowered(signatures, airs, graphs, index)
 
@@ -81,9 +79,3 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, 
 @pytest.fixture(scope="session")
 def lowered(tiny_source: Path) -> Lowered:
     return lower_tiny(tiny_source)
-
-
-@pytest.fixture(scope="session")
-def lowered_with(tiny_source: Path) -> Callable[[Hints], Lowered]:
-    """Verify and draft alone, with hints."""
-    return lambda hints: lower_tiny(tiny_source, hints, ("verify", "draft"))

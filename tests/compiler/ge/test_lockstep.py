@@ -14,7 +14,7 @@ from draftwood.compiler.ranks.collectives import gathered, group_of, summed
 from draftwood.compiler.steps.step import Step, tensor
 from draftwood.compiler.steps.tracing import trace
 from draftwood.errors import LoweringError
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 
 EMPTY = WeightIndex(dtype="bfloat16", bytes=0, constants={})
 
@@ -30,8 +30,8 @@ class Joining(torch.nn.Module):
 
 
 def lowered(ranks: int, bare: bool = False) -> Graph:
-    signature = GraphSignature(
-        name="joining", kind="draft", file="x", rows=1, slots=0, aliases={},
+    signature = StepSignature(
+        name="joining", kind="draft", rows=1, slots=0, aliases={},
         inputs=(tensor("x", "bfloat16", 2, 3),),
         outputs=(tensor("total", "bfloat16", 2, 3), tensor("side", "bfloat16", 2, 5)),
     )  # fmt: skip

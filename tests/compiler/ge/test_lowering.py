@@ -15,7 +15,7 @@ from draftwood.compiler.ge.weights import plan_weights
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.errors import LoweringError
-from draftwood.manifest import GraphSignature, TensorSignature
+from draftwood.manifest import StepSignature, TensorSignature
 
 NAMES = ("prefill-t8-kv640", "decode-kv640", "verify-t7-kv640", "draft")
 
@@ -93,9 +93,7 @@ class OneOperator(nn.Module):
 def one_step(function: Callable[[Tensor], Tensor], dtype: str = "float32") -> Step:
     x = TensorSignature(name="x", dtype=dtype, shape=(4, 4))  # type: ignore[arg-type]
     y = TensorSignature(name="y", dtype=dtype, shape=(4, 4))  # type: ignore[arg-type]
-    signature = GraphSignature(
-        name="lonely", kind="draft", file="", rows=1, slots=0, inputs=(x,), outputs=(y,), aliases={}
-    )
+    signature = StepSignature(name="lonely", kind="draft", rows=1, slots=0, inputs=(x,), outputs=(y,), aliases={})
     return Step(OneOperator(function), signature)
 
 

@@ -584,7 +584,6 @@ def test_every_operator_of_the_table_is_tested() -> None:
     by_hand = "Adds Assign Axpy BatchMatMulV2 ConcatD Div ExpandDims Gather Muls ReduceMin Shape Split Unpack ZerosLike"
     by_hand += " DynamicQuant QuantBatchMatmulV3 AddRmsNormDynamicQuant DequantSwigluQuant"  # in test_quantised.py
     by_hand += " HcomAllGather HcomAllReduce"  # in test_lockstep.py
-    by_hand += " Cmo"  # in test_hints.py
     families = [family(dtype) for family in (floats, places, layers) for dtype in (torch.float32, torch.bfloat16)]
     tested = set(by_hand.split()).union(integers().types, *(family.types for family in families))
     assert OPERATORS.keys() - tested == set()

@@ -14,7 +14,7 @@ from draftwood.compiler.steps.accept import tree_inputs
 from draftwood.compiler.steps.step import Step, tensor
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.tree_rows import FixedRows
-from draftwood.manifest import GraphSignature
+from draftwood.manifest import StepSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
@@ -108,9 +108,7 @@ def test_the_tree_of_the_confidence_class_is_chosen_inside() -> None:
     candidates = torch.arange(50, 62).view(3, 4)
     inputs = (tensor("root", "int64", 1), tensor("candidates", "int64", 3, 4), tensor("scores", "float32", 3, 4))
     outputs = (*tree_inputs(4), tensor("class", "int64", 1))
-    signature = GraphSignature(
-        name="rows", kind="draft", file="rows", rows=4, slots=0, inputs=inputs, outputs=outputs, aliases={}
-    )
+    signature = StepSignature(name="rows", kind="draft", rows=4, slots=0, inputs=inputs, outputs=outputs, aliases={})
     step = Step(Chosen(FixedRows(trees, (0.25, 0.5), 4)), signature)
     air = lower_to_ge(step, trace(step), plan_weights({}, torch.float32, "none", {}, {}))
     interpreter = Interpreter(Graph.of(ge_ir().ModelDef.FromString(air).graph[0]), {})

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.runtime.proof import TOLERANCE
 from draftwood.runtime.speculation.sampling import Sampling, draw
-from draftwood.tools.comparison.compare import TOLERANCE
 from draftwood.tools.evaluate.lab import Lab
 from draftwood.tools.evaluate.section import Block, Row, Section, Table, Task
 from draftwood.tools.evaluate.suite import Ask, Suite

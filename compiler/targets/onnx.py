@@ -17,7 +17,8 @@ from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
 
-WEIGHTS_FILE = "onnx/weights.safetensors"
+FOLDER = "onnx"
+WEIGHTS_FILE = f"{FOLDER}/weights.safetensors"
 
 
 class OnnxTarget(Target):
@@ -48,9 +49,10 @@ class OnnxTarget(Target):
         steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
         steps += [bitwise_step(modules[0], types.activations)] * shapes.bitwise
         steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=False)
-        for step in steps:
-            lowering.progress(step.signature.name)
-            path = lowering.folder / step.signature.file
+        signatures = [step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.onnx") for step in steps]
+        for step, signature in zip(steps, signatures, strict=True):
+            lowering.progress(signature.name)
+            path = lowering.folder / signature.file
             lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path)
         graphs = m.GraphSet(
             target=self.name,
@@ -60,6 +62,6 @@ class OnnxTarget(Target):
             weights=WEIGHTS_FILE,
             index=None,
             soc=None,
-            graphs=tuple(step.signature for step in steps),
+            graphs=tuple(signatures),
         )
         return (graphs,)

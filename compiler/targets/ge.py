@@ -7,7 +7,6 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood import manifest as m
@@ -99,7 +98,6 @@ class GeTarget(Target):
                 soc=lowering.soc,
                 graphs=tuple(graphs),
                 needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
-                hints=lowering.hints,
             )
             for rank, folder in enumerate(_write(lowering, index))
         )
@@ -171,11 +169,11 @@ def _lower(
     lowering: Lowering, step: Step, index: WeightIndex, mode: FakeTensorMode
 ) -> tuple[m.GraphSignature, set[str]]:
     """The step's signature with its file, and the operators of its graph."""
-    signature = step.signature
+    signature = step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.air")
     with mode:
         program = trace(step)
-    air = lowering.folder / FOLDER / f"{signature.name}.air"
-    air.write_bytes(lower_to_ge(step, program, index, lowering.hints))
+    air = lowering.folder / signature.file
+    air.write_bytes(lower_to_ge(step, program, index))
     graph = Graph.load(air)
     prove_in_place(graph, signature)
     errors = [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"]
@@ -186,4 +184,4 @@ def _lower(
             f" {len(errors)} such in all"
         )
     air.with_suffix(".txt").write_text(graph.text())
-    return msgspec.structs.replace(signature, file=f"npu/{signature.name}.air"), {*graph.counts()}
+    return signature, {*graph.counts()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood.compiler.ge.target import GeTarget
-from draftwood.compiler.onnx.target import OnnxTarget
+from draftwood.compiler.targets.ge import GeTarget
+from draftwood.compiler.targets.onnx import OnnxTarget
 from draftwood.compiler.targets.target import Target
 
 # By name, in the order in which a bundle's graph sets are listed.
