@@ -9,8 +9,8 @@ import torch
 
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE, BuildRequest
 from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.drafters.int8 import in_int8
 from draftwood.compiler.drafters.model import DraftModel, Modules, OpenedDrafter
-from draftwood.compiler.drafters.quantised import in_int8
 from draftwood.compiler.drafters.registry import check_tree, describe_drafter, open_drafter
 from draftwood.compiler.ranks.share import check_ranks
 from draftwood.compiler.targets.modules import make_modules

@@ -12,10 +12,10 @@ import torch
 
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.checkpoints.fields import read_json
-from draftwood.compiler.checkpoints.quantised import CONFIG
+from draftwood.compiler.checkpoints.scheme import CONFIG
 from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.drafters.int8 import borrows_head, linear_layers
 from draftwood.compiler.drafters.model import OpenedDrafter
-from draftwood.compiler.drafters.quantised import borrows_head, linear_layers
 from draftwood.compiler.drafters.registry import kind_of, open_drafter
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.quantisation.writing import HEAD, WEIGHT_FILES, described, int8_entries
@@ -41,7 +41,7 @@ def quantise_drafter(path: Path, teacher: Checkpoint, out: Path, progress: Calla
             if file.is_file() and not file.name.endswith(WEIGHT_FILES):
                 shutil.copyfile(file, folder / file.name)
         entries = [*_entries(opened, chosen, progress), *(head := list(_own_head(opened, teacher, progress)))]
-        write_weights(folder / kind.weights_file, entries, opened.checkpoint.dtype)
+        write_weights(folder / kind.model.weights_file, entries, opened.checkpoint.dtype)
         config = folder / "config.json"
         plain = (e.name for e in entries if len(e.shape) == 2 and e.dtype is not torch.int8)
         alone = [name.removesuffix(".weight") for name in plain if name.endswith(".weight")]

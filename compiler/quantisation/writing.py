@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.int8 import rounded
-from draftwood.compiler.checkpoints.quantised import (
+from draftwood.compiler.checkpoints.scheme import (
     ACTIVATIONS,
     CONFIG,
     DESCRIPTION,

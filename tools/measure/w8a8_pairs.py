@@ -18,7 +18,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.onnx.target import WEIGHTS_FILE
 from draftwood.compiler.quantisation.drafter import quantise_drafter
-from draftwood.compiler.quantisation.quantise import Request, quantise
+from draftwood.compiler.quantisation.teacher import Request, quantise
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.calibration_texts import read_texts
@@ -61,7 +61,7 @@ def quantised(teacher: Path, out: Path, calibration: Path) -> Path:
     """The teacher with all its linear layers in int8, made at ``out`` unless it is there."""
     if not out.exists():
         texts = read_texts(calibration, Tokenizer.load(teacher), limit=32, longest=128)
-        quantise(Request(model=teacher, texts=texts.calibration, migration="none", head=True), out)
+        quantise(Request(model=teacher, texts=texts.calibration, head=True), out)
     return out
 
 

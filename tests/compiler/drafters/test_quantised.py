@@ -14,7 +14,7 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.checkpoints.safetensors_file import map_tensors
-from draftwood.compiler.drafters.quantised import borrows_head, in_int8
+from draftwood.compiler.drafters.int8 import borrows_head, in_int8
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.quantisation.drafter import quantise_drafter
 from draftwood.compiler.targets.modules import make_modules
@@ -139,8 +139,8 @@ def test_the_command_says_what_it_made(
     assert (said["drafter"], said["quantised"]) == ("eagle3", LAYERS["eagle3"])
     assert cli.main(["inspect", str(tmp_path / "q"), "--model", str(tiny_teacher)]) == 0
     assert f"W8A8, {LAYERS['eagle3']} linear layers" in capsys.readouterr().out
-    assert cli.main(["quantize", *given[:4], "--out", str(tmp_path / "r"), "--report"]) == 2
-    assert "--report: is for teachers" in capsys.readouterr().err
+    assert cli.main(["quantize", *given[:4], "--out", str(tmp_path / "r"), "--head"]) == 2
+    assert "--head: is for teachers" in capsys.readouterr().err
 
 
 def test_what_is_quantised_is_not_quantised_again(sources: dict[str, Path], tiny_teacher: Path, tmp_path: Path) -> None:

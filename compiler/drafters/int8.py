@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.int8 import SCALE, int8_keys, rounded
-from draftwood.compiler.checkpoints.quantised import quantised_modules
 from draftwood.compiler.checkpoints.safetensors_file import read_header, read_tensor
+from draftwood.compiler.checkpoints.scheme import quantised_modules
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.model import DrafterCheckpoint, OpenedDrafter
 from draftwood.compiler.teachers.config import TeacherConfig
