@@ -36,7 +36,7 @@ class Sources:
         if request.drafter is None:
             return cls(teacher, None)
         drafter = open_drafter(request.drafter, teacher)
-        return cls(teacher, in_int8(drafter, request.drafter, teacher.config) if request.int8_drafter else drafter)
+        return cls(teacher, in_int8(drafter, teacher.config) if request.int8_drafter else drafter)
 
     @property
     def draft_model(self) -> DraftModel | None:

@@ -67,11 +67,7 @@ def kind_of(path: Path) -> Kind:
 
 def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     """Opens a folder or file of any kind; CheckpointError where it is none or does not fit the teacher."""
-    from draftwood.compiler.drafters.int8 import with_int8
-
-    kind = kind_of(path)
-    file = path if path.is_file() else path / kind.model.weights_file
-    return with_int8(kind.model.open(path, teacher), path, file, teacher.config)
+    return kind_of(path).model.open(path, teacher)
 
 
 def describe_drafter(path: Path) -> OpenedDrafter:

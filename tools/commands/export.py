@@ -52,11 +52,9 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.out.exists():
         raise RequestError(f"--out {args.out}: exists already; name a folder that is not there")
-    teacher, source = Checkpoint.open(resolve(args.model)), resolve(args.drafter)
+    teacher = Checkpoint.open(resolve(args.model))
     verifier = args.verifier or teacher.folder.resolve().name
-    opened = open_drafter(source, teacher)
-    if opened.model.quantised:
-        raise RequestError(f"{source}: is quantised, and engines read plain weights; export the original")
+    opened = open_drafter(resolve(args.drafter), teacher)
     folder = opened.model.exported(opened.checkpoint, teacher, args.format, args.tokens, verifier)
     _write(args.out, folder)
     open_drafter(args.out, teacher)

@@ -1,4 +1,4 @@
-"""``draftwood quantize``: a teacher or a drafter in, the same in W8A8 out, and how much the teacher differs."""
+"""``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
     from draftwood.compiler.quantisation.report import Difference
@@ -20,9 +18,9 @@ _TEXTS, _TOKENS = 64, 256
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
-    parser.add_argument("--drafter", metavar="DIR", help="quantise this drafter of --model in place of the teacher")
     parser.add_argument(
         "--calibration",
+        required=True,
         type=Path,
         metavar="FILE",
         help="texts, a JSON object a line with text, prompt, turns or messages; every fourth is withheld, and by these"
@@ -40,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.drafter:
-        return _drafter(args)
     from draftwood.compiler.quantisation.report import difference
     from draftwood.compiler.quantisation.teacher import Request, quantise
     from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -49,8 +45,6 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.calibration_texts import read_texts
     from draftwood.tools.demo import resolve
 
-    if args.calibration is None:
-        raise RequestError("--calibration: is missing; expected a file of texts, or --drafter, which needs none")
     model = resolve(args.model)
     texts = read_texts(args.calibration, Tokenizer.load(model), _TEXTS, _TOKENS)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
@@ -68,27 +62,6 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _drafter(args: argparse.Namespace) -> int:
-    from draftwood.compiler.quantisation.drafter import quantise_drafter
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.tools.demo import resolve
-
-    for flag, given in (("--calibration", args.calibration), ("--head", args.head)):
-        if given:
-            raise RequestError(f"{flag}: is for teachers; a drafter's acceptance is what bench says of its bundle")
-    if args.layout != "compressed-tensors":
-        raise RequestError(f"--layout {args.layout}: is for teachers; a drafter keeps the layout that it has")
-    made = quantise_drafter(resolve(args.drafter), Checkpoint.open(resolve(args.model)), args.out, _say)
-    summary: dict[str, object] = {
-        "folder": str(args.out),
-        "drafter": made.model.kind,
-        "quantised": len(made.model.quantised),
-        "bytes": _bytes(args.out),
-    }
-    print(json.dumps(summary) if args.json else _text(summary, None))
-    return 0
-
-
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -97,15 +70,15 @@ def _say(stage: str) -> None:
     print(stage, file=sys.stderr, flush=True)
 
 
-def _text(summary: dict[str, object], found: Difference | None) -> str:
+def _text(summary: dict[str, object], found: Difference) -> str:
     size = summary["bytes"]
     assert isinstance(size, int)
-    lines = [f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB"]
-    if found is not None:
-        lines += [
+    return "\n".join(
+        (
+            f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB",
             f"perplexity {found.perplexity:.3f}, original {found.original_perplexity:.3f} ({100 * found.worse:+.2f} %),"
             f" on {found.tokens} tokens of {found.texts} withheld texts",
             f"best tokens alike at {100 * found.agreement:.2f} % of positions; states differ by"
             f" {100 * found.errors[-1]:.2f} % behind the last block",
-        ]
-    return "\n".join(lines)
+        )
+    )
