@@ -358,26 +358,6 @@ def save_dspark(folder: Path, sizes: dict) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def save_cell(folder: Path, sizes: dict) -> None:
-    """A FastEagle cascade of three levels and a cell that often propose the token before them again."""
-    import torch
-    from safetensors.torch import save_file
-
-    random = torch.Generator().manual_seed(4)
-    tensors = {"norm.weight": torch.ones(64), "fc.weight": torch.randn(64, 192, generator=random) * 0.1}
-    tensors["proj.weight"] = torch.cat((torch.eye(64) * 0.05, torch.eye(64)), 1)
-    for i in range(3):
-        own = small_block(random, f"layers.{i}", 64)
-        tensors |= {name: tensor for name, tensor in own.items() if "q_norm" not in name and "k_norm" not in name}
-    shapes = {"state.weight": (48, 16), "token.weight": (48, 64), "level.weight": (48, 64), "level.bias": (48,)}
-    for name, shape in (shapes | {"out.weight": (64, 16)}).items():
-        tensors[f"cell.{name}"] = torch.randn(shape, generator=random) * 0.3
-    own = {"architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": 3}
-    own |= {"cell_size": 16, "cell_shortlist": 40, "aux_layer_ids": [0, 1, 2], "target_hidden_size": 64}
-    (folder / "config.json").write_text(json.dumps(sizes | own))
-    save_file(tensors, folder / "model.safetensors")
-
-
 @pytest.fixture(scope="session")
 def save_one_pass(tiny_teacher: Path) -> dict[str, Callable[[Path], None]]:
     """Writes a random drafter of a kind, for the tiny teacher, into a folder, which it makes."""
@@ -392,5 +372,5 @@ def save_one_pass(tiny_teacher: Path) -> dict[str, Callable[[Path], None]]:
 
         return into
 
-    savers = {"peagle": save_peagle, "dflash": save_dflash, "cell": save_cell, "dspark": save_dspark}
+    savers = {"peagle": save_peagle, "dflash": save_dflash, "dspark": save_dspark}
     return {name: saver(save) for name, save in savers.items()}

@@ -40,7 +40,6 @@ SHORTER = {
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
     "check": "--limit 1",
     "demo": "--size native",
-    "quantize": "--texts 4 --tokens 16",
     "replay": "--limit 2 --max-new-tokens 8 --tune 0.1",
     "run": "--max-new-tokens 8",
     "tune": "--seconds 0.1",

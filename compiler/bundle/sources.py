@@ -9,8 +9,8 @@ import torch
 
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE, BuildRequest
 from draftwood.compiler.checkpoints.weight import WeightEntry
+from draftwood.compiler.drafters.int8 import in_int8
 from draftwood.compiler.drafters.model import DraftModel, Modules, OpenedDrafter
-from draftwood.compiler.drafters.quantised import in_int8
 from draftwood.compiler.drafters.registry import check_tree, describe_drafter, open_drafter
 from draftwood.compiler.ranks.share import check_ranks
 from draftwood.compiler.targets.modules import make_modules
@@ -36,7 +36,7 @@ class Sources:
         if request.drafter is None:
             return cls(teacher, None)
         drafter = open_drafter(request.drafter, teacher)
-        return cls(teacher, in_int8(drafter, request.drafter, teacher.config) if request.int8_drafter else drafter)
+        return cls(teacher, in_int8(drafter, teacher.config) if request.int8_drafter else drafter)
 
     @property
     def draft_model(self) -> DraftModel | None:

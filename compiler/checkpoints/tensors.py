@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.compiler.checkpoints.int8 import as_numbers, read_number
-from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, finite, read_tensor
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, finite, read_header, read_tensor
 from draftwood.compiler.checkpoints.shards import folder_entries
 from draftwood.errors import CheckpointError
 from draftwood.files import open_regular
@@ -71,10 +70,9 @@ def _check_names(file: Path) -> None:
 
 
 def open_tensors(file: Path) -> tuple[dict[str, Entry], Reader]:
-    """What it holds, int8 as numbers, and a reader. Pickles go through torch's restricted reader: nothing can run."""
+    """What it holds, and a reader. Pickles go through torch's restricted reader: nothing can run."""
     if file.suffix == ".safetensors":
-        found = as_numbers(file)
-        return found, lambda key: read_number(file, key, found[key])
+        return read_header(file), lambda key: read_tensor(file, key)
     try:
         _check_names(file)
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -1,28 +1,20 @@
-"""What a kind of drafter is: one object, by which the compiler, training and the command line know it.
+"""The kinds of drafter by name: what each is called, what can be chosen in training, and where its class is.
 
-A kind is a folder of this package, and its object stands in the folder's ``__init__``. Commands ask it for their
-flags before any work begins, so importing it costs nothing; its methods import what they need.
+Commands list kinds and their flags before any work begins, so nothing here imports torch; a kind's class is imported
+when it is first asked for.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import LlamaForCausalLM
-
-    from draftwood.compiler.device.table import DraftCost
-    from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.config import TeacherConfig
-    from draftwood.compiler.training.student import Student
+    from draftwood.compiler.drafters.model import DraftModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,54 +28,34 @@ class Option:
     read: Callable[[str], Any] | None = int
     # How many values it takes where that is not one, and what a value is called.
     count: int | None = None
-    value: str | None = None
+    value: str | tuple[str, ...] | None = None
     # The least value that makes sense.
     least: float | None = None
 
 
-class Folder(NamedTuple):
-    """What a drafter's folder is made of: config.json, and a file of tensors by key."""
-
-    fields: dict[str, Any]
-    tensors: dict[str, Tensor]
-    file: str = "model.safetensors"
-
-
-class Kind(ABC):
-    """A kind of drafter."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kind:
+    """A kind of drafter, before anything of it is loaded."""
 
     # What manifests and command lines call it.
-    name: ClassVar[str]
+    name: str
     # What people call one, with its article.
-    title: ClassVar[str]
+    title: str
     # What a folder or file of it holds, said to those who named something else.
-    layout: ClassVar[str]
-    # The file of its tensors, where we write one.
-    weights_file: ClassVar[str] = "model.safetensors"
-    # The field of config.json that describes the network without its tensors; None where they decide.
-    described_by: ClassVar[str | None] = None
-    # Those of it whose candidates depend on the nodes above them, with their article; None where there are none.
-    follows_nodes: ClassVar[str | None] = None
-    # What can be chosen in training, by name.
-    options: ClassVar[Mapping[str, Option]] = {}
+    layout: str
+    # Its class, a `DraftModel`, as "module:Class".
+    source: str
+    # What can be chosen in training, by name; empty where such drafters cannot be trained here.
+    options: Mapping[str, Option] = field(default_factory=dict)
     # The sizes that follow the name where its cost on a device is modelled; None where no cost is known.
-    cost_sizes: ClassVar[str | None] = None
+    cost_sizes: str | None = None
 
-    @abstractmethod
-    def recognises(self, path: Path, fields: Mapping[str, Any]) -> bool:
-        """Whether ``path`` holds such a drafter; ``fields`` are those of the config.json there, if any."""
-
-    @abstractmethod
-    def open(self, path: Path, teacher: Checkpoint) -> OpenedDrafter:
-        """Opens a folder or file; CheckpointError where it does not fit the teacher."""
-
-    def describe(self, path: Path) -> OpenedDrafter:
-        """The drafter of a folder's config.json, its weights unread; asked only of a kind with ``described_by``."""
-        raise NotImplementedError(self.name)
-
-    @abstractmethod
-    def model(self, config: Mapping[str, Any]) -> DraftModel:
-        """The draft model whose sizes a manifest gives."""
+    @property
+    def model(self) -> type[DraftModel]:
+        """Its class."""
+        module, name = self.source.split(":")
+        found: type[DraftModel] = getattr(import_module(module), name)
+        return found
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a training, with the usual choice for what is not given.
@@ -99,32 +71,84 @@ class Kind(ABC):
                 raise RequestError(f"{name} is {chosen[name]}; expected {option.least} or more")
         return chosen
 
-    def student(self, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
-        """A drafter to be trained; options are complete, ``ids_V`` are the teacher's ids that it may propose."""
-        raise RequestError(f"{self.name}: {self.title} cannot be trained here")
 
-    def trained(self, folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[Student, dict[str, Tensor]]:
-        """A student as large as the drafter of a folder, and its values by name.
+_HERE = "draftwood.compiler.drafters"
+_DRAFT_VOCABULARY = Option(help="draft only the N most written ids", value="N", least=1)
+_SHARED_NOISE = Option(
+    help="on sampled text learn the teacher's draw, with noise that both share", read=None, default=False
+)
 
-        ``levels`` is how far to draft where nothing in the drafter says so.
-
-        Raises:
-            CheckpointError: the folder holds no drafter of this kind that was trained here.
-        """
-        raise RequestError(f"{self.name}: {self.title} cannot be read back for counting")
-
-    def exported(
-        self, opened: OpenedDrafter, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str
-    ) -> Folder:
-        """A drafter in another engine's ``layout``.
-
-        Where the layout says so, it drafts so many ``tokens`` a step for the teacher called ``verifier``.
-
-        Raises:
-            RequestError: nobody serves such drafters, or the layout has no form of what this one has.
-        """
-        raise RequestError(f"{layout}: no other engine serves {self.title}, so no layout of it is written")
-
-    def cost(self, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
-        """The cost of a drafter of such sizes, which ``cost_sizes`` describes; None where they make no sense."""
-        return None
+MEDUSA = Kind(
+    name="medusa",
+    title="Medusa heads",
+    layout="a folder with medusa_lm_head.safetensors or medusa_lm_head.pt, or with the config.json of a Medusa model",
+    source=f"{_HERE}.medusa.model:MedusaModel",
+    cost_sizes=":HEADS[:tied]",
+    options={
+        "levels": Option(help="heads (4)", default=4, least=1),
+        "layers": Option(help="residual blocks a head (1)", default=1, least=0),
+        "shared_noise": _SHARED_NOISE,
+    },
+)
+PEAGLE = Kind(
+    name="peagle",
+    title="a P-EAGLE drafter",
+    layout="one with the config.json and the tensors of a P-EAGLE drafter",
+    source=f"{_HERE}.peagle.model:PEagleModel",
+    cost_sizes=":LEVELS[:LAYERS[:VOCABULARY]]",
+)
+EAGLE3 = Kind(
+    name="eagle3",
+    title="an EAGLE-3 drafter",
+    layout="one with the config.json and the tensors of an EAGLE-3 drafter",
+    source=f"{_HERE}.eagle3.model:Eagle3Model",
+    cost_sizes="[:VOCABULARY]",
+    options={
+        "levels": Option(help="steps of the training-time test (7)", default=7, least=1),
+        "draft_vocab": _DRAFT_VOCABULARY,
+        "shared_noise": _SHARED_NOISE,
+    },
+)
+FASTEAGLE = Kind(
+    name="fasteagle",
+    title="a FastEagle drafter",
+    layout="one with the config.json and the tensors of a FastEagle drafter",
+    source=f"{_HERE}.fasteagle.model:FastEagleModel",
+    cost_sizes=":LAYERS[:VOCABULARY[:HEADS:KV_HEADS:MLP]]",
+    options={
+        "levels": Option(help="layers (4)", default=4, least=1),
+        "draft_vocab": _DRAFT_VOCABULARY,
+        "shared_noise": _SHARED_NOISE,
+        "layer_sizes": Option(
+            help="query heads, key/value heads and MLP width of a layer (the teacher's)",
+            count=3,
+            value=("HEADS", "KV_HEADS", "MLP"),
+        ),
+        "loss": Option(help="what is learnt: both, tokens, states, or both by the last layer alone (both)",
+                       default="both", read=str),
+    },
+)  # fmt: skip
+DSPARK = Kind(
+    name="dspark",
+    title="a DSpark drafter",
+    layout="one with the config.json and the tensors of a DSpark drafter",
+    source=f"{_HERE}.dspark.model:DSparkModel",
+    cost_sizes=":LEVELS[:LAYERS[:VOCABULARY[:RANK]]]",
+    options={
+        "levels": Option(help="rows of the block, each a level (5)", default=5, least=2),
+        "layers": Option(help="layers of the block (1)", default=1, least=1),
+        "negatives": Option(
+            help="in a step look at N random ids beside those of its texts (all ids)", value="N", least=0
+        ),
+        "shared_noise": _SHARED_NOISE,
+    },
+)
+DFLASH = Kind(
+    name="dflash",
+    title="a DFlash drafter",
+    layout="one with the config.json and the tensors of a DFlash drafter",
+    source=f"{_HERE}.dflash.model:DFlashModel",
+    cost_sizes=":LEVELS[:LAYERS[:VOCABULARY]]",
+)
+# P-EAGLE before EAGLE-3 and DSpark before DFlash, of which some of their folders bear the name.
+SHIPPED = (MEDUSA, PEAGLE, EAGLE3, FASTEAGLE, DSPARK, DFLASH)

@@ -1,17 +1,20 @@
-"""A draft model: a drafter of one kind and certain sizes, as a bundle's builder and its eager reference ask for it.
+"""A drafter: its class is a kind, an instance is that kind with certain sizes.
 
-A ``DraftModel`` says what the network is and makes its module and its steps; it is read from a checkpoint, or from a
-bundle's manifest. An ``OpenedDrafter`` has the checkpoint beside it.
+The class recognises and opens checkpoints, trains, and writes other engines' layouts. An instance, read from a
+checkpoint or from a bundle's manifest, makes the network's module and steps and knows their cost. An
+``OpenedDrafter`` has the weights beside it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -20,10 +23,17 @@ from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.widening import Widening
 from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.errors import RequestError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+    from draftwood.compiler.training.student import Student
 
 # Of a quantised layer: the whole numbers, and the scales beside them.
 _INT8 = {"": torch.int8, "_scale": torch.float32}
@@ -43,15 +53,79 @@ class Lengths(NamedTuple):
 ANY_LENGTH = Lengths((0,), (0,))
 
 
+class Folder(NamedTuple):
+    """What a drafter's folder is made of: config.json, and a file of tensors by key."""
+
+    fields: dict[str, Any]
+    tensors: dict[str, Tensor]
+    file: str = "model.safetensors"
+
+
 class DraftModel(ABC):
-    """A drafter, its weights aside; equal ones have equal graphs."""
+    """A drafter of one kind, its weights aside; equal ones have equal graphs."""
 
     # The name of its kind.
     kind: ClassVar[str]
+    # The file of its tensors, where we write one.
+    weights_file: ClassVar[str] = "model.safetensors"
+    # The field of config.json that describes the network without its tensors; None where they decide.
+    described_by: ClassVar[str | None] = None
     # Whether candidates depend on the nodes above them: then it can choose a tree's shape while growing it.
     follows_nodes: ClassVar[bool] = False
     # Its sizes, a dataclass that goes into the manifest.
     config: Any
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
+        """Whether ``path`` holds such a drafter; ``fields`` are those of the config.json there, if any."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        """Opens a folder or file; CheckpointError where it does not fit the teacher."""
+
+    @classmethod
+    def describe(cls, path: Path) -> OpenedDrafter:
+        """The drafter of a folder's config.json, its weights unread; asked only of a kind with ``described_by``."""
+        raise NotImplementedError(cls.kind)
+
+    @classmethod
+    def of_manifest(cls, config: Mapping[str, Any]) -> Self:
+        """The drafter whose sizes a manifest gives; msgspec.ValidationError where they are no such sizes."""
+        return msgspec.convert({"config": config}, cls)
+
+    @classmethod
+    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
+        """The cost of a drafter of such sizes, which ``Kind.cost_sizes`` describes; None where they make no sense."""
+        return None
+
+    @classmethod
+    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
+        """A drafter to be trained; options are complete, ``ids_V`` are the teacher's ids that it may propose."""
+        raise RequestError(f"{cls.kind}: such drafters cannot be trained here")
+
+    @classmethod
+    def trained(cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[Student, dict[str, Tensor]]:
+        """A student as large as the drafter of a folder, and its values by name.
+
+        ``levels`` is how far to draft where nothing in the drafter says so.
+
+        Raises:
+            CheckpointError: the folder holds no drafter of this kind that was trained here.
+        """
+        raise RequestError(f"{cls.kind}: such drafters cannot be read back for counting")
+
+    @classmethod
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
+        """A drafter, by its ``checkpoint``, in another engine's ``layout``.
+
+        Where the layout says so, it drafts so many ``tokens`` a step for the teacher called ``verifier``.
+
+        Raises:
+            RequestError: nobody serves such drafters, or the layout has no form of what this one has.
+        """
+        raise RequestError(f"{layout}: no other engine serves {cls.kind} drafters, so no layout of them is written")
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -114,6 +188,14 @@ class DraftModel(ABC):
     def cost(self) -> DraftCost | None:
         """What a draft costs on a device that is not here; None where nobody has said."""
         return None
+
+
+def whole_sizes(sizes: Sequence[str], usual: Sequence[int]) -> tuple[int, ...] | None:
+    """Sizes of which the first is given, and ``usual`` those of the others; None where one is no number above 0."""
+    found = [int(size) for size in sizes if size.isdecimal() and int(size)]
+    if len(found) != len(sizes) or not 1 <= len(found) <= 1 + len(usual):
+        return None
+    return (*found, *usual[len(found) - 1 :])
 
 
 class DrafterCheckpoint(Protocol):

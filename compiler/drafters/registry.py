@@ -9,13 +9,7 @@ import msgspec
 
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.fields import read_json
-from draftwood.compiler.drafters.dflash import DFLASH
-from draftwood.compiler.drafters.dspark import DSPARK
-from draftwood.compiler.drafters.eagle3 import EAGLE3
-from draftwood.compiler.drafters.fasteagle import FASTEAGLE
-from draftwood.compiler.drafters.kind import Kind
-from draftwood.compiler.drafters.medusa import MEDUSA
-from draftwood.compiler.drafters.peagle import PEAGLE
+from draftwood.compiler.drafters.kind import SHIPPED, Kind
 from draftwood.errors import BundleError, CheckpointError, RequestError, TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -25,9 +19,7 @@ if TYPE_CHECKING:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.config import TeacherConfig
 
-# P-EAGLE before EAGLE-3 and DSpark before DFlash, of which some of their folders bear the name.
-_SHIPPED = (MEDUSA, PEAGLE, EAGLE3, FASTEAGLE, DSPARK, DFLASH)
-_kinds: dict[str, Kind] = {kind.name: kind for kind in _SHIPPED}
+_kinds: dict[str, Kind] = {kind.name: kind for kind in SHIPPED}
 
 
 def register(kind: Kind) -> None:
@@ -68,18 +60,14 @@ def kind_of(path: Path) -> Kind:
     config = (path if path.is_dir() else path.parent) / "config.json"
     fields: dict[str, Any] = read_json(config) if config.is_file() else {}
     for kind in _kinds.values():
-        if kind.recognises(path, fields):
+        if kind.model.recognises(path, fields):
             return kind
     raise CheckpointError(f"{path}: no drafter; expected {', or '.join(kind.layout for kind in _kinds.values())}")
 
 
 def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     """Opens a folder or file of any kind; CheckpointError where it is none or does not fit the teacher."""
-    from draftwood.compiler.drafters.quantised import with_int8
-
-    kind = kind_of(path)
-    file = path if path.is_file() else path / kind.weights_file
-    return with_int8(kind.open(path, teacher), path, file, teacher.config)
+    return kind_of(path).model.open(path, teacher)
 
 
 def describe_drafter(path: Path) -> OpenedDrafter:
@@ -89,14 +77,14 @@ def describe_drafter(path: Path) -> OpenedDrafter:
         CheckpointError: it is of a kind whose network the tensors decide.
     """
     fields = read_json(path / "config.json")
-    able = [kind for kind in _kinds.values() if kind.described_by]
+    able = [kind for kind in _kinds.values() if kind.model.described_by]
     for kind in able:
-        if kind.described_by in fields:
-            return kind.describe(path)
+        if kind.model.described_by in fields:
+            return kind.model.describe(path)
     raise CheckpointError(
         f"{path}: only {' and '.join(kind.title for kind in able)} are described by their config.json alone"
-        f" ({', '.join(str(kind.described_by) for kind in able)}); what network another drafter is, its tensors decide;"
-        " give --weights copy or link"
+        f" ({', '.join(str(kind.model.described_by) for kind in able)}); what network another drafter is, its tensors"
+        " decide; give --weights copy or link"
     )
 
 
@@ -109,7 +97,7 @@ def drafter_of(entry: m.Drafter) -> DraftModel:
     if entry.kind not in _kinds:
         raise BundleError(f"drafter of kind {entry.kind!r}; expected {', '.join(_kinds)}")
     try:
-        return _kinds[entry.kind].model(entry.config)
+        return _kinds[entry.kind].model.of_manifest(entry.config)
     except msgspec.ValidationError as error:
         raise BundleError(f"drafter: no sizes of {entry.kind} ({error}); build the bundle again") from error
 
@@ -117,7 +105,7 @@ def drafter_of(entry: m.Drafter) -> DraftModel:
 def check_tree(model: DraftModel, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
     """Raises TreeError where the drafter cannot draft this tree."""
     if isinstance(tree, Budget) and not model.follows_nodes:
-        able = " or ".join(kind.follows_nodes for kind in _kinds.values() if kind.follows_nodes)
+        able = " or ".join(kind.title for kind in _kinds.values() if kind.model.follows_nodes)
         raise TreeError(
             f"tree {name}: a budget tree follows candidates that depend on the node above them; it needs {able}"
         )

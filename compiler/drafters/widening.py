@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -26,6 +27,15 @@ LLAMA_AXES: Axes = {
     "k_proj.bias": ("key",),
     "v_proj.bias": ("key",),
     "o_proj.bias": ("hidden",),
+}
+
+
+# What drafters with caches have beside a Llama's tensors.
+_CACHED_AXES: Axes = {
+    **LLAMA_AXES,
+    "lm_head.weight": ("draft vocabulary", "hidden"),
+    "fc.weight": ("hidden", "states"),
+    "input_norm.weight": ("states",),
 }
 
 
@@ -54,3 +64,34 @@ def size_fields(wide: TeacherConfig, fields: Mapping[str, Any]) -> dict[str, Any
         "rms_norm_eps": wide.rms_norm_eps,
         "dtype" if "dtype" in fields else "torch_dtype": wide.dtype,
     }
+
+
+def cached_widening(
+    config: CachedConfig,
+    own: Axes,
+    parts: Mapping[str, tuple[str | int, ...]] | None = None,
+    fields: Callable[[dict[str, Any], TeacherConfig], dict[str, Any]] | None = None,
+) -> Widening:
+    """The widening of a drafter with caches: the axes of a kind's own tensors, and what lies along those of its own.
+
+    Every hidden state that a matrix reads beside others is padded in its own place.
+    """
+    states = len(config.aux_layers)
+    return Widening(
+        axes={**_CACHED_AXES, **{f"fc_norm.{i}.weight": ("hidden",) for i in range(states)}, **own},
+        fields=fields or (lambda small, wide: cached_fields(config, small, wide)),
+        block=config.block,
+        parts={
+            "draft vocabulary": (config.draft_vocabulary,),
+            "pair": ("hidden", "hidden"),
+            "states": ("hidden",) * states,
+            **(parts or {}),
+        },
+    )
+
+
+def cached_fields(config: CachedConfig, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
+    """config.json of the drafter with a block ``wide``, the ids of the teacher's states written out: the usual ones
+    depend on the teacher's number of layers, and new layers come last."""
+    aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(config.aux_layers)}
+    return fields | size_fields(wide, fields) | aux

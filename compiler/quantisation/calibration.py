@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.quantisation.blocks import Blocks
-from draftwood.compiler.quantisation.rounding import Migration, migrated
+from draftwood.compiler.quantisation.rounding import migrated
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 # T rows of a text, H hidden
@@ -19,12 +19,8 @@ NORMS = {"qkv": "attn_norm", "gate_up": "mlp_norm"}
 _ROWS = 64
 
 
-def factors(
-    checkpoint: Checkpoint, texts: Sequence[Tensor], migration: Migration, progress: Callable[[str], None]
-) -> dict[str, Tensor]:
+def factors(checkpoint: Checkpoint, texts: Sequence[Tensor], progress: Callable[[str], None]) -> dict[str, Tensor]:
     """Our names of linear layers -> powers of two [H] for the columns of their weights; norms are divided by them."""
-    if migration == "none":
-        return {}
     rows: dict[str, list[Tensor]] = {}
     found: dict[str, Tensor] = {}
 
@@ -35,6 +31,6 @@ def factors(
     for i, (layer, _) in enumerate(Blocks(checkpoint, texts).run(watch)):
         progress(f"calibrating block {i + 1} of {checkpoint.config.layers}")
         for name, seen in rows.items():
-            found[f"layers.{i}.{name}"] = migrated(seen, layer.get_submodule(name).weight, migration)  # type: ignore[arg-type]
+            found[f"layers.{i}.{name}"] = migrated(seen, layer.get_submodule(name).weight)  # type: ignore[arg-type]
         rows.clear()
     return {name: factor for name, factor in found.items() if not torch.equal(factor, torch.ones_like(factor))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,20 +12,19 @@ from draftwood.kernels.quantised import quantise_rows
 
 # N rows, H inputs, O outputs, P outputs of a piece
 
-Migration = Literal["none", "half", "search"]
 # How much of a column's size goes from the rows into the weights: the exponent alpha of SmoothQuant (2211.10438).
-_SHARES: dict[Migration, tuple[float, ...]] = {"none": (0.0,), "half": (0.5,), "search": (0.0, 0.25, 0.5, 0.75)}
+_SHARES = (0.0, 0.25, 0.5, 0.75)
 
 
-def migrated(rows: Sequence[Tensor], weight_OH: Tensor, migration: Migration) -> Tensor:
+def migrated(rows: Sequence[Tensor], weight_OH: Tensor) -> Tensor:
     """What the columns of weights are multiplied by, and the norm before them divided by: powers of two [H].
 
-    A power of two changes no digit of a norm or weight in any element type. ``search`` takes the share with the
-    least squared error of the rounded product on ``rows`` [N, H]; 1 everywhere where nothing is better.
+    A power of two changes no digit of a norm or weight in any element type. The share is the one with the least
+    squared error of the rounded product on ``rows`` [N, H]; 1 everywhere where nothing is better.
     """
     rows_NH, weight_OH = torch.cat(list(rows)).float(), weight_OH.float()
     wanted_NO, found = rows_NH @ weight_OH.t(), []
-    for share in _SHARES[migration]:
+    for share in _SHARES:
         factor_H = _factors(rows_NH, weight_OH, share)
         found.append((_error(rows_NH, weight_OH, factor_H, wanted_NO), factor_H))
     return min(found, key=lambda pair: pair[0])[1]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.int8 import rounded
-from draftwood.compiler.checkpoints.quantised import (
+from draftwood.compiler.checkpoints.scheme import (
     ACTIVATIONS,
     CONFIG,
     DESCRIPTION,
@@ -36,8 +36,8 @@ Layout = Literal["compressed-tensors", "msmodelslim"]
 FILES: Mapping[Layout, str] = {
     "compressed-tensors": "model.safetensors", "msmodelslim": "quant_model_weights.safetensors"
 }  # fmt: skip
-HEAD = "lm_head.weight"
-WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+_HEAD = "lm_head.weight"
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 def write(
@@ -50,16 +50,16 @@ def write(
 ) -> None:
     """Fills ``folder`` with the quantised checkpoint; ``layers`` are ours, of which ``factors`` migrate some."""
     for path in checkpoint.folder.iterdir():
-        if path.is_file() and not path.name.endswith(WEIGHT_FILES):
+        if path.is_file() and not path.name.endswith(_WEIGHT_FILES):
             shutil.copyfile(path, folder / path.name)
     entries = list(_entries(checkpoint, layers, factors, layout == "msmodelslim", progress))
     write_weights(folder / FILES[layout], entries, checkpoint.dtype)
     names = [entry.name for entry in entries]
     config = read_json(checkpoint.folder / "config.json")
-    if checkpoint.config.tied and HEAD in names:
+    if checkpoint.config.tied and _HEAD in names:
         config["tie_word_embeddings"] = False
     if layout == "compressed-tensors":
-        config[CONFIG] = described([] if f"lm_head.{SCALE}" in names else ["lm_head"])
+        config[CONFIG] = _described([] if f"lm_head.{SCALE}" in names else ["lm_head"])
     else:
         _write_json(folder / DESCRIPTION, _kinds(names))
         placed = dict.fromkeys(names, FILES[layout])
@@ -82,7 +82,7 @@ def _entries(
             if layer in layers and name.endswith(".weight"):
                 progress(published)
                 read = partial(checkpoint.tensor, published)
-                yield from int8_entries(published, shape, read, factors.get(layer), offsets)
+                yield from _int8_entries(published, shape, read, factors.get(layer), offsets)
             elif layer in shrunk:
                 read = partial(_shrunk, checkpoint, published, shrunk[layer])
                 yield WeightEntry(published, shape, read, dtype=checkpoint.dtype)
@@ -90,10 +90,10 @@ def _entries(
                 yield WeightEntry(published, shape, partial(checkpoint.tensor, published), dtype=checkpoint.dtype)
     if checkpoint.config.tied and "lm_head" in layers:
         ((published, shape),) = checkpoint.parts["embed.weight"].tensors
-        yield from int8_entries(HEAD, shape, partial(checkpoint.tensor, published), None, offsets)
+        yield from _int8_entries(_HEAD, shape, partial(checkpoint.tensor, published), None, offsets)
 
 
-def int8_entries(
+def _int8_entries(
     name: str,
     shape: tuple[int, ...],
     source: Callable[[], Tensor],
@@ -124,7 +124,7 @@ def _shrunk(checkpoint: Checkpoint, name: str, factor: Tensor) -> Tensor:
     return (checkpoint.tensor(name).float() / factor).to(checkpoint.dtype)
 
 
-def described(alone: list[str]) -> dict[str, Any]:
+def _described(alone: list[str]) -> dict[str, Any]:
     """``quantization_config``: every linear layer, but those that were left ``alone``."""
     group = {"targets": [TARGET], "weights": dict(WEIGHTS), "input_activations": dict(ACTIVATIONS)}
     return {

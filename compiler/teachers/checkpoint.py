@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from draftwood.compiler.checkpoints.quantised import DESCRIPTION
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
+from draftwood.compiler.checkpoints.scheme import DESCRIPTION
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
 from draftwood.compiler.checkpoints.weight import Parts, shapes_of
 from draftwood.compiler.teachers.config import DType, TeacherConfig

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from draftwood.compiler.checkpoints.quantised import Chosen
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry
+from draftwood.compiler.checkpoints.scheme import Chosen
 from draftwood.compiler.checkpoints.weight import Parts, Shape
 from draftwood.errors import CheckpointError
 

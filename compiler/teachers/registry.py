@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.quantised import quantised_modules
+from draftwood.compiler.checkpoints.scheme import quantised_modules
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.families import Mistral, Mixtral, Pangu, Qwen2, Qwen3, Qwen3Moe

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.drafters.medusa.model import MedusaConfig, MedusaModel
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
+from draftwood.compiler.drafters.medusa.model import MedusaModel
+from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwood.compiler.quantisation.quantise import Request, quantise
+from draftwood.compiler.quantisation.teacher import Request, quantise
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 ct = pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
@@ -28,7 +28,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 def test_ours_is_read_there(tiny_teacher: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    quantise(Request(model=tiny_teacher, texts=[[3, 5, 7, 11]], migration="none", head=True), tmp_path / "ours")
+    quantise(Request(model=tiny_teacher, texts=[torch.tensor([3, 5, 7, 11])], head=True), tmp_path / "ours")
     held = load_file(tmp_path / "ours/model.safetensors")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
     linear = theirs.get_submodule("model.layers.0.mlp.down_proj")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.medusa.model import MedusaConfig
+from draftwood.compiler.drafters.medusa.network import MedusaConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 

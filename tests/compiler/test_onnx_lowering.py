@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.weight import WeightEntry
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.medusa.steps import medusa_step
+from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.steps.any_size import cpu_step

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.medusa.steps import medusa_step
+from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes

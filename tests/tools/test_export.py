@@ -1,7 +1,6 @@
 """`draftwood export`: a shipped drafter in the layouts of others."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from draftwood.tools.cli import main
 from draftwood.tools.demo import resolve
 
 
-@pytest.mark.parametrize("layout", ["speculators", "specforge", "vllm-ascend"])
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
 def test_the_demos_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / layout
     assert main(["export", layout, "demo-eagle3", "--model", "demo", "--out", str(out), "--json"]) == 0
@@ -31,7 +30,7 @@ def test_the_demos_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo-fasteagle", "--out", "new"], "speculators: no other engine serves a FastEagle"),
+        (["demo-fasteagle", "--out", "new"], "speculators: no other engine serves fasteagle drafters"),
         (["demo-eagle3", "--out", "."], "--out .: exists already; name a folder that is not there"),
         (["demo-eagle3", "--out", "new", "--tokens", "0"], "--tokens 0: expected 1 or more"),
         (["demo-eagle3", "--out", "none/new"], "--out none/new: cannot be written"),
@@ -46,12 +45,9 @@ def test_refusals_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_vllm_on_an_npu_is_told_what_to_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "drafter"
-    asked = ["export", "vllm-ascend", "demo-eagle3", "--model", "demo", "--out", str(out), "--tokens"]
-    assert main([*asked, "16"]) == 2 and not out.exists()
-    assert "--tokens 16: expected 15 at most" in capsys.readouterr().err
-    assert main([*asked, "3"]) == 0
-    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert command[:3] == ["vllm", "serve", "MODEL"]
-    assert json.loads(command[4]) == {"method": "eagle3", "model": str(out), "num_speculative_tokens": 3}
+def test_one_format_says_how_many_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["demo-eagle3", "--model", "demo", "--out", str(tmp_path / "drafter"), "--tokens", "3"]
+    assert main(["export", "specforge", *asked]) == 2 and "with speculators alone" in capsys.readouterr().err
+    assert main(["export", "speculators", *asked]) == 0
+    fields = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    assert fields["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3

@@ -41,9 +41,9 @@ def quantize(
 
 
 def test_a_checkpoint_with_its_report(quantize: Callable, tiny_teacher: Path) -> None:
-    out, said = quantize("--report", "--head")
+    out, said = quantize("--head")
     made, original = Checkpoint.open(out), Checkpoint.open(tiny_teacher)
-    assert said["quantised"] == len(made.config.quantised) == 9 and (out / "quantisation.png").stat().st_size > 1000
+    assert said["quantised"] == len(made.config.quantised) == 9
     assert json.loads((out / "quantisation.json").read_text()) == said["difference"]
     assert said["difference"]["texts"] == 2 and 0 < said["difference"]["errors"][0] < 0.05
     for name in ("layers.0.o.weight", "lm_head.weight"):  # no norm before them: migrated into nothing
@@ -62,12 +62,11 @@ def uneven_teacher(tiny_teacher: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("migration", ["none", "half"])
-def test_norms_and_weights_have_the_same_product(quantize: Callable, uneven_teacher: Path, migration: str) -> None:
-    out, _ = quantize("--migration", migration, model=uneven_teacher)
+def test_norms_and_weights_have_the_same_product(quantize: Callable, uneven_teacher: Path) -> None:
+    out, _ = quantize(model=uneven_teacher)
     made, original = Checkpoint.open(out), Checkpoint.open(uneven_teacher)
     factor = original.weight("layers.0.attn_norm.weight") / made.weight("layers.0.attn_norm.weight")
-    assert torch.equal(factor.log2(), factor.log2().round()) and (factor[1] >= 4) == (migration == "half")
+    assert torch.equal(factor.log2(), factor.log2().round()) and factor[1] >= 4
     want = original.matrix("layers.0.qkv.weight") * factor
     # Half a step of the output's scale.
     steps = want.abs().amax(1, keepdim=True) / 127
@@ -137,18 +136,8 @@ def test_an_outlier_is_migrated_where_it_pays() -> None:
     random = torch.Generator().manual_seed(1)
     rows, weight = torch.randn(50, 64, generator=random), torch.randn(32, 64, generator=random)
     rows[:, 5] *= 300
-    factor = migrated([rows], weight, "search")
+    factor = migrated([rows], weight)
     assert factor[5] >= 8 * factor.median() and torch.equal(factor.log2(), factor.log2().round())
-    assert torch.equal(migrated([rows], weight, "none"), torch.ones(64))
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [(("--texts", "3"), "--texts 3: expected 4 or more"), (("--tokens", "2"), "--tokens 2: expected 8 or more")],
-)
-def test_bad_requests_are_one_line(quantize: Callable, more: tuple[str, ...], said: str) -> None:
-    out, found = quantize(*more)
-    assert found["code"] == 2 and said in found["error"] and not out.exists()
 
 
 def test_what_is_quantised_is_not_quantised_again(quantize: Callable, quantised_teacher: Path) -> None:

@@ -162,18 +162,6 @@ def test_no_rank_outlives_the_one_that_started_it(bundle_of: Build) -> None:
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
-def test_a_cell_runs_on_one_rank(
-    tiny_teacher: Path, save_one_pass: dict[str, Callable[[Path], None]], tmp_path: Path
-) -> None:
-    save_one_pass["cell"](tmp_path / "cell")
-    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 2)))
-    asked = BuildRequest(
-        model=tiny_teacher, drafter=tmp_path / "cell", trees=trees, slots=(128,), targets=("ge",), ranks=2
-    )
-    with pytest.raises(RequestError, match="--ranks 2: a FastEagle drafter with a cell reads single rows"):
-        build(asked, tmp_path / "bundle")
-
-
 @pytest.mark.parametrize(
     ("changed", "line"),
     [

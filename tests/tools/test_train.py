@@ -49,7 +49,6 @@ VOCABULARY, HIDDEN, LAYERS, PROMPT = 24, 32, 6, 3
 KINDS = ("medusa", "eagle3", "fasteagle", "dspark")
 # Enough for a text that counts.
 LEARN = {"levels": 2, "steps": 60, "batch": 16, "learning_rate": 3e-2}
-AUX = {kind: {"aux_layers": [1, 3, 4]} if kind != "medusa" else {} for kind in KINDS}
 
 
 def save_teacher(folder: Path, counting: bool) -> LlamaForCausalLM:
@@ -118,8 +117,7 @@ def last_nats(out: Path) -> list[float]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_level_learns_a_text_that_counts(folder: Path, tmp_path: Path, kind: str) -> None:
     """Each level is an exact function of what it may see; ranks are checked against a walk over the texts."""
-    own = {"medusa": {"own_output": True}}.get(kind, {})
-    final = train(kind, folder / "counting", folder / "counted", tmp_path, **LEARN, **AUX[kind], **own)
+    final = train(kind, folder / "counting", folder / "counted", tmp_path, **LEARN)
     assert max(last_nats(tmp_path)) < 0.1
     assert final["greedy"]["top1"] == final["sampled"]["top1"] == [1.0] * 2
     model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "counted")
@@ -136,33 +134,20 @@ def test_every_level_learns_a_text_that_counts(folder: Path, tmp_path: Path, kin
 
 def test_eagle3_levels_see_the_true_tokens_and_not_the_next(folder: Path, tmp_path: Path) -> None:
     """On noise the teacher's guess follows from one token, which only the right slot of each level has."""
-    settings = {**LEARN, "steps": 120, **AUX["eagle3"]}
+    settings = {**LEARN, "steps": 120}
     train("eagle3", folder / "counting", folder / "random", tmp_path, **settings)
     assert max(last_nats(tmp_path)) < 0.1
 
 
 def test_fasteagle_layers_see_no_future(folder: Path, tmp_path: Path) -> None:
     """On noise the first layer can know the root's successor; the second can know nothing of its token."""
-    train("fasteagle", folder / "counting", folder / "random", tmp_path, **LEARN, **AUX["fasteagle"])
+    train("fasteagle", folder / "counting", folder / "random", tmp_path, **LEARN)
     model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
     loaded = load(tmp_path, model)
     batch = States(model, texts, loaded.aux).batch(texts.held_out().nonzero()[0])
     count = (batch.targets(2) != -100).sum(0)
     nats = (loaded.loss(batch, count)[1]["nats"] / count).tolist()
     assert nats[0] < 0.1 and nats[1] > 0.95 * np.log(VOCABULARY)
-
-
-def test_a_cell_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: Path) -> None:
-    """On noise only the parent's token says what comes next; the levels by themselves still know nothing of it."""
-    own = {**AUX["fasteagle"], "cell": 16, "shortlist": 24, "negatives": 8}
-    train("fasteagle", folder / "counting", folder / "random", tmp_path, **LEARN | {"levels": 3, "steps": 120}, **own)
-    assert max(last_nats(tmp_path)) < 0.1
-    model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
-    loaded = load(tmp_path, model)
-    batch = States(model, texts, loaded.aux).batch(texts.held_out().nonzero()[0])
-    count = (batch.targets(3) != -100).sum(0)
-    alone = loaded.loss(batch, count)[1]["alone"] / count
-    assert alone[0] == 0 and alone[1:].min() > 0.9 * np.log(VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "fasteagle", "medusa"])
@@ -172,9 +157,7 @@ def test_shared_noise_changes_what_sampled_text_teaches(folder: Path, kind: str)
     found = {}
     for shared in (False, True):
         torch.manual_seed(3)
-        drafter = begin(
-            kind, kind_named(kind).complete({**AUX[kind], "levels": 2, "shared_noise": shared}), model, None
-        )
+        drafter = begin(kind, kind_named(kind).complete({"levels": 2, "shared_noise": shared}), model, None)
         states = States(model, texts, drafter.aux)
         for name, chosen in (("greedy", heat == 0), ("sampled", heat > 0)):
             batch = states.batch(chosen.nonzero()[0][:8])
@@ -182,12 +165,6 @@ def test_shared_noise_changes_what_sampled_text_teaches(folder: Path, kind: str)
     # Medusa's heads learn the token that was written, and with shared noise the distribution that it is the best of.
     assert kind == "medusa" or torch.equal(found["greedy", False], found["greedy", True])
     assert not torch.allclose(found["sampled", False], found["sampled", True], rtol=0.01)
-
-
-def test_heads_with_a_matrix_of_their_own_share_no_noise(folder: Path) -> None:
-    asked = kind_named("medusa").complete({"shared_noise": True, "own_output": True})
-    with pytest.raises(RequestError, match="drop one"):
-        begin("medusa", asked, load_teacher(folder / "noise"), None)
 
 
 def test_a_factor_is_of_the_noise_alone(folder: Path) -> None:
@@ -202,55 +179,20 @@ def moved_student(folder: Path, kind: str, options: dict) -> tuple[LlamaForCausa
     """A student and the noisy teacher, moved from where it begins."""
     model = load_teacher(folder / "noise")
     torch.manual_seed(3)
-    drafter = begin(kind, kind_named(kind).complete({**AUX[kind], **options}), model, None)
+    drafter = begin(kind, kind_named(kind).complete(options), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
     return model, drafter
 
 
-def cell_student(folder: Path, **options: int) -> tuple[LlamaForCausalLM, Student]:
-    """A cell of three levels and the noisy teacher, moved from where it begins."""
-    model, drafter = moved_student(folder, "fasteagle", {"levels": 3, "cell": 6, "shortlist": 5, **options})
-    drafter.scale = 2.0  # exact in bfloat16
-    return model, drafter
-
-
-def test_the_compiler_runs_the_cell_that_was_trained(folder: Path, tmp_path: Path, exact: None) -> None:
-    """Along the true text, context by context: the hidden states, and the candidates of the shortlist."""
-    model, drafter = cell_student(folder)
-    drafter.save(tmp_path)
-    opened = open_fasteagle(tmp_path, Checkpoint.open(folder / "noise"))
-    module = compiled_fasteagle.CellCascade(opened.config, 64)
-    module.load_state_dict({**{name: opened.weight(name).float() for name in opened.names()}, **opened.buffers(64)})
-    shared = SimpleNamespace(
-        embedded=model.model.embed_tokens, scores=model.lm_head, rows=lambda ids, dtype: model.lm_head.weight[ids]
-    )
-    batch = States(model, Distilled.open(folder / "unread"), drafter.aux).batch(np.array([5]))
-    ids, noise = batch.ids_BS[0], torch.randn(3, VOCABULARY)
-    with torch.no_grad():
-        features = drafter.features(batch)
-        for context in range(len(features) - 2):
-            t = PROMPT - 1 + context
-            place, source = torch.tensor([t + 1]), torch.zeros(1, dtype=torch.int64)
-            waiting = Waiting(ids[1 : t + 2], batch.aux_BSF[0, : t + 1].float(), place, place)
-            written = module.extend(waiting, [torch.zeros(128, 8) for _ in range(6)], shared, "eager")
-            nodes = module.root(written, shared, noise)
-            for level in range(3):
-                logits = drafter.logits(features[context, level][None], level, noise[level])
-                assert nodes.best(4)[0].tolist() == drafter.best(logits, 4).tolist()
-                torch.testing.assert_close(nodes.best(4)[1], logits.log_softmax(-1).topk(4).values, rtol=0, atol=1e-4)
-                nodes = nodes.below(ids[t + 2 + level][None], source, source) if level < 2 else nodes
-
-
-def noisy_dspark(folder: Path, **options: object) -> tuple[LlamaForCausalLM, Student]:
+def noisy_dspark(folder: Path) -> tuple[LlamaForCausalLM, Student]:
     """A DSpark student of three levels and two layers and the noisy teacher, moved from where it begins."""
-    return moved_student(folder, "dspark", {"levels": 3, "layers": 2, "markov_rank": 6, **options})
+    return moved_student(folder, "dspark", {"levels": 3, "layers": 2})
 
 
-@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
-def test_the_compiler_runs_the_dspark_that_was_trained(folder: Path, tmp_path: Path, exact: None, head: str) -> None:
+def test_the_compiler_runs_the_dspark_that_was_trained(folder: Path, tmp_path: Path, exact: None) -> None:
     """Along the true text, context by context: every level's candidates, and the confidence in the best of them."""
-    model, drafter = noisy_dspark(folder, markov_head=head)
+    model, drafter = noisy_dspark(folder)
     drafter.save(tmp_path)
     opened = open_dspark(tmp_path, Checkpoint.open(folder / "noise"))
     module = DSpark(opened.config, 64)
@@ -275,8 +217,7 @@ def test_the_compiler_runs_the_dspark_that_was_trained(folder: Path, tmp_path: P
 
 def test_dsparks_head_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: Path) -> None:
     """On noise only the parent's token says what comes next, and the confidence knows that it does."""
-    own = {**AUX["dspark"], "markov_rank": 24, "negatives": 8}
-    train("dspark", folder / "counting", folder / "random", tmp_path, **LEARN, **own)
+    train("dspark", folder / "counting", folder / "random", tmp_path, **LEARN, negatives=8)
     assert max(last_nats(tmp_path)) < 0.1
     model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
     loaded = load(tmp_path, model)
@@ -297,36 +238,24 @@ def test_dsparks_confidence_is_learnt_from_what_the_teacher_would_accept(folder:
     wanted = 1 - (own - F.linear(last.float(), model.lm_head.weight).softmax(-1)).abs().sum(-1) / 2
     found = drafter._accepted(batch, features[..., :-1][there], there)
     torch.testing.assert_close(found, wanted[there], rtol=0, atol=0.02)  # bfloat16 logits
-    with pytest.raises(RequestError, match="markov_head is lstm; expected vanilla, gated, rnn"):
-        kind_named("dspark").complete({"markov_head": "lstm"})
 
 
 def test_a_training_goes_on_from_a_drafter(folder: Path, tmp_path: Path, exact: None) -> None:
-    """A cascade that gets a cell and another level begins as it was; another kind's folder is refused."""
+    """A cascade that gets another level begins as it was; another kind's folder is refused."""
     settings, folders = {"steps": 2, "batch": 16}, [folder / "counting", folder / "counted"]
-    train("fasteagle", *folders, tmp_path / "two", **settings, levels=2, **AUX["fasteagle"])
+    train("fasteagle", *folders, tmp_path / "two", **settings, levels=2)
     model = load_teacher(folders[0])
     before = load(tmp_path / "two", model)
-    after = begin(
-        "fasteagle", kind_named("fasteagle").complete({"levels": 3, "cell": 6, **AUX["fasteagle"]}), model, None
-    )
+    after = begin("fasteagle", kind_named("fasteagle").complete({"levels": 3}), model, None)
     go_on(after, "fasteagle", tmp_path / "two", model)
     batch = States(model, Distilled.open(folders[1]), before.aux).batch(np.arange(4))
     with torch.no_grad():
         wanted, found = before.features(batch), after.features(batch)
     torch.testing.assert_close(found[:, :2, :HIDDEN], wanted, rtol=0, atol=1e-5)  # the scale of proj goes in and out
-    train(
-        "fasteagle", *folders, tmp_path / "on", **settings, levels=3, cell=6, start=tmp_path / "two", **AUX["fasteagle"]
-    )
-    assert json.loads((tmp_path / "on" / "config.json").read_text())["cell_size"] == 6
+    train("fasteagle", *folders, tmp_path / "on", **settings, levels=3, start=tmp_path / "two")
+    assert json.loads((tmp_path / "on" / "config.json").read_text())["num_hidden_layers"] == 3
     with pytest.raises(RequestError, match="holds a FastEagle drafter; expected Medusa heads"):
         train("medusa", *folders, tmp_path / "no", start=tmp_path / "two")
-    for options, message in (
-        ({"shortlist": 5}, "shortlist is of a cell"),
-        ({"negatives": 5, "draft_vocab": 9}, "negatives and draft_vocab both"),
-    ):
-        with pytest.raises(RequestError, match=message):
-            kind_named("fasteagle").complete(options)
 
 
 def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: int, levels: int) -> list[torch.Tensor]:
@@ -382,7 +311,7 @@ def naive_eagle3(folder: Path, teacher: LlamaForCausalLM, ids: list[int], slot: 
 def test_the_training_time_test_is_a_cached_draft(folder: Path, tmp_path: Path, exact: None) -> None:
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(1)
-    drafter = begin("eagle3", kind_named("eagle3").complete({"levels": 3, **AUX["eagle3"]}), model, None)
+    drafter = begin("eagle3", kind_named("eagle3").complete({"levels": 3}), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()  # as it is stored
     drafter.save(tmp_path)
@@ -408,7 +337,7 @@ def test_fasteagle_is_a_stack_of_llama_layers(folder: Path, tmp_path: Path, exac
     """Against transformers' own decoder: the same weights in a Llama that is given the fused inputs."""
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(2)
-    drafter = begin("fasteagle", kind_named("fasteagle").complete({"levels": 3, **AUX["fasteagle"]}), model, None)
+    drafter = begin("fasteagle", kind_named("fasteagle").complete({"levels": 3}), model, None)
     drafter.scale = 2.0  # exact in bfloat16
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()  # as it is stored
@@ -431,7 +360,7 @@ def test_fasteagle_is_a_stack_of_llama_layers(folder: Path, tmp_path: Path, exac
         torch.testing.assert_close(drafter.features(batch), wanted, rtol=1e-4, atol=1e-4)  # other order of sums
 
 
-NARROW = {"heads": 1, "kv_heads": 1, "intermediate": 20}
+NARROW = {"layer_sizes": [1, 1, 20]}
 
 
 @pytest.mark.parametrize(
@@ -444,7 +373,7 @@ def test_the_compiler_drafts_what_was_trained(
     """The file that is written, opened and run over a cache by the compiler's own modules, slot by slot."""
     model, texts = load_teacher(folder / "noise"), Distilled.open(folder / "unread")
     torch.manual_seed(3)
-    drafter = begin(kind, kind_named(kind).complete({"levels": 3, **AUX[kind], **options}), model, None)
+    drafter = begin(kind, kind_named(kind).complete({"levels": 3, **options}), model, None)
     for parameter in drafter.parameters():
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
     drafter.scale = 2.0  # of FastEagle; exact in bfloat16
@@ -482,7 +411,7 @@ def test_the_compiler_drafts_what_was_trained(
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_deterministic_and_can_be_lengthened(folder: Path, tmp_path: Path, kind: str) -> None:
     file = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
-    settings = {"batch": 16, "levels": 2, "seed": 4, **AUX[kind]}
+    settings = {"batch": 16, "levels": 2, "seed": 4}
     folders = [folder / "counting", folder / "counted"]
     for name in ("a", "b"):
         train(kind, *folders, tmp_path / name, steps=4, **settings)
@@ -497,7 +426,7 @@ def test_training_is_deterministic_and_can_be_lengthened(folder: Path, tmp_path:
 
 def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
     # Saved where it is logged: at the first record behind so many steps.
-    settings = {"batch": 16, "levels": 2, "save_every": 3, "log_every": 4, **AUX["eagle3"]}
+    settings = {"batch": 16, "levels": 2, "save_every": 3, "log_every": 4}
     folders = [folder / "counting", folder / "counted"]
 
     class Stopped(Exception):
@@ -528,7 +457,7 @@ from draftwood.tools.training.trainer import train
 with Team.join() as team:
     assert team.size == 2
     train("eagle3", Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), steps=4, batch=16, log_every=4,
-          levels=2, aux_layers=[1, 3, 4], team=team)
+          levels=2, team=team)
 """
 
 
@@ -548,9 +477,9 @@ def test_two_processes_train_what_one_does(folder: Path, tmp_path: Path, exact: 
     ]  # fmt: skip
     errors = [worker.communicate(timeout=120)[1].decode() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], errors
-    train("eagle3", *folders, tmp_path / "one", steps=4, batch=16, log_every=4, levels=2, **AUX["eagle3"])
+    train("eagle3", *folders, tmp_path / "one", steps=4, batch=16, log_every=4, levels=2)
     torch.manual_seed(0)
-    options = kind_named("eagle3").complete({"levels": 2, **AUX["eagle3"]})
+    options = kind_named("eagle3").complete({"levels": 2})
     begun = begin("eagle3", options, load_teacher(folders[0]), None).state_dict()
     one, two = (torch.load(tmp_path / n / "checkpoint.pt", weights_only=True)["drafter"] for n in ("one", "two"))
     for name, start in begun.items():
@@ -574,7 +503,7 @@ def test_draft_vocabulary_is_counted_on_the_teachers_words(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
 def test_a_subset_is_written_in_the_published_layout(folder: Path, tmp_path: Path, kind: str) -> None:
-    settings = {"levels": 2, "steps": 3, "batch": 16, "draft_vocab": 9, **AUX[kind]}
+    settings = {"levels": 2, "steps": 3, "batch": 16, "draft_vocab": 9}
     train(kind, folder / "counting", folder / "random", tmp_path, **settings)
     tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
     known = tensors["t2d"].nonzero()[:, 0]
@@ -600,20 +529,17 @@ def layer_shapes(at: str, width: int) -> dict[str, tuple[int, ...]]:
     return {**shapes, f"{at}.self_attn.o_proj.weight": (HIDDEN, 32), f"{at}.mlp.down_proj.weight": (HIDDEN, 48)}
 
 
-@pytest.mark.parametrize("own_output", [False, True], ids=["tied", "own output"])
-def test_files_are_the_published_ones(folder: Path, tmp_path: Path, own_output: bool) -> None:
+def test_files_are_the_published_ones(folder: Path, tmp_path: Path) -> None:
     settings = {"steps": 2, "batch": 16, "levels": 2}
     folders = [folder / "counting", folder / "counted"]
     for kind in KINDS:
-        own = {"own_output": True} if own_output and kind in ("medusa", "eagle3") else {}
-        train(kind, *folders, tmp_path / kind, **settings, **AUX[kind], **own)
+        train(kind, *folders, tmp_path / kind, **settings)
     teacher = Checkpoint.open(folders[0])
     opened = MedusaCheckpoint.open(tmp_path / "medusa", teacher.config)
-    assert (*astuple(opened.config)[:3], opened.dtype) == (2, 1, not own_output, torch.bfloat16)
+    assert (*astuple(opened.config)[:3], opened.dtype) == (2, 1, True, torch.bfloat16)
     eagle = load_file(tmp_path / "eagle3" / "model.safetensors")
-    head = {"lm_head.weight": (VOCABULARY, HIDDEN)} if own_output else {}
     both = {"fc.weight": (HIDDEN, 3 * HIDDEN), "norm.weight": (HIDDEN,)}
-    assert {n: tuple(t.shape) for n, t in eagle.items()} == both | head | layer_shapes("midlayer", 2 * HIDDEN)
+    assert {n: tuple(t.shape) for n, t in eagle.items()} == both | layer_shapes("midlayer", 2 * HIDDEN)
     fast = load_file(tmp_path / "fasteagle" / "model.safetensors")
     layers = layer_shapes("layers.0", HIDDEN) | layer_shapes("layers.1", HIDDEN)
     assert {n: tuple(t.shape) for n, t in fast.items()} == both | layers | {"proj.weight": (HIDDEN, 2 * HIDDEN)}
@@ -624,7 +550,7 @@ def test_files_are_the_published_ones(folder: Path, tmp_path: Path, own_output: 
 def test_rank_paths_of_all_kinds_count_the_same_texts(folder: Path, tmp_path: Path, capsys) -> None:
     folders = [folder / "counting", folder / "counted"]
     for kind in KINDS:
-        train(kind, *folders, tmp_path / kind, steps=2, batch=16, levels=2, **AUX[kind])
+        train(kind, *folders, tmp_path / kind, steps=2, batch=16, levels=2)
     wanted = ["--teacher", str(folders[0]), "--distilled", str(folders[1]), "--levels", "3", "--json"]
     drafters = [str(tmp_path / kind) for kind in KINDS]
     assert rank_paths.main([*wanted, "--drafter", *drafters, "--png", str(tmp_path / "accept.png")]) == 0
@@ -661,7 +587,7 @@ def test_position_convention(folder: Path, tmp_path: Path) -> None:
 
 def test_vocabulary_sizes_are_measured(folder: Path, tmp_path: Path, capsys) -> None:
     folders = [folder / "counting", folder / "counted"]
-    train("fasteagle", *folders, tmp_path / "out", **LEARN, **AUX["fasteagle"])
+    train("fasteagle", *folders, tmp_path / "out", **LEARN)
     wanted = ["--teacher", str(folders[0]), "--distilled", str(folders[1]), "--drafter", str(tmp_path / "out")]
     assert vocabulary_sizes.main([*wanted, "--sizes", "6", "24", "--png", str(tmp_path / "sizes.png")]) == 0
     small, whole = map(json.loads, capsys.readouterr().out.splitlines())
@@ -672,10 +598,8 @@ def test_vocabulary_sizes_are_measured(folder: Path, tmp_path: Path, capsys) -> 
 def test_ablations_train_what_they_say(folder: Path, tmp_path: Path) -> None:
     folders, sizes = [folder / "counting", folder / "counted"], {"steps": 2, "batch": 16, "levels": 2}
     parts = {}
-    for name, options in {
-        "tokens": {"feature_weight": 0.0}, "features": {"token_weight": 0.0}, "last": {"last_only": True},
-    }.items():  # fmt: skip
-        train("fasteagle", *folders, tmp_path / name, log_every=2, **sizes, **AUX["fasteagle"], **options)
+    for name, loss in {"tokens": "tokens", "features": "states", "last": "last"}.items():
+        train("fasteagle", *folders, tmp_path / name, log_every=2, **sizes, loss=loss)
         parts[name] = json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[1])
     assert "nats" not in parts["features"] and "feature" not in parts["tokens"]
     assert parts["last"]["nats"][0] == parts["last"]["feature"][0] == 0 < parts["last"]["nats"][1]
@@ -699,17 +623,18 @@ def test_a_narrow_layer_begins_as_part_of_the_teachers_last() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 6}, "heads is 6; expected 1 to 4"),
-        ({"kv_heads": 3}, "kv_heads is 3; expected 1 to 2"),
-        ({"heads": 3}, "heads is 3; expected a multiple of kv_heads 2"),
-        ({"intermediate": 0}, "intermediate is 0; expected 1 to 48"),
+        ({"layer_sizes": [6, 2, 48]}, "query heads is 6; expected 1 to 4"),
+        ({"layer_sizes": [4, 3, 48]}, "key/value heads is 3; expected 1 to 2"),
+        ({"layer_sizes": [3, 2, 48]}, "3 query heads; expected a multiple of the 2 key/value heads"),
+        ({"layer_sizes": [4, 2, 0]}, "MLP width is 0; expected 1 to 48"),
+        ({"loss": "all"}, "--loss all: expected both, tokens, states, last"),
     ],
 )
 def test_sizes_of_a_layer_that_cannot_be_begun_are_refused(folder: Path, options: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         begin(
             "fasteagle",
-            kind_named("fasteagle").complete({**AUX["fasteagle"], **options}),
+            kind_named("fasteagle").complete(options),
             load_teacher(folder / "noise"),
             None,
         )
@@ -723,7 +648,7 @@ def run(*words: object) -> int:
 
 def test_command(folder: Path, tmp_path: Path, capsys) -> None:
     common = ["--teacher", folder / "counting", "--data", folder / "counted", "--out", tmp_path / "out"]
-    assert run("medusa", *common, "--steps", 2, "--levels", 2, "--blocks", 2) == 0
+    assert run("medusa", *common, "--steps", 2, "--levels", 2, "--layers", 2) == 0
     assert "held-out" in capsys.readouterr().out
     assert (tmp_path / "out" / "medusa_lm_head.safetensors").is_file()
     with pytest.raises(RequestError, match="not an option of medusa"):
@@ -732,8 +657,6 @@ def test_command(folder: Path, tmp_path: Path, capsys) -> None:
         run("medusa", *common[:2], "--data", tmp_path / "nothing", "--out", tmp_path / "out")
     with pytest.raises(RequestError, match="positive"):
         run("medusa", *common, "--steps", 0)
-    with pytest.raises(RequestError, match="rising"):
-        run("eagle3", *common[:4], "--out", tmp_path / "other", "--aux-layers", 3, 2, 9)
     with pytest.raises(RequestError, match="run distill"):
         run("eagle3", *common[:2], "--data", tmp_path, "--out", tmp_path / "other")
     with pytest.raises(RequestError, match="another teacher"):

@@ -159,7 +159,7 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
         model = open_drafter(path, Checkpoint.open(teacher)).model
         cost, int8 = model.cost(), bool(model.quantised)
     else:
-        cost = kind_named(kind).cost(sizes, read_config(teacher)) if kind in names() else None
+        cost = kind_named(kind).model.cost_of(sizes, read_config(teacher)) if kind in names() else None
     if cost is None:
         raise RequestError(f"--drafter {text}: expected {_drafters()}")
     return cost, int8

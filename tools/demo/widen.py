@@ -102,7 +102,7 @@ def widen_drafter(
             smaller than the drafter's or does not fit the others.
     """
     small, kind = Checkpoint.open(teacher), kind_of(source)
-    opened = kind.open(source, small)
+    opened = kind.model.open(source, small)
     widening = opened.model.widening()
     if widening is None:
         raise RequestError(f"{source}: nobody has said how {kind.title} grows; expected a drafter of another kind")
@@ -117,7 +117,7 @@ def widen_drafter(
     with _new_folder(target) as folder:
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         tensors = _drafter_tensors(opened.checkpoint, widening, before, after, seed)
-        _save(tensors, folder / kind.weights_file)
+        _save(tensors, folder / kind.model.weights_file)
 
 
 def _widened_block(

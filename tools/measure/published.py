@@ -25,8 +25,8 @@ from typing import Any
 from draftwood.compiler.device.devices import DEVICES, Device, parts
 from draftwood.compiler.device.operators import Op, attention, copy, elementwise, matmul
 from draftwood.compiler.device.steps import step_s
-from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
-from draftwood.compiler.drafters.medusa.cost import MedusaCost
+from draftwood.compiler.drafters.eagle3.model import Eagle3Cost
+from draftwood.compiler.drafters.medusa.model import MedusaCost
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees.latency import Constant
 

@@ -16,10 +16,8 @@ from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.staging import staged
-from draftwood.compiler.quantisation.drafter import quantise_drafter
-from draftwood.compiler.quantisation.quantise import Request, quantise
 from draftwood.compiler.targets.onnx import WEIGHTS_FILE
-from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.quantisation.teacher import Request, quantise
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.calibration_texts import read_texts
 from draftwood.tools.demo.sizes import bundle_name, models
@@ -36,10 +34,7 @@ def bundles(size: str, args: Namespace) -> dict[str, Path]:
     """A bundle of each precision, by its name."""
     teacher, drafter = models(size, args.work, args.drafter)
     taught = quantised(teacher, _folder("teacher", size, args), args.calibration)
-    guesser = _folder("drafter", size, args)
-    if not guesser.exists():
-        quantise_drafter(drafter, Checkpoint.open(teacher), guesser, _say)
-    found = {"fp32": (teacher, drafter), "w8a8": (taught, drafter), BOTH: (taught, guesser)}
+    found = {"fp32": (teacher, drafter), "w8a8": (taught, drafter), BOTH: (taught, drafter)}
     return {name: _bundle(name, size, args, *pair) for name, pair in found.items()}
 
 
@@ -48,7 +43,15 @@ def _bundle(name: str, size: str, args: Namespace, teacher: Path, drafter: Path)
     if not folder.exists():
         _say(f"building {folder.name}")
         trees = (*parse_specs(args.tree), WIDEST)
-        build(BuildRequest(model=teacher, drafter=drafter, trees=trees, slots=(SLOTS,), prefill_rows=_STATIC), folder)
+        asked = BuildRequest(
+            model=teacher,
+            drafter=drafter,
+            trees=trees,
+            slots=(SLOTS,),
+            prefill_rows=_STATIC,
+            int8_drafter=name == BOTH,
+        )
+        build(asked, folder)
     return folder
 
 
@@ -61,7 +64,7 @@ def quantised(teacher: Path, out: Path, calibration: Path) -> Path:
     """The teacher with all its linear layers in int8, made at ``out`` unless it is there."""
     if not out.exists():
         texts = read_texts(calibration, Tokenizer.load(teacher), limit=32, longest=128)
-        quantise(Request(model=teacher, texts=texts.calibration, migration="none", head=True), out)
+        quantise(Request(model=teacher, texts=texts.calibration, head=True), out)
     return out
 
 

@@ -18,7 +18,7 @@ from draftwood.errors import CheckpointError, RequestError
 
 def begin(kind: str, options: dict[str, Any], teacher: LlamaForCausalLM, ids_V: Tensor | None) -> Student:
     """A student that starts from the teacher's own weights, where the teacher lies; options are complete."""
-    student = kind_named(kind).student(teacher, options, ids_V)
+    student = kind_named(kind).model.student(teacher, options, ids_V)
     student.to(teacher.device).start_from(teacher)
     return student
 
@@ -32,7 +32,7 @@ def go_on(student: Student, kind: str, folder: Path, teacher: LlamaForCausalLM) 
     found = kind_of(folder)
     if found.name != kind:
         raise RequestError(f"--start {folder}: holds {found.title}; expected {kind_named(kind).title}")
-    tensors = found.trained(folder, teacher, student.levels)[1]
+    tensors = found.model.trained(folder, teacher, student.levels)[1]
     student.take(tensors)
     return zlib.crc32(b"".join(tensors[name].float().numpy().tobytes() for name in sorted(tensors)))
 
@@ -43,7 +43,7 @@ def load(folder: Path, teacher: LlamaForCausalLM, levels: int | None = None) -> 
     Raises:
         CheckpointError: the folder holds no drafter of this teacher.
     """
-    student, tensors = kind_of(folder).trained(folder, teacher, levels)
+    student, tensors = kind_of(folder).model.trained(folder, teacher, levels)
     try:
         student.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except RuntimeError as error:

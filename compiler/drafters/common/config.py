@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ _WINDOW = ("layer_types", "sliding_window", "use_sliding_window", "max_window_la
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Windows are of thousands of tokens; a shorter one than this is no published drafter's.
 _LEAST_WINDOW = 64
+# Names of the mask token: speculators, SpecForge and Automodel; vLLM; Amazon.
+_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,3 +129,22 @@ def check_aux_layers(fields: Fields, name: str, ids: tuple[int, ...], teacher: T
             " teacher, or state its layers as aux_layer_ids"
         )
     return ids
+
+
+def read_mask_token(sources: Iterable[Fields], teacher: TeacherConfig) -> int:
+    """The mask token, from any object of config.json and any field that it is published in; they must agree.
+
+    Raises:
+        CheckpointError: no field names it, two differ, or it is no token of the teacher.
+    """
+    sources = tuple(sources)
+    named = [(source, name) for source in sources for name in _MASK_TOKENS if source.get(name) is not None]
+    found = sorted({source.whole(name) for source, name in named})
+    if not found:
+        sources[0].fail("mask_token_id", "the id of the mask token; if the writer left it out, its training knows it")
+    source, name = named[0]
+    if len(found) > 1:
+        source.fail(name, f"the same id wherever the mask token is named, not {' and '.join(map(str, found))}")
+    if not 0 <= found[0] < teacher.vocabulary:
+        source.fail(name, f"an id of the teacher, below {teacher.vocabulary}")
+    return found[0]

@@ -1,5 +1,7 @@
 """The steps of drafters with caches: the modules that are traced, and their signatures, the drafter's caches last.
 
+A step extends the caches, ranks the levels of one pass (`LevelStep`), or grows one tree (`TreeStep`).
+
 All take the same inputs: ``features`` [P, F], the teacher's states, low layer first, of tokens of the text that the
 caches do not hold yet; ``tokens`` int64 [P], the tokens after those, in a draft step the root last; ``committed``
 int64 [1], the text's length up to there, and ``accepted`` int64 [1], how many of the P rows count. The rows behind are
@@ -12,13 +14,19 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from draftwood.compiler.drafters.common.budget_tree import BudgetTree
+from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
+from draftwood.compiler.drafters.common.ranked import ranked_outputs
 from draftwood.compiler.steps.step import Step, cached, tensor
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
 
-# P rows that extend the cache, F features, D levels, U draft vocabulary
+# P rows that extend the cache, F features, D levels, U draft vocabulary, I levels of one pass, K candidates,
+# M nodes of a tree
 
 # A CPU's draft and extend graphs take any KV length and any number of rows. As examples: distinct and above 1, so that
 # torch.export ties no two sizes and specialises none.
@@ -52,6 +60,42 @@ class ExtendStep(CachedStep):
         return (written.normed, *written.caches)
 
 
+class LevelStep(CachedStep):
+    """Candidates int64 [I, K] and scores float32 [I, K] as Medusa's, then the caches."""
+
+    def __init__(self, drafter: CachedNetwork, decoder: Decoder, candidates: int, form: Form = "fused") -> None:
+        super().__init__(drafter, decoder, form)
+        self.candidates = candidates
+
+    def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
+        found = self.extended(tokens, features, committed, accepted, caches)
+        levels_IH = self.drafter.levels(found, self.teacher)
+        return (*self.drafter.best(levels_IH, self.teacher, self.candidates, noise), *found.caches)
+
+
+class TreeStep(CachedStep):
+    """A draft tree of M nodes; the caches come last.
+
+    A fixed tree gives tokens int64 [M] of rows 1 to M and scores float32 [M]; a budget tree gives the six
+    outputs of ``BudgetDraft``.
+    """
+
+    def __init__(
+        self, drafter: CachedNetwork, decoder: Decoder, tree: FixedTree | BudgetTree, form: Form = "fused"
+    ) -> None:
+        super().__init__(drafter, decoder, form)
+        self.tree = tree
+
+    def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
+        written = self.extended(tokens, features, committed, accepted, caches)
+        return (*self.tree.grow(self.drafter.root(written, self.teacher, noise)), *written.caches)
+
+
+def grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
+    """What grows a tree of at least one node."""
+    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)
+
+
 def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int, dtype: str = "float32") -> Step:
     """Extends the caches by ``rows`` rows at KV length ``slots``; 0 and 0 mean any, the graph of a CPU."""
     block = drafter.config.block
@@ -60,18 +104,37 @@ def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int,
     return cached_step(ExtendStep(drafter, decoder, form_at(slots)), name, "extend", outputs, rows, slots, dtype)
 
 
-def draft_step(
-    module: CachedStep,
-    name: str,
+def level_step(
+    drafter: CachedNetwork,
+    decoder: Decoder,
     levels: int,
-    outputs: list[TensorSignature],
+    candidates: int,
     rows: int,
     slots: int,
     dtype: str = "float32",
 ) -> Step:
-    """A draft step of some levels behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
-    name = f"{name}-kv{slots}" if slots else name
-    return cached_step(module, name, "draft", outputs, rows, slots, dtype, levels)
+    """The draft step of one pass behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
+    module = LevelStep(drafter, decoder, candidates, form_at(slots))
+    outputs = ranked_outputs(levels, candidates, "float32")
+    return cached_step(module, _at("draft", slots), "draft", outputs, rows, slots, dtype, levels)
+
+
+def tree_step(
+    drafter: CachedNetwork,
+    decoder: Decoder,
+    name: str,
+    tree: FixedTree | BudgetTree,
+    rows: int,
+    slots: int,
+    dtype: str = "float32",
+) -> Step:
+    """The draft step for one tree behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
+    module = TreeStep(drafter, decoder, tree, form_at(slots))
+    return cached_step(module, _at(name, slots), "draft", tree.outputs(), rows, slots, dtype, tree.depth)
+
+
+def _at(name: str, slots: int) -> str:
+    return f"{name}-kv{slots}" if slots else name
 
 
 def form_at(slots: int) -> Form:

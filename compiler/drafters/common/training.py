@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,22 @@ if TYPE_CHECKING:
 # V draft vocabulary
 
 
-def aux_layers(options: Mapping[str, Any], teacher: LlamaForCausalLM) -> tuple[int, ...]:
-    """The layers whose entering states are read, by default those of EAGLE-3 (SafeAILab/EAGLE): 2, L // 2 and L - 3.
+# How far from either end of the teacher the outer two of the states that are read enter: as EAGLE-3's (SafeAILab/EAGLE)
+# where it has layers enough, else nearer to the ends.
+_MARGINS = ((2, 3), (1, 2), (0, 0))
+
+
+def aux_layers(teacher: LlamaForCausalLM) -> tuple[int, ...]:
+    """The layers whose entering states are read: 2, L // 2 and L - 3 of a teacher of seven layers or more.
 
     Raises:
         RequestError: the teacher has too few layers for three different ones.
     """
-    if options["aux_layers"]:
-        return tuple(options["aux_layers"])
-    layers = teacher.config.num_hidden_layers
-    aux = (2, layers // 2, layers - 3)
-    if not aux[0] < aux[1] < aux[2]:
-        raise RequestError(f"the teacher has {layers} layers: too few for the usual three; name some with --aux-layers")
-    return aux
+    layers: int = teacher.config.num_hidden_layers
+    for low, high in _MARGINS:
+        if low < layers // 2 < layers - high:
+            return low, layers // 2, layers - high
+    raise RequestError(f"the teacher has {layers} layers; expected 2 or more, for a drafter reads three states of it")
 
 
 def teacher_sizes(teacher: LlamaForCausalLM) -> Sizes:

@@ -30,8 +30,8 @@ from draftwood.compiler.drafters.common.export import (
 )
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts
-from draftwood.compiler.drafters.dflash.config import DFlashConfig
-from draftwood.compiler.drafters.kind import Folder
+from draftwood.compiler.drafters.dflash.network import DFlashConfig
+from draftwood.compiler.drafters.model import Folder
 
 Block = TypeVar("Block", bound=DFlashConfig)
 

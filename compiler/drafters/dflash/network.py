@@ -8,17 +8,34 @@ rows of the block, those behind it too.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting
-from draftwood.compiler.drafters.dflash.config import DFlashConfig
 from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # P rows that extend the cache, B rows of the block, I levels, H hidden
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DFlashConfig(CachedConfig):
+    """A block of rows, the root and mask tokens, over the teacher's states as keys and values."""
+
+    # Rows of the block, the root's counted.
+    rows: int
+    mask_token: int
+    # Whether the root's row makes the first draft; else the first mask row does, and nobody reads the root's.
+    from_root: bool
+
+    @property
+    def levels(self) -> int:
+        """Tokens drafted in one pass."""
+        return self.rows if self.from_root else self.rows - 1
 
 
 class Denoised(NamedTuple):

@@ -1,17 +1,46 @@
-"""DSpark drafters as people publish them, checked against a teacher; ``config`` lists who writes them and how."""
+"""DSpark drafters as people publish them, checked against a teacher.
+
+===========  ==========================================  ====================================  ====================
+writer       told by                                     the heads' fields stand               keys of the heads
+===========  ==========================================  ====================================  ====================
+DeepSpec     Qwen3DSparkModel, markov_rank above 0       at the top                            markov_head.markov_w1
+speculators  speculators_model_type dspark               at the top                            the same
+SpecForge    DSparkDraftModel                            at the top or in dflash_config        the same
+ModelOpt     dflash_config.projector_type dspark         in dflash_config                      markov_w1
+===========  ==========================================  ====================================  ====================
+
+All else is DFlash's. Which row makes the first draft has two defaults: DeepSpec's the root's row, and for others it
+must be stated, since speculators and vLLM fill in different ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import fields as fields_of
 from pathlib import Path
+from typing import Any, cast, get_args
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.tensors import open_stored
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts, fitting_checkpoint
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
-from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts
-from draftwood.compiler.drafters.dspark.config import DSparkConfig, read_dspark_config
+from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts, read_dflash_config
+from draftwood.compiler.drafters.dspark.network import Confidence, DSparkConfig, Head
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
 
+DEEPSPEC = "Qwen3DSparkModel"
+# Architectures of their own, and the one of DFlash that such a folder is read as.
+NAMES = {DEEPSPEC: DEEPSPEC, "DSparkSpeculator": "DFlashSpeculator", "DSparkDraftModel": "DFlashDraftModel"}
+# Fields of the heads, which DFlash knows only as those of a successor.
+_HEADS = (
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "use_confidence_head",
+    "confidence_head_with_markov",
+    "projector_type",
+)
 # What stands before the keys of the heads; ModelOpt leaves the first out.
 _BEFORE = ("markov_head.", "confidence_head.proj")
 
@@ -51,3 +80,76 @@ def dspark_parts(
         parts["confidence_proj.weight"] = ((f"{confidence}.weight", (1, width)),)
         parts["confidence_proj.bias"] = ((f"{confidence}.bias", (1,)),)
     return parts
+
+
+def is_dspark(fields: Mapping[str, Any]) -> bool:
+    """Whether a config.json is a DSpark drafter's."""
+    names, nested = fields.get("architectures"), fields.get("dflash_config")
+    if names == [DEEPSPEC]:
+        return fields.get("markov_rank") not in (None, 0)
+    told = fields.get("speculators_model_type") == "dspark" or names in [[name] for name in NAMES]
+    return told or (isinstance(nested, dict) and nested.get("projector_type") == "dspark")
+
+
+def read_dspark_config(
+    fields: Fields, teacher: TeacherConfig, stored: Collection[str]
+) -> tuple[DSparkConfig, Vocabulary]:
+    """The network that config.json and the keys of the ``stored`` tensors describe, and its vocabulary.
+
+    Raises:
+        CheckpointError: a field does not fit the teacher, contradicts another, or leaves open what is meant.
+    """
+    nested = fields.nested("dflash_config")
+    plain, vocabulary = read_dflash_config(_as_dflash(fields, nested), teacher, stored)
+    rank, head = _markov(fields, nested)
+    if head == "rnn" and not plain.from_root:
+        fields.fail("markov_head_type", "vanilla or gated where the root's row makes no draft: readers differ there")
+    config = DSparkConfig(
+        **{field.name: getattr(plain, field.name) for field in fields_of(plain)},
+        markov_rank=rank,
+        markov_head=head,
+        confidence=_confidence(fields, nested, stored),
+    )
+    return config, vocabulary
+
+
+def _as_dflash(fields: Fields, nested: Fields) -> Fields:
+    """The fields without those of the heads, as a DFlash drafter of the same writer has them."""
+    names = fields.get("architectures")
+    deepspec = names == [DEEPSPEC]
+    stated = [(fields, "sample_from_anchor"), (nested, "shift_label")]
+    if not deepspec and all(source.get(name) is None for source, name in stated):
+        fields.fail(
+            "sample_from_anchor", "true where the root's row makes the first draft, as DeepSpec trains, or false"
+        )
+    values = {name: value for name, value in fields.values.items() if name not in _HEADS}
+    values["dflash_config"] = {name: value for name, value in nested.values.items() if name not in _HEADS}
+    if isinstance(names, list) and len(names) == 1 and names[0] in NAMES:
+        values["architectures"] = [NAMES[names[0]]]
+    if values.get("speculators_model_type") == "dspark":
+        values["speculators_model_type"] = "dflash"
+    if values.get("model_type") == "dspark":
+        values["model_type"] = "qwen3"
+    return Fields(fields.path, values)
+
+
+def _markov(fields: Fields, nested: Fields) -> tuple[int, Head]:
+    source = nested if nested.get("markov_rank") is not None else fields
+    rank, head = source.whole("markov_rank"), source.get("markov_head_type", "vanilla")
+    if rank < 1:
+        source.fail("markov_rank", "1 or more; without the sequential head it is a DFlash drafter, and says so")
+    if head not in get_args(Head):
+        source.fail("markov_head_type", f"one of {', '.join(get_args(Head))}")
+    return rank, cast(Head, head)
+
+
+def _confidence(fields: Fields, nested: Fields, stored: Collection[str]) -> Confidence:
+    there = any(key.startswith("confidence_") for key in stored)
+    for source in (fields, nested):
+        for name in ("enable_confidence_head", "use_confidence_head"):
+            if source.flag(name, there) != there:
+                source.fail(name, f"{str(there).lower()}, as the tensors say")
+    if not there:
+        return "none"
+    markov = nested.flag("confidence_head_with_markov", fields.flag("confidence_head_with_markov", True))
+    return "markov" if markov else "hidden"

@@ -10,9 +10,9 @@ from torch import Tensor
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
 from draftwood.compiler.drafters.common.export import layout_named, network, refuse
 from draftwood.compiler.drafters.dflash.export import check_block, ends, qwen3_fields, speculators, vocabulary_of
-from draftwood.compiler.drafters.dspark.checkpoint import dspark_parts
-from draftwood.compiler.drafters.dspark.config import DEEPSPEC, DSparkConfig
-from draftwood.compiler.drafters.kind import Folder
+from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, dspark_parts
+from draftwood.compiler.drafters.dspark.network import DSparkConfig
+from draftwood.compiler.drafters.model import Folder
 
 Opened = CachedCheckpoint[DSparkConfig]
 _W2 = "markov_head.markov_w2.weight"

@@ -1,20 +1,31 @@
-"""DSpark as a draft model: one pass over a block of rows, then the heads on a tree's nodes."""
+"""DSpark as a drafter: one pass over a block of rows, then the heads on a tree's nodes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from draftwood.compiler.drafters.common.model import TreeModel
-from draftwood.compiler.drafters.common.ranked import check_levels
-from draftwood.compiler.drafters.dspark.config import DEEPSPEC, DSparkConfig
-from draftwood.compiler.drafters.dspark.cost import DSparkCost
-from draftwood.compiler.drafters.dspark.network import DSpark
-from draftwood.compiler.drafters.widening import Axes, Widening
+from torch import Tensor
+
+from draftwood.compiler.device.operators import Op, copy, elementwise, products, ranking
+from draftwood.compiler.device.steps import HEAD
+from draftwood.compiler.drafters.common.model import CachedModel
+from draftwood.compiler.drafters.dflash.model import DFlashCost
+from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, is_dspark, open_dspark
+from draftwood.compiler.drafters.dspark.export import exported
+from draftwood.compiler.drafters.dspark.network import DSpark, DSparkConfig
+from draftwood.compiler.drafters.model import Folder, OpenedDrafter, whole_sizes
+from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
-from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+    from draftwood.compiler.drafters.dspark.training import DSparkStudent
 
 _AXES: Axes = {
     "q_norm.weight": ("head",),
@@ -30,18 +41,87 @@ _AXES: Axes = {
 _CONFIDENCE = "confidence_head.proj.weight"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSparkCost:
+    """DFlash's pass, then a product of ``rank`` with the vocabulary for the ``widths`` best nodes of every level."""
+
+    levels: int
+    layers: int
+    vocabulary: int
+    rank: int = 256
+    states: int = 5
+    widths: tuple[int, ...] = (1, 4, 8, 16)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "dspark", **asdict(self), "widths": list(self.widths)}
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        block = DFlashCost(levels=self.levels, layers=self.layers, vocabulary=self.vocabulary, states=self.states)
+        ((_, _, ops),) = block.drafts(config, slots)
+        int8 = HEAD in config.quantised
+        for width in self.widths:
+            for depth in range(1, self.levels + 1):
+                yield depth, width, [*ops, *self._head(1, int8), *(depth - 1) * self._head(width, int8)]
+
+    def _head(self, rows: int, int8: bool) -> list[Op]:
+        V = self.vocabulary
+        return [
+            copy("token", rows * self.rank),
+            *products("bias", rows, self.rank, V, int8),
+            elementwise("add bias", rows * V, 3),
+            *ranking(rows, V),
+        ]
+
+
 @dataclass(frozen=True)
-class DSparkModel(TreeModel):
+class DSparkModel(CachedModel):
     """A block of rows that see each other, and a head that sees the path."""
 
     kind: ClassVar[str] = "dspark"
+    follows_nodes: ClassVar[bool] = True
     config: DSparkConfig
+
+    @classmethod
+    def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
+        return is_dspark(fields)
+
+    @classmethod
+    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        opened = open_dspark(path, teacher)
+        return OpenedDrafter(cls(opened.config), opened)
+
+    @classmethod
+    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DSparkCost | None:
+        if (found := whole_sizes(sizes, (1, teacher.vocabulary, 256))) is None:
+            return None
+        levels, layers, vocabulary, rank = found
+        return DSparkCost(levels=levels, layers=layers, vocabulary=vocabulary, rank=rank)
+
+    @classmethod
+    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
+        from draftwood.compiler.drafters.dspark.training import begin
+
+        return begin(teacher, options)
+
+    @classmethod
+    def trained(
+        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
+    ) -> tuple[DSparkStudent, dict[str, Tensor]]:
+        from draftwood.compiler.drafters.dspark.training import read_back
+
+        return read_back(folder, teacher)
+
+    @classmethod
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
+        return exported(checkpoint, layout, tokens, verifier)
+
+    @property
+    def levels(self) -> int:
+        return self.config.levels
 
     def module(self, teacher: TeacherConfig, positions: int) -> DSpark:
         return DSpark(self.config, positions)
-
-    def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
-        check_levels(name, tree, self.config.levels, "levels", self.config.draft_vocabulary)
 
     def widening(self) -> Widening:
         # The heads are as wide beside a large teacher as beside a small one: only what they read of a level grows.
@@ -55,15 +135,16 @@ class DSparkModel(TreeModel):
             "state, token and level": (2 * R, "hidden"),
             "confidence": (1,),
         }
-        return self.grown({**_AXES, _CONFIDENCE: ("confidence", read)}, parts)
+        own = {**_AXES, _CONFIDENCE: ("confidence", read)}
+        return cached_widening(self.config, own, parts, self._widened_fields)
 
-    def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
+    def _widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
         if fields.get("architectures") != [DEEPSPEC]:
             raise RequestError(
                 f"architectures is {fields.get('architectures')}; a DSpark grows in DeepSpec's layout alone, expected"
                 f" {DEEPSPEC}; write it so with draftwood export"
             )
-        return super().widened_fields(fields, wide)
+        return cached_fields(self.config, fields, wide)
 
     def cost(self) -> DSparkCost:
         config = self.config

@@ -7,20 +7,65 @@ bias that the node's token makes. The confidence head says how likely the best o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import Extended, cast_to
-from draftwood.compiler.drafters.dflash.network import Denoised, DFlash
-from draftwood.compiler.drafters.dspark.config import DSparkConfig
-from draftwood.compiler.drafters.dspark.head import MarkovHead
+from draftwood.compiler.drafters.dflash.network import Denoised, DFlash, DFlashConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
-# E nodes, D levels of a tree, H hidden, R rank, U draft vocabulary, k candidates
+# E nodes, D levels of a tree, H hidden, R rank, V vocabulary, U draft vocabulary, k candidates
 
 # No confidence is lower than the probability of this logit: behind it fp32 has no logarithm of a probability.
 _LEAST_LOGIT = -60.0
+
+Head = Literal["vanilla", "gated", "rnn"]
+Confidence = Literal["none", "hidden", "markov"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DSparkConfig(DFlashConfig):
+    """DFlash's block and its two heads."""
+
+    # Rank of the bias that the token before a level adds to its logits, and how it is made.
+    markov_rank: int
+    markov_head: Head
+    # What the confidence head reads: nothing, where there is none; a level's hidden state; that and the token before.
+    confidence: Confidence
+
+
+class MarkovHead(nn.Module):
+    """What the token before a level adds to the level's logits; parameter names are those of DeepSpec's layout.
+
+    The token makes a latent of low rank, and a matrix makes the bias of it: the token's own row (vanilla), that row
+    gated by the level's hidden state (gated), or the output of a recurrence along the path that reads both (rnn).
+    """
+
+    def __init__(self, kind: Head, vocabulary: int, draft: int, hidden: int, rank: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, draft, bias=False)
+        if kind == "gated":
+            self.gate_proj = nn.Linear(hidden + rank, rank)
+        if kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+
+    def forward(self, tokens_E: Tensor, level_EH: Tensor, state_ER: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(the tokens' rows [E, R], the latent that ``markov_w2`` reads [E, R], the recurrence's state [E, R])."""
+        token_ER = self.markov_w1(tokens_E)
+        if self.kind == "gated":
+            gate_ER = torch.sigmoid(self.gate_proj(torch.cat((level_EH, token_ER), -1)))
+            return token_ER, gate_ER * token_ER, state_ER
+        if self.kind == "vanilla":
+            return token_ER, token_ER, state_ER
+        joint_EX = self.joint_proj(torch.cat((state_ER, token_ER, level_EH), -1))
+        gate_ER, content_ER, output_ER = joint_EX.chunk(3, -1)
+        content_ER = torch.tanh(content_ER)
+        state_ER = content_ER + torch.sigmoid(gate_ER) * (state_ER - content_ER)
+        return token_ER, torch.tanh(output_ER), state_ER
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,23 +18,72 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.drafters.common.block import RMSNorm, Sizes
+from draftwood.compiler.drafters.common.block import Attention, Block, RMSNorm, Sizes
 from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
-from draftwood.compiler.drafters.dspark.config import DEEPSPEC, Head
-from draftwood.compiler.drafters.dspark.head import MarkovHead
-from draftwood.compiler.drafters.dspark.training_block import DenoisedBlock
+from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC
+from draftwood.compiler.drafters.dspark.network import Head, MarkovHead
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import LevelNoise, Student, stored
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-# B texts, S slots, C contexts of a text, N contexts, I levels, H hidden size, R rank, V vocabulary
+# B texts, S slots, C contexts of a text, N contexts, I levels (rows of a block), T = C * I rows, H hidden size, R rank,
+# V vocabulary, Q query heads, E head size
+
+# Rank of the sequential head.
+_RANK = 128
 
 # The confidence is learnt from one in so many contexts of a level: it takes whole distributions.
 _CONFIDENT = 4
 # Rows whose distributions are held at a time.
 _CHUNK = 256
+
+
+class NormedAttention(Attention):
+    """Attention whose query and key heads are normed, as Qwen3's are."""
+
+    def __init__(self, sizes: Sizes, width: int) -> None:
+        super().__init__(sizes, width)
+        self.q_norm, self.k_norm = (RMSNorm(sizes.head_dim, sizes.rms_norm_eps) for _ in range(2))
+
+    def queries(self, x_BTH: Tensor, position_BT: Tensor) -> Tensor:
+        return self._rotated(self.q_norm(self._heads(self.q_proj(x_BTH))), position_BT)
+
+    def keys_values(self, x_BTH: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor]:
+        keys_BGTE = self._rotated(self.k_norm(self._heads(self.k_proj(x_BTH))), position_BT)
+        values_BGTE = self._heads(self.v_proj(x_BTH))
+        return keys_BGTE.repeat_interleave(self.groups, 1), values_BGTE.repeat_interleave(self.groups, 1)
+
+
+class DenoisedBlock(Block):
+    """A block whose rows see a text's slots up to their context, and each other, those behind them too."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.self_attn = NormedAttention(sizes, sizes.hidden_size)
+
+    def denoised(self, x_BCIH: Tensor, known_BSH: Tensor, place_BCI: Tensor, seen_BCS: Tensor) -> Tensor:
+        """``known`` are the fused states of the slots, ``place`` the rows' positions; [B, C, I, H]."""
+        normed_BTH = self.input_layernorm(x_BCIH).flatten(1, 2)
+        heads_BQTE = self._attended(normed_BTH, known_BSH, place_BCI, seen_BCS)
+        x_BCIH = x_BCIH + self.self_attn.joined(heads_BQTE).view_as(x_BCIH)
+        return x_BCIH + self.mlp(self.post_attention_layernorm(x_BCIH))
+
+    def _attended(self, normed_BTH: Tensor, known_BSH: Tensor, place_BCI: Tensor, seen_BCS: Tensor) -> Tensor:
+        attention, rows = self.self_attn, place_BCI.shape[1:]
+        slot_1S = torch.arange(known_BSH.shape[1], device=known_BSH.device)[None]
+        keys_BQSE, values_BQSE = attention.keys_values(known_BSH, slot_1S)
+        own = attention.keys_values(normed_BTH, place_BCI.flatten(1))
+        keys_BQCIE, values_BQCIE = (side.unflatten(2, rows) for side in own)
+        queries_BQTE = attention.queries(normed_BTH, place_BCI.flatten(1))
+        text_BQTS = (queries_BQTE @ keys_BQSE.transpose(-1, -2)).float()
+        text_BQTS = text_BQTS.masked_fill(~seen_BCS.repeat_interleave(rows[1], 1)[:, None], -torch.inf)
+        block_BQCII = (queries_BQTE.unflatten(2, rows) @ keys_BQCIE.transpose(-1, -2)).float()
+        scores = torch.cat((text_BQTS, block_BQCII.flatten(2, 3)), -1) * queries_BQTE.shape[-1] ** -0.5
+        shares = scores.softmax(-1).to(values_BQSE.dtype)
+        of_text, of_block = shares.split((slot_1S.shape[1], rows[1]), -1)
+        return of_text @ values_BQSE + (of_block.unflatten(2, rows) @ values_BQCIE).flatten(2, 3)
 
 
 class DSparkStudent(Student):
@@ -80,13 +129,10 @@ class DSparkStudent(Student):
         head, output_VH = self.markov_head, self.output_VH.float() * self.norm.weight.data
         head.markov_w2.weight.data.zero_()
         _take_span(head.markov_w2.weight.data, output_VH, 2 * output_VH.square().mean().sqrt())
-        if head.kind == "rnn":
-            head.markov_w1.weight.data.normal_(std=0.1)
-            _take_span(head.markov_w1.weight.data, self.embedding_TH.float(), torch.ones(()))
-            for part in (head.joint_proj.weight.data, head.joint_proj.bias.data):
-                part[-self.rank :] = 0
-        else:
-            head.markov_w1.weight.data.zero_()
+        head.markov_w1.weight.data.normal_(std=0.1)
+        _take_span(head.markov_w1.weight.data, self.embedding_TH.float(), torch.ones(()))
+        for part in (head.joint_proj.weight.data, head.joint_proj.bias.data):
+            part[-self.rank :] = 0
 
     def output(self, level: int) -> Tensor:
         """The teacher's matrix beside that which makes the bias, [V, H + R]: one product gives a node's logits."""
@@ -171,13 +217,11 @@ def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
 
 
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any]) -> DSparkStudent:
-    """A student of the chosen levels, layers, states and heads; the mask token is by default the one that texts begin
-    with, which no text holds further on."""
-    sizes, aux, mask = teacher_sizes(teacher), aux_layers(options, teacher), options["mask_token"]
-    if mask is None:
-        mask = teacher.config.bos_token_id or 0
-    own = options["levels"], aux, options["layers"], options["markov_rank"], options["markov_head"], mask
-    student = DSparkStudent(teacher, sizes, *own)
+    """A student of the chosen levels and layers. Its sequential head is the recurrent one; its mask token is the one
+    that texts begin with, which no text holds further on."""
+    mask = teacher.config.bos_token_id or 0
+    sizes, aux = teacher_sizes(teacher), aux_layers(teacher)
+    student = DSparkStudent(teacher, sizes, options["levels"], aux, options["layers"], _RANK, "rnn", mask)
     student.negatives, student.shared_noise = options["negatives"], options["shared_noise"]
     return student
 

@@ -28,9 +28,9 @@ from draftwood.compiler.drafters.common.export import (
 )
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.checkpoint import eagle3_parts
-from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, Spelling
-from draftwood.compiler.drafters.kind import Folder
+from draftwood.compiler.drafters.eagle3.network import Eagle3Config
+from draftwood.compiler.drafters.model import Folder
 
 Opened = CachedCheckpoint[Eagle3Config]
 # EAGLE-3, or what is built on it.

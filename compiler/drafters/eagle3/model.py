@@ -1,32 +1,122 @@
-"""EAGLE-3 as a draft model: run once a level of the tree; every tree has a draft step of its own."""
+"""EAGLE-3 as a drafter: run once a level of the tree; every tree has a draft step of its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from draftwood.compiler.drafters.common.model import TreeModel
+from torch import Tensor
+
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.ranked import check_rank
-from draftwood.compiler.drafters.eagle3.config import Eagle3Config
-from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
-from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS
-from draftwood.compiler.drafters.eagle3.network import Eagle3
-from draftwood.compiler.drafters.widening import Axes, Widening, size_fields
+from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.export import exported
+from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, OTHERS, WRITERS
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
+from draftwood.compiler.drafters.kind import EAGLE3
+from draftwood.compiler.drafters.model import Folder, OpenedDrafter
+from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening, size_fields
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+    from draftwood.compiler.drafters.eagle3.training import Eagle3Student
+
 # Its q, k and v read two hidden states side by side.
 _AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "query"), ("k", "key"), ("v", "key"))}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Cost:
+    """As many passes, one after the other, as levels; `vocabulary` is the draft head's.
+
+    The first pass takes the accepted rows through the feature projection; every further one expands the best
+    `width` nodes of a level. (The reference implementation's depth counts the passes after the first.)
+    """
+
+    vocabulary: int
+    layers: int = 1
+    states: int = 3
+    levels: int = 8
+    widths: tuple[int, ...] = (1, 4, 8, 16)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "eagle3", **asdict(self), "widths": list(self.widths)}
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        H = config.hidden
+        for width in self.widths:
+            first = [
+                matmul("features", self.levels + 1, self.states * H, H),
+                *self._pass(config, self.levels + 1, 1, slots),
+            ]
+            for depth in range(1, self.levels + 1):
+                yield depth, width, [*first, *(depth - 1) * self._pass(config, width, width, slots)]
+
+    def _pass(self, config: TeacherConfig, rows: int, scored: int, slots: int) -> list[Op]:
+        H, V = config.hidden, self.vocabulary
+        return [
+            copy("embedding", rows * H),
+            *layer_ops(config, rows, slots, wide=2, flat=True),
+            *(self.layers - 1) * layer_ops(config, rows, slots, flat=True),
+            elementwise("last norm", scored * H, 4),
+            *products("head", scored, H, V, HEAD in config.quantised),
+            *ranking(scored, V),
+        ]
+
+
 @dataclass(frozen=True)
-class Eagle3Model(TreeModel):
+class Eagle3Model(CachedModel):
     """One block or several, run once a level."""
 
     kind: ClassVar[str] = "eagle3"
+    follows_nodes: ClassVar[bool] = True
     config: Eagle3Config
+
+    @classmethod
+    def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
+        # Those that are not read are refused by their names.
+        return fields.get("architectures") in [[name] for name in (*WRITERS, *OTHERS)]
+
+    @classmethod
+    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        opened = open_eagle3(path, teacher)
+        return OpenedDrafter(cls(opened.config), opened)
+
+    @classmethod
+    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> Eagle3Cost | None:
+        match [int(size) for size in sizes if size.isdecimal() and int(size)]:
+            case [] | [_] as found if len(found) == len(sizes):
+                return Eagle3Cost(vocabulary=(*found, teacher.vocabulary)[0])
+        return None
+
+    @classmethod
+    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
+        from draftwood.compiler.drafters.eagle3.training import begin
+
+        return begin(teacher, options, ids_V)
+
+    @classmethod
+    def trained(
+        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
+    ) -> tuple[Eagle3Student, dict[str, Tensor]]:
+        from draftwood.compiler.drafters.eagle3.training import read_back
+
+        return read_back(folder, teacher, levels or EAGLE3.options["levels"].default)
+
+    @classmethod
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
+        return exported(checkpoint, layout, tokens, verifier)
 
     def module(self, teacher: TeacherConfig, positions: int) -> Eagle3:
         return Eagle3(self.config, positions)
@@ -41,16 +131,16 @@ class Eagle3Model(TreeModel):
 
     def widening(self) -> Widening | None:
         plain = self.config.block.layers == 1 and not self.config.block.qk_norm
-        return self.grown(_AXES) if plain else None
+        return cached_widening(self.config, _AXES, fields=self._widened_fields) if plain else None
 
-    def widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
+    def _widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
         nested = fields.get("transformer_layer_config")  # where one layout has the block's fields
         if nested:
             nested |= size_fields(wide, nested)
             aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(self.config.aux_layers)}
             fields = fields | aux
         else:
-            fields = super().widened_fields(fields, wide)
+            fields = cached_fields(self.config, fields, wide)
         for listed in (fields, fields.get("eagle_config") or {}):
             if listed.get(AUX_IDS) is not None:
                 listed[AUX_IDS] = list(self.config.aux_layers)

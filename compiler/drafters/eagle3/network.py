@@ -9,19 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting
-from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, F width of the teacher's states, H hidden,
 # K key/value heads, D head dimension, C cache slots
+
+
+# Where the teacher states are normalised before fc: not at all, as one vector, or each state on its own.
+FeatureNorm = Literal["none", "whole", "each"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eagle3Config(CachedConfig):
+    """An EAGLE-3 drafter with the norms that its successors move; all off is the published network.
+
+    Of several blocks only the first reads an embedding; the others are a Llama's.
+    """
+
+    feature_norm: FeatureNorm = "none"
+    # The first block's residual is the normalised hidden state instead of the hidden state.
+    norm_before_residual: bool = False
+    # What is fed back is the hidden state behind the last norm (EAGLE-3.1) instead of the one before it.
+    norm_output: bool = False
 
 
 class Eagle3Layer(DraftLayer):

@@ -42,20 +42,16 @@ class Midlayer(Block):
 
 
 class Eagle3Student(Student):
-    """``fc``, one layer and a norm; the output matrix is the teacher's or, with ``own_output``, its own."""
+    """``fc``, one layer and a norm; the output matrix is the teacher's."""
 
     def __init__(
-        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None,
-        own_output: bool,
-    ) -> None:  # fmt: skip
+        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None
+    ) -> None:
         super().__init__(teacher, levels, aux, ids_V)
         self.sizes = sizes
         self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, sizes.hidden_size, bias=False)
         self.midlayer = Midlayer(sizes)
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        if own_output:
-            vocabulary, hidden = self.output_VH.shape
-            self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
         """Begins as the teacher's last layer on the last features, its new inputs small and random."""
@@ -71,11 +67,6 @@ class Eagle3Student(Student):
         self.fc.weight.data.normal_(std=0.02)
         self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
         self.norm.weight.data.copy_(teacher.model.norm.weight)
-        if hasattr(self, "lm_head"):
-            self.lm_head.weight.data.copy_(self.output_VH)
-
-    def output(self, level: int) -> Tensor:
-        return self.lm_head.weight if hasattr(self, "lm_head") else self.output_VH
 
     def features(self, batch: Batch) -> Tensor:
         return torch.stack([self.norm(hidden_NH) for hidden_NH in self.hiddens(batch)], 1)
@@ -138,9 +129,8 @@ def attend(
 
 
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
-    """A student of the chosen levels, states and output matrix; its layer is as large as the teacher's."""
-    sizes, aux = teacher_sizes(teacher), aux_layers(options, teacher)
-    student = Eagle3Student(teacher, sizes, options["levels"], aux, ids_V, options["own_output"])
+    """A student of the chosen levels; its layer is as large as the teacher's."""
+    student = Eagle3Student(teacher, teacher_sizes(teacher), options["levels"], aux_layers(teacher), ids_V)
     student.shared_noise = options["shared_noise"]
     return student
 
@@ -149,4 +139,4 @@ def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int) -> tuple[Eag
     """A trained drafter as a student that drafts ``levels`` ahead, and its values."""
     config, sizes, tensors, ids_V = read_trained(folder, "LlamaForCausalLMEagle3")
     aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-    return Eagle3Student(teacher, sizes, levels, aux, ids_V, "lm_head.weight" in tensors), tensors
+    return Eagle3Student(teacher, sizes, levels, aux, ids_V), tensors

@@ -5,9 +5,6 @@ Llama's field names for the blocks, ``draft_vocab_size``, ``target_hidden_size``
 teacher's layers whose entering states are read. The tensors are ``fc.weight`` [H, n * target_hidden_size] of n states,
 ``proj.weight`` [H, 2H] over cat(fused states, embedding), ``layers.{i}.*`` as a Llama's, ``norm.weight``, and
 ``lm_head.weight`` [draft_vocab_size, H] unless it is the teacher's, ``d2t`` and ``t2d`` as EAGLE-3 has them.
-
-``cell_size`` R adds a cell, and ``cell_shortlist`` says how many tokens of a level it ranks: ``cell.state.weight``
-[3R, R], ``cell.token.weight`` [3R, H], ``cell.level.weight`` [3R, H] and ``bias`` [3R], ``cell.out.weight`` [H, R].
 """
 
 from __future__ import annotations
@@ -23,12 +20,19 @@ from draftwood.compiler.drafters.common.checkpoint import (
     end_parts,
     fitting_checkpoint,
 )
+from draftwood.compiler.drafters.common.config import (
+    CachedConfig,
+    check_aux_layers,
+    read_block,
+    read_target,
+    read_window,
+)
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
-from draftwood.compiler.drafters.fasteagle.config import FastEagleConfig, read_fasteagle_config
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import TeacherConfig
 
 
-def open_fasteagle(path: Path, teacher: Checkpoint) -> CachedCheckpoint[FastEagleConfig]:
+def open_fasteagle(path: Path, teacher: Checkpoint) -> CachedCheckpoint[CachedConfig]:
     """Opens a folder with config.json and model.safetensors or pytorch_model.bin, or such a file in it.
 
     Raises:
@@ -38,11 +42,11 @@ def open_fasteagle(path: Path, teacher: Checkpoint) -> CachedCheckpoint[FastEagl
     stored = open_stored(path, "FastEagle")
     fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
     vocabulary = read_vocabulary(fields, fields, teacher.config)
-    config = read_fasteagle_config(fields, teacher.config, vocabulary, "lm_head.weight" not in stored.entries)
+    config = _read_config(fields, teacher.config, vocabulary, "lm_head.weight" not in stored.entries)
     return fitting_checkpoint(fields.path, config, teacher, _parts(config, vocabulary), stored, vocabulary)
 
 
-def _parts(config: FastEagleConfig, vocabulary: Vocabulary) -> Parts:
+def _parts(config: CachedConfig, vocabulary: Vocabulary) -> Parts:
     hidden = config.block.hidden
     parts: Parts = {
         "fc.weight": (("fc.weight", (hidden, config.features)),),
@@ -50,15 +54,28 @@ def _parts(config: FastEagleConfig, vocabulary: Vocabulary) -> Parts:
     }
     for i in range(config.block.layers):
         parts |= block_parts(config.block, f"cascade.{i}", f"layers.{i}", hidden)
-    return parts | _cell_parts(config.cell_size, hidden) | end_parts(config, vocabulary)
+    return parts | end_parts(config, vocabulary)
 
 
-def _cell_parts(size: int, hidden: int) -> Parts:
-    shapes = {
-        "state.weight": (3 * size, size),
-        "token.weight": (3 * size, hidden),
-        "level.weight": (3 * size, hidden),
-        "level.bias": (3 * size,),
-        "out.weight": (hidden, size),
-    }
-    return {f"cell.{name}": ((f"cell.{name}", shape),) for name, shape in shapes.items()} if size else {}
+def _read_config(fields: Fields, teacher: TeacherConfig, vocabulary: Vocabulary, tied_head: bool) -> CachedConfig:
+    """The network that config.json describes.
+
+    Raises:
+        CheckpointError: a field is missing or does not fit the teacher.
+    """
+    for name, expected in (("architectures", ["FastEagleDrafter"]), ("model_type", "fasteagle")):
+        if fields.get(name) != expected:
+            fields.fail(name, f"{expected!r}, a FastEagle drafter")
+    block = read_block(fields, teacher, max(fields.whole("num_hidden_layers"), 1), ("fasteagle",))
+    if read_window(fields, block.layers) is not None:
+        fields.fail("layer_types", "'full_attention' in every layer, or no such field")
+    if block.hidden != teacher.hidden:
+        fields.fail("hidden_size", f"{teacher.hidden} as the teacher has, whose embedding the drafter reads")
+    return CachedConfig(
+        block=block,
+        target_hidden=read_target(fields, teacher, block.hidden),
+        aux_layers=check_aux_layers(fields, "aux_layer_ids", fields.tokens("aux_layer_ids", None), teacher),
+        draft_vocabulary=vocabulary.draft,
+        own_embedding=False,
+        tied_head=tied_head,
+    )

@@ -1,38 +1,104 @@
-"""FastEagle as a draft model: a cascade of blocks, one a level, in one pass; with a cell, then a tree's nodes."""
+"""FastEagle as a drafter: a cascade of blocks, one a level, in one pass; one draft step serves all trees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from draftwood.compiler.drafters.common.model import LevelModel, TreeModel
-from draftwood.compiler.drafters.common.ranked import check_levels
-from draftwood.compiler.drafters.fasteagle.config import FastEagleConfig
-from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
-from draftwood.compiler.drafters.fasteagle.network import CellCascade, FastEagle
-from draftwood.compiler.drafters.widening import Axes, Widening
+from torch import Tensor
+
+from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.drafters.common.model import CachedModel
+from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
+from draftwood.compiler.drafters.fasteagle.network import FastEagle
+from draftwood.compiler.drafters.model import OpenedDrafter
+from draftwood.compiler.drafters.widening import Widening, cached_widening
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.errors import RequestError, TreeError
-from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
 
-_AXES: Axes = {"proj.weight": ("hidden", "pair")}
-_CELL_AXES: Axes = {
-    **_AXES,
-    "cell.state.weight": ("cell gates", "cell state"),
-    "cell.token.weight": ("cell gates", "hidden"),
-    "cell.level.weight": ("cell gates", "hidden"),
-    "cell.level.bias": ("cell gates",),
-    "cell.out.weight": ("hidden", "cell state"),
-}
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+    from draftwood.compiler.drafters.fasteagle.training import FastEagleStudent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastEagleCost:
+    """A cascade of layers that drafts all its levels in one pass; one draft head serves every level.
+
+    None makes the layers as wide as the teacher's.
+    """
+
+    layers: int
+    vocabulary: int
+    heads: int | None = None
+    kv_heads: int | None = None
+    intermediate: int | None = None
+    width: int = 16
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "fasteagle", **asdict(self)}
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        own = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
+        config = replace(config, **{name: size for name, size in own.items() if size is not None})
+        H, rows = config.hidden, self.layers + 1
+        ops = [matmul("features", rows, 3 * H, H), copy("embedding", rows * H), matmul("entry", rows, 2 * H, H)]
+        for _ in range(self.layers):
+            ops += layer_ops(config, rows, slots, flat=True)
+        ops.append(elementwise("last norm", self.layers * H, 4))
+        ops += products("head", self.layers, H, self.vocabulary, HEAD in config.quantised)
+        yield self.layers, self.width, [*ops, *ranking(self.layers, self.vocabulary)]
 
 
 @dataclass(frozen=True)
-class FastEagleModel(LevelModel):
+class FastEagleModel(CachedModel):
     """A cascade of blocks, one a level."""
 
     kind: ClassVar[str] = "fasteagle"
-    config: FastEagleConfig
+    config: CachedConfig
+
+    @classmethod
+    def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
+        return fields.get("architectures") == ["FastEagleDrafter"]
+
+    @classmethod
+    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        opened = open_fasteagle(path, teacher)
+        return OpenedDrafter(cls(opened.config), opened)
+
+    @classmethod
+    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> FastEagleCost | None:
+        found = [int(size) for size in sizes if size.isdecimal() and int(size)]
+        if len(found) != len(sizes):
+            return None
+        match found:
+            case [layers] | [layers, _]:
+                return FastEagleCost(layers=layers, vocabulary=(*found[1:], teacher.vocabulary)[0])
+            case [layers, vocabulary, heads, kv_heads, intermediate]:
+                return FastEagleCost(
+                    layers=layers, vocabulary=vocabulary, heads=heads, kv_heads=kv_heads, intermediate=intermediate
+                )
+        return None
+
+    @classmethod
+    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
+        from draftwood.compiler.drafters.fasteagle.training import begin
+
+        return begin(teacher, options, ids_V)
+
+    @classmethod
+    def trained(
+        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
+    ) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+        from draftwood.compiler.drafters.fasteagle.training import read_back
+
+        return read_back(folder, teacher)
 
     @property
     def levels(self) -> int:
@@ -42,58 +108,14 @@ class FastEagleModel(LevelModel):
         return FastEagle(self.config, positions)
 
     def widening(self) -> Widening:
-        return self.grown(_AXES)
+        return cached_widening(self.config, {"proj.weight": ("hidden", "pair")})
 
     def cost(self) -> FastEagleCost:
-        return _cost(self.config)
-
-
-@dataclass(frozen=True)
-class CellModel(TreeModel):
-    """The same with a cell that every node of a tree runs."""
-
-    kind: ClassVar[str] = "fasteagle"
-    config: FastEagleConfig
-
-    def shared(self, ranks: int) -> Self:
-        if ranks > 1:
-            raise RequestError(
-                f"--ranks {ranks}: a FastEagle drafter with a cell reads single rows of the output matrix, which lie on"
-                " one rank each; expected another drafter; build for one rank"
-            )
-        return self
-
-    def module(self, teacher: TeacherConfig, positions: int) -> CellCascade:
-        return CellCascade(self.config, positions)
-
-    def check_tree(self, name: str, tree: Topology | Budget, teacher: TeacherConfig) -> None:
-        shortlist = self.config.cell_shortlist
-        check_levels(name, tree, self.config.block.layers, "levels", self.config.draft_vocabulary)
-        if tree.width > shortlist:
-            raise TreeError(f"tree {name}: rank {tree.width - 1} is past the drafter's shortlist of {shortlist}")
-
-    def widening(self) -> Widening:
-        # The cell is as wide beside a large teacher as beside a small one: only what it reads and writes grows.
-        size = self.config.cell_size
-        return self.grown(_CELL_AXES, {"cell state": (size,), "cell gates": (3 * size,)})
-
-    def cost(self) -> FastEagleCost:
-        return _cost(self.config)
-
-
-def model_of(config: FastEagleConfig) -> FastEagleModel | CellModel:
-    """The draft model of a cascade, which is another with a cell."""
-    return CellModel(config) if config.cell_size else FastEagleModel(config)
-
-
-def _cost(config: FastEagleConfig) -> FastEagleCost:
-    block = config.block
-    return FastEagleCost(
-        layers=block.layers,
-        vocabulary=config.draft_vocabulary,
-        heads=block.heads,
-        kv_heads=block.kv_heads,
-        intermediate=block.intermediate,
-        cell=config.cell_size,
-        shortlist=config.cell_shortlist,
-    )
+        block = self.config.block
+        return FastEagleCost(
+            layers=block.layers,
+            vocabulary=self.config.draft_vocabulary,
+            heads=block.heads,
+            kv_heads=block.kv_heads,
+            intermediate=block.intermediate,
+        )

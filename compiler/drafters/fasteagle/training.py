@@ -10,10 +10,10 @@ distance of the normed output from the teacher's final state there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -21,31 +21,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
-from draftwood.compiler.drafters.common.training import teacher_sizes
+from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored
+from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 # B texts, S slots, N contexts, I levels (layers), H hidden size
 
+# Cross-entropy with the teacher's distribution, distance from its states, or both; "last" is both at the last layer.
+Loss = Literal["both", "tokens", "states", "last"]
+
 
 class FastEagleStudent(Student):
-    """``fc``, ``proj``, one layer a level and a norm; the output matrix is the teacher's.
+    """``fc``, ``proj``, one layer a level and a norm; the output matrix is the teacher's."""
 
-    Attributes:
-        token_weight, feature_weight: of the two terms of the loss.
-        last_only: supervise the last layer alone (for comparison).
-    """
+    # The terms of the loss, and whether it is of the last layer alone: the paper's ablation of layer-wise supervision.
+    learns: Loss = "both"
 
     def __init__(
-        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None,
-        token_weight: float = 1.0, feature_weight: float = 1.0, last_only: bool = False,
-    ) -> None:  # fmt: skip
+        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None
+    ) -> None:
         super().__init__(teacher, levels, aux, ids_V)
         self.sizes, hidden = sizes, sizes.hidden_size
-        self.token_weight, self.feature_weight, self.last_only = token_weight, feature_weight, last_only
         self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, hidden, bias=False)
         self.proj = nn.Linear(2 * hidden, hidden, bias=False)
         self.layers = nn.ModuleList(Block(sizes) for _ in range(levels))
@@ -73,11 +73,14 @@ class FastEagleStudent(Student):
         self.norm.weight.data.copy_(teacher.model.norm.weight)
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        super().take({**tensors, **scaled(tensors, self.reads_embedding(), 1 / self.scale)})
+        super().take({**tensors, **self._scaled(tensors, 1 / self.scale)})
 
-    def reads_embedding(self) -> dict[str, slice]:
-        """The columns that read an embedding, by the names of their matrices."""
-        return {"proj.weight": slice(self.sizes.hidden_size, None)}
+    def _scaled(self, tensors: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+        """``proj.weight``, if it is there, float32, its columns that read an embedding multiplied."""
+        found = {name: tensors[name].float().clone() for name in ("proj.weight",) if name in tensors}
+        for tensor in found.values():
+            tensor[:, self.sizes.hidden_size :] *= factor
+        return found
 
     def features(self, batch: Batch) -> Tensor:
         fused_BSH = self.fc(batch.aux_BSF.to(self.output_VH.dtype))[:, :-1]
@@ -92,39 +95,28 @@ class FastEagleStudent(Student):
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss, parts = torch.zeros((), device=features_NIH.device), {}
         supervised_NI = weight_NI.clone()
-        if self.last_only:
+        if self.learns == "last":
             supervised_NI[:, :-1] = 0
-        if self.token_weight:
+        if self.learns != "states":
             tokens, parts["nats"] = self.distribution_loss(batch, features_NIH, supervised_NI)
-            loss = loss + self.token_weight * tokens
-        if self.feature_weight:
+            loss = loss + tokens
+        if self.learns != "tokens":
             wanted_NIH = batch.last_BSH.flatten(0, 1)[batch.places(self.levels)]
             distance_NI = F.smooth_l1_loss(features_NIH.float(), wanted_NIH.float(), reduction="none").mean(-1)
             parts["feature"] = (distance_NI.detach() * (supervised_NI > 0)).sum(0)
-            loss = loss + self.feature_weight * (distance_NI * supervised_NI).sum()
+            loss = loss + (distance_NI * supervised_NI).sum()
         return loss, parts
 
     def save(self, folder: Path) -> None:
         tensors = self.state_dict()
-        tensors |= scaled(tensors, self.reads_embedding(), self.scale) | self.maps()
+        tensors |= self._scaled(tensors, self.scale) | self.maps()
         save_file(stored(tensors), folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(self.fields(), indent=2) + "\n")
-
-    def fields(self) -> dict[str, Any]:
-        """config.json."""
-        return {
+        fields = {
             "architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": self.levels,
             **asdict(self.sizes), "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
             "target_hidden_size": self.fc.in_features // len(self.aux), "aux_layer_ids": list(self.aux),
         }  # fmt: skip
-
-
-def scaled(tensors: Mapping[str, Tensor], columns: Mapping[str, slice], factor: float) -> dict[str, Tensor]:
-    """Those matrices that are there, float32, some columns of each multiplied."""
-    found = {name: tensors[name].float().clone() for name in columns if name in tensors}
-    for name, tensor in found.items():
-        tensor[:, columns[name]] *= factor
-    return found
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
 
 
 @torch.no_grad()
@@ -158,3 +150,39 @@ def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, 
         along, index = (0, rows[part]) if part in rows else (1, columns.get(part))
         found[name] = tensor if index is None else tensor.index_select(along, index.to(tensor.device))
     return found
+
+
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
+    """A student of the chosen levels, sizes and terms of the loss."""
+    if options["loss"] not in get_args(Loss):
+        raise RequestError(f"--loss {options['loss']}: expected {', '.join(get_args(Loss))}")
+    sizes = _sizes(options["layer_sizes"], teacher_sizes(teacher))
+    student = FastEagleStudent(teacher, sizes, options["levels"], aux_layers(teacher), ids_V)
+    student.learns, student.shared_noise = options["loss"], options["shared_noise"]
+    return student
+
+
+def _sizes(asked: Sequence[int] | None, wide: Sizes) -> Sizes:
+    """The dimensions of a layer: the teacher's, or the heads, key/value heads and MLP width that are asked for."""
+    if asked is None:
+        return wide
+    heads, kv_heads, width = asked
+    group = wide.num_attention_heads // wide.num_key_value_heads
+    for name, size, most in (
+        ("the MLP width", width, wide.intermediate_size),
+        ("the number of key/value heads", kv_heads, wide.num_key_value_heads),
+        ("the number of query heads", heads, group * kv_heads),
+    ):
+        if not 1 <= size <= most:
+            raise RequestError(
+                f"--layer-sizes: {name} is {size}; expected 1 to {most}: a layer begins as part of the teacher's last"
+            )
+    if heads % kv_heads:
+        raise RequestError(f"--layer-sizes: {heads} query heads; expected a multiple of the {kv_heads} key/value heads")
+    return replace(wide, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=width)
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+    """A trained drafter as a student, and its values."""
+    config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
+    return FastEagleStudent(teacher, sizes, config["num_hidden_layers"], tuple(config["aux_layer_ids"]), ids_V), tensors

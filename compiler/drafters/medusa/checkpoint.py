@@ -18,7 +18,7 @@ from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader
 from draftwood.compiler.drafters.medusa.layouts import Heads, open_heads
-from draftwood.compiler.drafters.medusa.model import MedusaConfig
+from draftwood.compiler.drafters.medusa.network import MedusaConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 

@@ -1,17 +1,17 @@
-"""Medusa heads in the layouts of those who read them: FasterDecoding's own (Medusa-1; TGI), and vLLM's."""
+"""Medusa heads in the layout that vLLM reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwood.compiler.drafters.common.export import dtype_name, layout_named, refuse
-from draftwood.compiler.drafters.kind import Folder
+from draftwood.compiler.drafters.common.export import dtype_name, layout_named
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, TOKEN_MAP
+from draftwood.compiler.drafters.medusa.layouts import TOKEN_MAP
+from draftwood.compiler.drafters.model import Folder
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 
@@ -21,28 +21,7 @@ def exported(opened: MedusaCheckpoint, teacher: Checkpoint, layout: str, verifie
     Raises:
         RequestError: the layout is not known, or has no form of what the heads have.
     """
-    return layout_named(LAYOUTS, layout, "Medusa")(opened, teacher, verifier)
-
-
-def _medusa(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder:
-    config = opened.config
-    absent = {
-        "blocks without a bias": not config.bias,
-        "a part of the vocabulary": opened.ids is not None,
-        "blocks that differ: its class repeats one": _blocks_differ(opened),
-    }
-    refuse("medusa", absent, "export to vllm")
-    fields = {
-        "medusa_num_heads": config.heads,
-        "medusa_num_layers": config.blocks,
-        "base_model_name_or_path": verifier,
-    }
-    tensors = {}
-    for i in range(config.heads):
-        for j, kind, tensor in _blocks(opened, i):
-            tensors[f"{i}.{j}.linear.{kind}"] = tensor
-        tensors[f"{i}.{config.blocks}.weight"] = _output(opened, teacher, i)
-    return Folder(fields, tensors, MEDUSA_FILES[0])
+    return layout_named({"vllm": _vllm}, layout, "Medusa")(opened, teacher, verifier)
 
 
 def _vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder:
@@ -68,22 +47,10 @@ def _vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folde
     return Folder(fields, tensors)
 
 
-LAYOUTS: Mapping[str, Callable[[MedusaCheckpoint, Checkpoint, str], Folder]] = {"medusa": _medusa, "vllm": _vllm}
-
-
 def _blocks(opened: MedusaCheckpoint, head: int) -> Iterator[tuple[int, str, Tensor]]:
     for j in range(opened.config.blocks):
         for kind in ("weight", "bias") if opened.config.bias else ("weight",):
             yield j, kind, opened.weight(f"heads.{head}.blocks.{j}.{kind}").contiguous()
-
-
-def _blocks_differ(opened: MedusaCheckpoint) -> bool:
-    for head in range(opened.config.heads):
-        found = list(_blocks(opened, head))
-        first = {kind: tensor for j, kind, tensor in found if j == 0}
-        if not all(torch.equal(tensor, first[kind]) for _, kind, tensor in found):
-            return True
-    return False
 
 
 def _output(opened: MedusaCheckpoint, teacher: Checkpoint, head: int) -> Tensor:

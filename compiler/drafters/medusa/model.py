@@ -1,21 +1,34 @@
-"""Medusa heads as a draft model: heads on the teacher's last hidden state, one graph for all trees."""
+"""Medusa heads as a drafter: heads on the teacher's last hidden state, one graph for all trees."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from torch import Tensor
 
 from draftwood import manifest as m
+from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
+from draftwood.compiler.device.steps import HEAD
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.medusa.cost import MedusaCost
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.medusa.steps import medusa_step
-from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.drafters.medusa.export import exported
+from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
+from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads, medusa_step
+from draftwood.compiler.drafters.model import DraftModel, Folder, Lengths, Modules, OpenedDrafter, Trees
 from draftwood.compiler.drafters.widening import Axes, Widening
 from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+    from draftwood.compiler.drafters.medusa.training import MedusaStudent
 
 _AXES: Axes = {
     "linear.weight": ("hidden", "hidden"),
@@ -24,19 +37,26 @@ _AXES: Axes = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MedusaConfig:
-    """Heads, residual blocks of each, and whether the teacher's output matrix serves them all."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaCost:
+    """What heads cost on a device: one graph for all levels, with an output matrix each or the teacher's."""
 
-    heads: int
-    blocks: int
-    tied: bool
-    # Whether blocks have a bias.
-    bias: bool = True
-    # Tokens that can be proposed; None for the teacher's vocabulary.
-    vocabulary: int | None = None
-    # Linear layers of the network that are W8A8.
-    quantised: tuple[str, ...] = ()
+    levels: int
+    blocks: int = 1
+    tied: bool = False
+    width: int = 16
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "medusa", **asdict(self)}
+
+    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
+        H, V, heads = config.hidden, config.vocabulary, self.levels
+        int8 = HEAD in config.quantised
+        blocks = products("block", 1, H, H, int8, count=heads * self.blocks)
+        blocks += [elementwise("silu and residual", H, 3, count=2 * heads * self.blocks)]
+        out = [matmul("head", heads, H, V)] if self.tied else products("head", 1, H, V, int8, count=heads)
+        yield self.levels, self.width, [*blocks, *out, *ranking(heads, V)]
 
 
 @dataclass(frozen=True)
@@ -44,7 +64,54 @@ class MedusaModel(DraftModel):
     """Heads on the teacher's last hidden state."""
 
     kind: ClassVar[str] = "medusa"
+    weights_file: ClassVar[str] = "medusa_lm_head.safetensors"
+    described_by: ClassVar[str | None] = "medusa_num_heads"
     config: MedusaConfig
+
+    @classmethod
+    def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
+        named = path.name in MEDUSA_FILES or any((path / name).is_file() for name in MEDUSA_FILES)
+        # Published files have other names as well; a file without a config.json can be nothing else.
+        return named or (path.is_file() and not fields) or "medusa_num_heads" in fields or is_vllm(fields)
+
+    @classmethod
+    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        opened = MedusaCheckpoint.open(path, teacher.config)
+        if opened.whole:
+            check_base(path, teacher)
+        return OpenedDrafter(cls(opened.config), opened)
+
+    @classmethod
+    def describe(cls, path: Path) -> OpenedDrafter:
+        heads = MedusaCheckpoint.describe(path)
+        return OpenedDrafter(cls(heads.config), heads)
+
+    @classmethod
+    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> MedusaCost | None:
+        match sizes:
+            case [heads] | [heads, "tied"] if heads.isdecimal() and int(heads):
+                return MedusaCost(levels=int(heads), tied="tied" in sizes)
+        return None
+
+    @classmethod
+    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
+        from draftwood.compiler.drafters.medusa.training import MedusaStudent
+
+        student = MedusaStudent(teacher, options["levels"], options["layers"])
+        student.shared_noise = options["shared_noise"]
+        return student
+
+    @classmethod
+    def trained(
+        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
+    ) -> tuple[MedusaStudent, dict[str, Tensor]]:
+        from draftwood.compiler.drafters.medusa.training import read_back
+
+        return read_back(folder, teacher)
+
+    @classmethod
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
+        return exported(checkpoint, teacher, layout, verifier)
 
     def module(self, teacher: TeacherConfig, positions: int) -> MedusaHeads:
         heads = self.config

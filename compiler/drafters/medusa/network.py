@@ -1,17 +1,36 @@
-"""Medusa heads as a draft step (Cai et al., 2024): a hidden state in, the best tokens of every level out."""
+"""Medusa heads (Cai et al., 2024) and their draft step: a hidden state in, the best tokens of every level out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.teachers.decoder import TeacherEnds
+from draftwood.compiler.drafters.common.ranked import ranked_outputs
+from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
+from draftwood.manifest import StepSignature
 
-# H hidden, V vocabulary, I heads (levels), K candidates a level
+# H hidden, V vocabulary, U draft vocabulary, I heads (levels), K candidates a level
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Heads, residual blocks of each, and whether the teacher's output matrix serves them all."""
+
+    heads: int
+    blocks: int
+    tied: bool
+    # Whether blocks have a bias.
+    bias: bool = True
+    # Tokens that can be proposed; None for the teacher's vocabulary.
+    vocabulary: int | None = None
+    # Linear layers of the network that are W8A8.
+    quantised: tuple[str, ...] = ()
 
 
 class Head(nn.Module):
@@ -72,3 +91,32 @@ class MedusaHeads(nn.Module):
         if self.mapped:
             tokens_IK = self.teacher_ids.index_select(0, tokens_IK.flatten()).view_as(tokens_IK)
         return tokens_IK, top_IK - logits_IV.logsumexp(-1, keepdim=True)
+
+
+class MedusaStep(nn.Module):
+    """``features`` [1, H], the teacher's last hidden state, and ``noise`` [I, U] in; candidates of every level out."""
+
+    def __init__(self, heads: MedusaHeads, decoder: Decoder, candidates: int) -> None:
+        super().__init__()
+        self.drafter, self.candidates = heads, candidates
+        self.teacher = TeacherEnds(decoder, scores=heads.tied)
+
+    def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return self.drafter(features, noise, self.teacher, self.candidates)
+
+
+def medusa_step(heads: MedusaHeads, decoder: Decoder, candidates: int, dtype: str = "float32") -> Step:
+    """The draft step of Medusa heads."""
+    signature = StepSignature(
+        name="draft",
+        kind="draft",
+        rows=1,
+        slots=0,
+        inputs=(
+            tensor("features", dtype, 1, decoder.feature_width),
+            tensor("noise", dtype, len(heads.heads), heads.draft_vocabulary),
+        ),
+        outputs=tuple(ranked_outputs(len(heads.heads), candidates, dtype)),
+        aliases={},
+    )
+    return Step(MedusaStep(heads, decoder, candidates), signature)

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.medusa.network import Head, MedusaHeads
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored
 
@@ -25,25 +27,23 @@ if TYPE_CHECKING:
 
 
 class MedusaStudent(Student):
-    """Residual blocks on the teacher's final state; heads share the teacher's output matrix or have their own."""
+    """Residual blocks on the teacher's final state; new heads share its output matrix, others may have their own."""
 
-    def __init__(self, teacher: LlamaForCausalLM, heads: int, blocks: int, own_output: bool) -> None:
+    def __init__(self, teacher: LlamaForCausalLM, heads: int, blocks: int, tied: bool = True) -> None:
         super().__init__(teacher, heads, (), None)
         self.blocks, self.teacher_name = blocks, Path(str(teacher.name_or_path)).resolve().name
-        self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=not own_output)
+        self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=tied)
 
     @property
     def heads(self) -> Sequence[Head]:
         return cast(Sequence[Head], self.model.heads)
 
     def start_from(self, teacher: LlamaForCausalLM) -> None:
-        """Begins as the teacher's own head: blocks that change nothing, output matrices copied."""
+        """Begins as the teacher's own head: blocks that change nothing."""
         for head in self.heads:
             for block in cast(Sequence[nn.Linear], head.blocks):
                 torch.nn.init.zeros_(block.weight)
                 torch.nn.init.zeros_(block.bias)
-            if not self.model.tied:
-                head.out.weight.data.copy_(self.output_VH)
 
     def output(self, level: int) -> Tensor:
         return self.output_VH if self.model.tied else self.heads[level].out.weight
@@ -63,11 +63,17 @@ class MedusaStudent(Student):
         for i, head in enumerate(self.heads):
             for j, block in enumerate(head.blocks):
                 tensors[f"{i}.{j}.linear.weight"], tensors[f"{i}.{j}.linear.bias"] = block.weight, block.bias
-            if not self.model.tied:
-                tensors[f"{i}.{self.blocks}.weight"] = head.out.weight
         save_file(stored(tensors), folder / "medusa_lm_head.safetensors", metadata={"format": "pt"})
         config = {
             "medusa_num_heads": self.levels, "medusa_num_layers": self.blocks,
             "base_model_name_or_path": self.teacher_name,
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[MedusaStudent, dict[str, Tensor]]:
+    """The heads of a folder as a student, and their values."""
+    opened = MedusaCheckpoint.open(folder, read_config(Path(str(teacher.name_or_path))))
+    config = opened.config
+    student = MedusaStudent(teacher, config.heads, config.blocks, config.tied)
+    return student, {f"model.{name}": opened.weight(name) for name in opened.names()}

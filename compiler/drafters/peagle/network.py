@@ -7,17 +7,27 @@ the mask rows before it, and leaves nothing in the caches.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import Extended
-from draftwood.compiler.drafters.eagle3.network import Eagle3, Written
-from draftwood.compiler.drafters.peagle.config import PEagleConfig
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config, Written
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # M mask rows, I = M + 1 levels, H hidden, F width of the teacher's states
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PEagleConfig(Eagle3Config):
+    """EAGLE-3's network, run once."""
+
+    # The token whose embedding stands for a token that is not known yet.
+    mask_token: int
+    # Tokens drafted in one pass.
+    levels: int
 
 
 class PEagle(Eagle3):

@@ -106,7 +106,7 @@ def eagle3_tensors(
     return tensors
 
 
-def fasteagle_tensors(levels: int, draft: int = DRAFT, cell: int = 0) -> dict[str, torch.Tensor]:
+def fasteagle_tensors(levels: int, draft: int = DRAFT) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(13)
     tensors = {"fc.weight": _randn(random, HIDDEN, 3 * HIDDEN), "proj.weight": _randn(random, HIDDEN, 2 * HIDDEN)}
     for i in range(levels):
@@ -116,11 +116,6 @@ def fasteagle_tensors(levels: int, draft: int = DRAFT, cell: int = 0) -> dict[st
         ids = draft_ids(draft)
         tensors["d2t"] = ids - torch.arange(draft)
         tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
-    if cell:
-        tensors["cell.state.weight"] = _randn(random, 3 * cell, cell)
-        tensors |= {f"cell.{part}.weight": _randn(random, 3 * cell, HIDDEN) for part in ("token", "level")}
-        tensors["cell.level.bias"] = _randn(random, 3 * cell)
-        tensors["cell.out.weight"] = 3 * _randn(random, HIDDEN, cell)
     return tensors
 
 

@@ -10,8 +10,7 @@ import torch
 
 from draftwood.compiler.drafters.common import budget_tree
 from draftwood.compiler.drafters.common.budget_tree import BudgetDraft, BudgetTree
-from draftwood.compiler.drafters.common.steps import ExtendStep
-from draftwood.compiler.drafters.common.tree_step import TreeStep
+from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.teachers.checkpoint import Checkpoint

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.drafters.common.levels import LevelStep
-from draftwood.compiler.drafters.common.steps import ExtendStep
-from draftwood.compiler.drafters.dflash import DFLASH
+from draftwood.compiler.drafters.common.steps import ExtendStep, LevelStep
 from draftwood.compiler.drafters.dflash.checkpoint import open_dflash
 from draftwood.compiler.drafters.dflash.network import DFlash
+from draftwood.compiler.drafters.kind import DFLASH
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
@@ -197,5 +196,5 @@ REFUSED = [
 def test_refused(make: Any, teacher: Checkpoint, tmp_path: Path, config: Callable, message: str) -> None:
     make.save(tmp_path, config(make), make.dflash_tensors(LAYERS, 3))
     with pytest.raises(CheckpointError, match=message) as caught:
-        DFLASH.open(tmp_path, teacher)
+        DFLASH.model.open(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from draftwood.compiler.drafters import registry
-from draftwood.compiler.drafters.dflash.config import NAMES
-from draftwood.compiler.drafters.dspark.config import NAMES as DSPARK_NAMES
+from draftwood.compiler.drafters.dflash.checkpoint import NAMES
+from draftwood.compiler.drafters.dspark.checkpoint import NAMES as DSPARK_NAMES
 from draftwood.compiler.drafters.eagle3.layouts import WRITERS
 from draftwood.compiler.drafters.peagle.checkpoint import OWN
 
@@ -39,7 +39,7 @@ def test_a_row_is_recognised(row: list[str], tmp_path: Path) -> None:
         fields |= values if mark in told and (mark in told.split() or f"`{mark}" in f"`{told}") else {}
     if "medusa_lm_head" in told:
         (tmp_path / "medusa_lm_head.safetensors").touch()
-    found = next(one for one in registry.kinds() if one.recognises(tmp_path, fields))
+    found = next(one for one in registry.kinds() if one.model.recognises(tmp_path, fields))
     assert found.name == kind
 
 
@@ -49,4 +49,4 @@ def test_every_layout_has_a_row() -> None:
     assert {name for kind, name in named if kind == "peagle"} >= set(OWN)
     assert {name for kind, name in named if kind == "dflash"} == set(NAMES)
     assert {name for kind, name in named if kind == "dspark"} == {*DSPARK_NAMES, "DFlashDraftModel"}
-    assert {kind for kind, _ in named} == {kind.name for kind in registry._SHIPPED}
+    assert {kind for kind, _ in named} == {kind.name for kind in registry.SHIPPED}

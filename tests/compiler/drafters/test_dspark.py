@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.fixed_tree import FixedTree
-from draftwood.compiler.drafters.common.steps import ExtendStep
-from draftwood.compiler.drafters.common.tree_step import TreeStep
-from draftwood.compiler.drafters.dspark import DSPARK
+from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
 from draftwood.compiler.drafters.dspark.checkpoint import open_dspark
 from draftwood.compiler.drafters.dspark.network import DSpark
+from draftwood.compiler.drafters.kind import DSPARK
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
@@ -203,7 +202,7 @@ def test_the_confidence_is_that_of_the_first_candidate(drafter: DSpark, decoder:
 
 def test_trees_that_it_cannot_draft(drafter: DSpark, decoder: Decoder) -> None:
     with pytest.raises(TreeError, match="5 levels deep, but the drafter has 4 levels"):
-        DSPARK.model(asdict(drafter.config)).check_tree("t", Topology.chain(5), decoder.config)
+        DSPARK.model.of_manifest(asdict(drafter.config)).check_tree("t", Topology.chain(5), decoder.config)
 
 
 REFUSED = [
@@ -240,5 +239,5 @@ REFUSED = [
 def test_refused(make: Any, teacher: Checkpoint, tmp_path: Path, config: Callable, message: str) -> None:
     make.save(tmp_path, config(make), tensors_of(make, 101, "vanilla", "markov"))
     with pytest.raises(CheckpointError, match=message) as caught:
-        DSPARK.open(tmp_path, teacher)
+        DSPARK.model.open(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

@@ -12,9 +12,8 @@ import torch
 
 from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.layers import Waiting
-from draftwood.compiler.drafters.common.steps import ExtendStep
-from draftwood.compiler.drafters.common.tree_step import TreeStep
-from draftwood.compiler.drafters.common.tree_step import tree_step as any_length_step
+from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
+from draftwood.compiler.drafters.common.steps import tree_step as any_length_step
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.steps.tracing import trace

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
-from draftwood.compiler.drafters.eagle3.config import Eagle3Config
 from draftwood.compiler.drafters.eagle3.export import exported
-from draftwood.compiler.drafters.eagle3.network import Eagle3
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.export import embedding, output_matrix
-from draftwood.compiler.drafters.medusa import MEDUSA
+from draftwood.compiler.drafters.kind import MEDUSA
 from draftwood.compiler.drafters.model import OpenedDrafter
-from draftwood.compiler.drafters.registry import kind_of, open_drafter
+from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
@@ -80,7 +80,7 @@ def written_again(make: Any, teacher: Checkpoint, folder: Path, case: str, layou
     """The drafter, what is written of it, and the drafter that is read from that."""
     source = make.save(folder / "one", *folder_of(make, teacher, case))
     before = open_drafter(source, teacher)
-    written = kind_of(source).exported(before, teacher, layout, None, "teacher")
+    written = before.model.exported(before.checkpoint, teacher, layout, None, "teacher")
     return before, written, open_drafter(make.save(folder / "two", *written), teacher)
 
 
@@ -136,7 +136,8 @@ def test_what_a_layout_has_no_form_of_is_refused(
 ) -> None:
     source = make.save(tmp_path, *folder_of(make, teacher, case))
     with pytest.raises(RequestError) as caught:
-        kind_of(source).exported(open_drafter(source, teacher), teacher, layout, tokens, "teacher")
+        opened = open_drafter(source, teacher)
+        opened.model.exported(opened.checkpoint, teacher, layout, tokens, "teacher")
     assert str(caught.value) == said
 
 
@@ -154,7 +155,8 @@ def test_a_block_that_sglang_reads_otherwise_is_refused(
     config, tensors = folder_of(make, teacher, "dflash")
     source = make.save(tmp_path, config | changed, tensors)
     with pytest.raises(RequestError, match=f"specforge: no form of {said}"):
-        kind_of(source).exported(open_drafter(source, teacher), teacher, "specforge", None, "teacher")
+        opened = open_drafter(source, teacher)
+        opened.model.exported(opened.checkpoint, teacher, "specforge", None, "teacher")
 
 
 @pytest.mark.parametrize(("name", "of"), [("embed_tokens.weight", "embedding"), ("lm_head.weight", "output matrix")])
@@ -164,7 +166,8 @@ def test_ends_that_readers_would_replace_are_refused(
     config, tensors = folder_of(make, teacher, "dspark")
     source = make.save(tmp_path, config, tensors | {name: torch.ones(101, 64)})
     with pytest.raises(RequestError, match=f"an? {of} of its own, where its readers take the teacher's"):
-        kind_of(source).exported(open_drafter(source, teacher), teacher, "deepspec", None, "teacher")
+        opened = open_drafter(source, teacher)
+        opened.model.exported(opened.checkpoint, teacher, "deepspec", None, "teacher")
 
 
 @pytest.fixture
@@ -172,18 +175,20 @@ def heads(teacher: Checkpoint, tmp_path: Path, save_medusa: Callable) -> Callabl
     def opened(blocks: int = 1, **shape: Any) -> OpenedDrafter:
         (tmp_path / "heads").mkdir()
         save_medusa(tmp_path / "heads", 2, blocks, **shape)
-        return MEDUSA.open(tmp_path / "heads", teacher)
+        return MEDUSA.model.open(tmp_path / "heads", teacher)
 
     return opened
 
 
-@pytest.mark.parametrize(("layout", "blocks"), [("medusa", 1), ("vllm", 1), ("vllm", 3)])
+@pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("tied", [True, False])
 def test_heads_are_read_back(
-    make: Any, teacher: Checkpoint, tmp_path: Path, heads: Callable, layout: str, blocks: int, tied: bool
+    make: Any, teacher: Checkpoint, tmp_path: Path, heads: Callable, blocks: int, tied: bool
 ) -> None:
     before = heads(blocks, tied=tied)
-    after = open_drafter(make.save(tmp_path / "two", *MEDUSA.exported(before, teacher, layout, None, "t")), teacher)
+    after = open_drafter(
+        make.save(tmp_path / "two", *before.model.exported(before.checkpoint, teacher, "vllm", None, "t")), teacher
+    )
     for name in before.checkpoint.names():
         assert torch.equal(after.checkpoint.weight(name), before.checkpoint.weight(name))
     assert after.model.config == replace(before.model.config, tied=False)
@@ -199,17 +204,15 @@ def test_heads_of_a_part_of_the_vocabulary(make: Any, teacher: Checkpoint, tmp_p
         tmp_path / "one", fields, tensors | {"lm_heads.0.weight": torch.randn(101, 64, generator=random)}
     )
     before = open_drafter(source, teacher)
-    after = open_drafter(make.save(tmp_path / "two", *MEDUSA.exported(before, teacher, "vllm", None, "t")), teacher)
+    after = open_drafter(
+        make.save(tmp_path / "two", *before.model.exported(before.checkpoint, teacher, "vllm", None, "t")), teacher
+    )
     for name in before.checkpoint.names():
         assert torch.equal(after.checkpoint.weight(name), before.checkpoint.weight(name))
     assert torch.equal(after.checkpoint.buffers(8)["teacher_ids"], ids) and after.model == before.model
-    with pytest.raises(RequestError, match="medusa: no form of blocks without a bias; export to vllm"):
-        MEDUSA.exported(before, teacher, "medusa", None, "t")
 
 
-def test_heads_whose_blocks_differ_have_no_form_where_one_is_repeated(teacher: Checkpoint, heads: Callable) -> None:
+def test_heads_have_one_layout(teacher: Checkpoint, heads: Callable) -> None:
     opened = heads(2)
-    with pytest.raises(RequestError, match="medusa: no form of blocks that differ: its class repeats one; export to"):
-        MEDUSA.exported(opened, teacher, "medusa", None, "t")
-    with pytest.raises(RequestError, match="speculators: no layout of Medusa that is written; expected medusa or vllm"):
-        MEDUSA.exported(opened, teacher, "speculators", None, "t")
+    with pytest.raises(RequestError, match="speculators: no layout of Medusa that is written; expected vllm"):
+        opened.model.exported(opened.checkpoint, teacher, "speculators", None, "t")

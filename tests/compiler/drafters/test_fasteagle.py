@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.layers import Waiting
-from draftwood.compiler.drafters.common.levels import LevelStep
-from draftwood.compiler.drafters.common.steps import ExtendStep
+from draftwood.compiler.drafters.common.steps import ExtendStep, LevelStep
 from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.teachers.checkpoint import Checkpoint

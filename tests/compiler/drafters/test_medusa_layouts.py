@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.compiler.drafters.medusa import MEDUSA
+from draftwood.compiler.drafters.kind import MEDUSA
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -68,7 +68,7 @@ def test_vllm(make: Any, teacher: Checkpoint, tmp_path: Path, name: str) -> None
     held = tensors | ({} if ids is None else {"token_map": ids})
     make.save(tmp_path, VLLM | {"num_heads": 9} | own, {before + key: t for key, t in held.items()})
     assert kind_of(tmp_path) is MEDUSA
-    opened = MEDUSA.open(tmp_path, teacher)
+    opened = MEDUSA.model.open(tmp_path, teacher)
     module = opened.model.module(teacher.config, 16).requires_grad_(False)
     checkpoint = opened.checkpoint
     weights = {name: checkpoint.weight(name) for name in checkpoint.names()}
@@ -94,7 +94,7 @@ def whole(teacher: Checkpoint, tmp_path: Path, save_medusa: Callable) -> tuple[P
 
 
 def test_heads_within_a_whole_teacher(teacher: Checkpoint, whole: tuple[Path, Path]) -> None:
-    alone, folder = (MEDUSA.open(path, teacher) for path in whole)
+    alone, folder = (MEDUSA.model.open(path, teacher) for path in whole)
     assert kind_of(whole[1]) is MEDUSA and folder.model == alone.model and folder.model.config.blocks == 2
     assert folder.checkpoint.names() == alone.checkpoint.names()
     for name in alone.checkpoint.names():
@@ -106,7 +106,7 @@ def test_heads_of_another_teacher_are_refused(whole: tuple[Path, Path], teacher:
     file = whole[1] / "model.safetensors"
     save_file(load_file(file) | {"model.norm.weight": torch.full((H,), 3.0)}, file)
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight is not that of .*; give this folder as --model"):
-        MEDUSA.open(whole[1], teacher)
+        MEDUSA.model.open(whole[1], teacher)
 
 
 REFUSED = [
@@ -136,4 +136,4 @@ def test_refused(make: Any, teacher: Checkpoint, tmp_path: Path, own: dict, extr
 def test_a_promise_without_heads(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     make.save(tmp_path, {"medusa_num_heads": 3}, {"model.norm.weight": torch.ones(H)})
     with pytest.raises(CheckpointError, match=r"holds no tensors medusa_head\.\*, which medusa_num_heads promises"):
-        MEDUSA.open(tmp_path, teacher)
+        MEDUSA.model.open(tmp_path, teacher)

@@ -1,4 +1,4 @@
-"""P-EAGLE, DFlash, DSpark and FastEagle with a cell, from folder to tokens: built, checked, equal to plain decoding."""
+"""P-EAGLE, DFlash and DSpark, from folder to tokens: built, checked, equal to plain decoding."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def built(folder: Path, save: Callable, tiny_teacher: Path, target: str) -> Bund
 
 
 # P-EAGLE has the graphs of EAGLE-3 and one more pass, DSpark those of DFlash and its trees: a bundle takes a while.
-BUILT = [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("peagle", "dspark")), "dflash", "cell"]
+BUILT = [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("peagle", "dspark")), "dflash"]
 
 
 @pytest.fixture(scope="module", params=BUILT)
@@ -67,7 +67,7 @@ def test_checked_against_eager_with_faults(bundle: Bundle, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["peagle", "dflash", "cell", "dspark"])
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "dspark"])
 def test_npu_graphs_write_in_place_and_equal_eager(
     kind: str, save_one_pass: dict[str, Callable[[Path], None]], tiny_teacher: Path, tmp_path: Path
 ) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.drafters.common.levels import LevelStep
-from draftwood.compiler.drafters.common.steps import ExtendStep
-from draftwood.compiler.drafters.peagle import PEAGLE
+from draftwood.compiler.drafters.common.steps import ExtendStep, LevelStep
+from draftwood.compiler.drafters.kind import PEAGLE
 from draftwood.compiler.drafters.peagle.checkpoint import open_peagle
 from draftwood.compiler.drafters.peagle.network import PEagle
 from draftwood.compiler.drafters.registry import kind_of
@@ -116,5 +115,5 @@ REFUSED = [
 def test_refused(make: Any, teacher: Checkpoint, tmp_path: Path, own: dict, extra: dict, message: str) -> None:
     save(make, tmp_path, "speculators", SPECULATORS | own, {}, extra)
     with pytest.raises(CheckpointError, match=message) as caught:
-        PEAGLE.open(tmp_path, teacher)
+        PEAGLE.model.open(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

@@ -4,12 +4,11 @@ It turns the teacher's last hidden state by one matrix a level, and ranks with t
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -91,43 +90,6 @@ class LinearCost:
         yield self.levels, 16, [turned, *ranking(self.levels, config.vocabulary)]
 
 
-@dataclass(frozen=True)
-class LinearModel(DraftModel):
-    kind: ClassVar[str] = "linear"
-    config: LinearConfig
-
-    def module(self, teacher, positions):
-        return LinearNetwork(self.config.levels, teacher.hidden)
-
-    def check_tree(self, name, tree, teacher):
-        check_levels(name, tree, self.config.levels, "matrices", teacher.vocabulary)
-
-    def draft_name(self, tree):
-        return "draft"
-
-    def steps(self, modules, trees, sizes, lengths):
-        decoder, network = modules
-        ranked, dtype = candidates(trees, decoder.config.vocabulary), sizes.dtype
-        signature = m.StepSignature(
-            name="draft", kind="draft", rows=1, slots=0, aliases={},
-            inputs=(tensor("features", dtype, 1, decoder.feature_width),),
-            outputs=tuple(ranked_outputs(self.config.levels, ranked, dtype)),
-        )  # fmt: skip
-        return [Step(LinearStep(network, decoder, ranked), signature)]
-
-    def manifest(self, digest, teacher, trees):
-        return m.Drafter(
-            kind=self.kind, digest=digest, levels=self.config.levels, candidates=candidates(trees, teacher.vocabulary),
-            features=teacher.hidden, layers=0, kv_heads=0, head_dim=0, config=asdict(self.config),
-        )  # fmt: skip
-
-    def widening(self):
-        return Widening(axes={"weight": ("hidden", "hidden")}, fields=lambda fields, wide: fields)
-
-    def cost(self):
-        return LinearCost(self.config.levels)
-
-
 class LinearCheckpoint:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "model.safetensors"
@@ -171,34 +133,77 @@ class LinearStudent(Student):
         (folder / "config.json").write_text(json.dumps({"architectures": ["Linear"]}))
 
 
-class LinearKind(Kind):
-    name, title, layout = "linear", "a linear drafter", "one with the config.json of a linear drafter"
-    options: ClassVar[Mapping[str, Option]] = {
-        "levels": Option(help="matrices (2)", default=2, least=1),
-        "zeal": Option(help="does nothing", default=1.0, read=float, least=0),
-    }
-    cost_sizes = ":LEVELS"
+@dataclass(frozen=True)
+class LinearModel(DraftModel):
+    kind: ClassVar[str] = "linear"
+    config: LinearConfig
 
-    def recognises(self, path, fields):
+    @classmethod
+    def recognises(cls, path, fields):
         return fields.get("architectures") == ["Linear"]
 
-    def open(self, path, teacher):
+    @classmethod
+    def open(cls, path, teacher):
         checkpoint = LinearCheckpoint(path)
-        return OpenedDrafter(LinearModel(LinearConfig(len(checkpoint.names()))), checkpoint)
+        return OpenedDrafter(cls(LinearConfig(len(checkpoint.names()))), checkpoint)
 
-    def model(self, config):
-        return LinearModel(msgspec.convert(config, LinearConfig))
-
-    def student(self, teacher, options, ids_V):
+    @classmethod
+    def student(cls, teacher, options, ids_V):
         return LinearStudent(teacher, options["levels"])
 
-    def trained(self, folder, teacher, levels):
+    @classmethod
+    def trained(cls, folder, teacher, levels):
         checkpoint = LinearCheckpoint(folder)
         values = {name: checkpoint.weight(name) for name in checkpoint.names()}
         return LinearStudent(teacher, len(values)), values
 
-    def cost(self, sizes, teacher):
+    @classmethod
+    def cost_of(cls, sizes, teacher):
         return LinearCost(int(sizes[0])) if len(sizes) == 1 and sizes[0].isdecimal() else None
+
+    def module(self, teacher, positions):
+        return LinearNetwork(self.config.levels, teacher.hidden)
+
+    def check_tree(self, name, tree, teacher):
+        check_levels(name, tree, self.config.levels, "matrices", teacher.vocabulary)
+
+    def draft_name(self, tree):
+        return "draft"
+
+    def steps(self, modules, trees, sizes, lengths):
+        decoder, network = modules
+        ranked, dtype = candidates(trees, decoder.config.vocabulary), sizes.dtype
+        signature = m.StepSignature(
+            name="draft", kind="draft", rows=1, slots=0, aliases={},
+            inputs=(tensor("features", dtype, 1, decoder.feature_width),),
+            outputs=tuple(ranked_outputs(self.config.levels, ranked, dtype)),
+        )  # fmt: skip
+        return [Step(LinearStep(network, decoder, ranked), signature)]
+
+    def manifest(self, digest, teacher, trees):
+        return m.Drafter(
+            kind=self.kind, digest=digest, levels=self.config.levels, candidates=candidates(trees, teacher.vocabulary),
+            features=teacher.hidden, layers=0, kv_heads=0, head_dim=0, config=asdict(self.config),
+        )  # fmt: skip
+
+    def widening(self):
+        return Widening(axes={"weight": ("hidden", "hidden")}, fields=lambda fields, wide: fields)
+
+    def cost(self):
+        return LinearCost(self.config.levels)
+
+
+LINEAR = Kind(
+    name="linear",
+    title="a linear drafter",
+    layout="one with the config.json of a linear drafter",
+    source=f"{__name__}:LinearModel",
+    options={
+        "levels": Option(help="matrices (2)", default=2, least=1),
+        "zeal": Option(help="does nothing", default=1.0, read=float, least=0),
+    },
+    cost_sizes=":LEVELS",
+)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +211,7 @@ def linear() -> Iterator[None]:
     """The kind, registered for the tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_kinds", dict(registry._kinds))
-        registry.register(LinearKind())
+        registry.register(LINEAR)
         yield
 
 
@@ -293,12 +298,9 @@ def test_what_it_cannot_do_is_refused(trained: Path, tiny_teacher: Path, capsys:
 
 def test_a_name_and_a_flag_mean_one_thing(linear: None) -> None:
     with pytest.raises(ValueError, match="linear: there is a kind of that name"):
-        registry.register(LinearKind())
+        registry.register(LINEAR)
 
-    class Other(LinearKind):
-        name = "other"
-        options: ClassVar[Mapping[str, Option]] = {"levels": Option(help="in words", read=str)}
-
+    other = replace(LINEAR, name="other", options={"levels": Option(help="in words", read=str)})
     with pytest.raises(ValueError, match="--levels does not read what --levels of medusa reads"):
-        registry.register(Other())
+        registry.register(other)
     assert registry.names() == ("medusa", "peagle", "eagle3", "fasteagle", "dspark", "dflash", "linear")

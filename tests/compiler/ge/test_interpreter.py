@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 
 from draftwood.compiler.drafters.common.budget_tree import BudgetTree
-from draftwood.compiler.drafters.common.tree_step import TreeStep
-from draftwood.compiler.drafters.eagle3.config import Eagle3Config
-from draftwood.compiler.drafters.eagle3.network import Eagle3
-from draftwood.compiler.drafters.medusa.network import MedusaHeads
-from draftwood.compiler.drafters.medusa.steps import medusa_step
+from draftwood.compiler.drafters.common.steps import TreeStep
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
+from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter, shapes
 from draftwood.compiler.ge.lowering import lower_to_ge

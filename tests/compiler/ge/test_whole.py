@@ -26,7 +26,7 @@ from draftwood.trees.spec import Budget
 RAGGED = (("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),)
 # Kinds whose candidates depend on the path may grow their trees.
 GROWN = (*RAGGED, ("budget", Budget(4, 3, 2)))
-TREES = {"eagle3": GROWN, "dspark": GROWN, "cell": GROWN}
+TREES = {"eagle3": GROWN, "dspark": GROWN}
 
 
 def built(folder: Path, teacher: Path, drafter: Path, kind: str) -> Bundle:
@@ -49,7 +49,7 @@ class Chosen(torch.nn.Module):
         return tuple(self.rows(root, {"candidates": candidates, "scores": scores}))
 
 
-ONE_PASS = ("peagle", "dflash", "cell", "dspark")
+ONE_PASS = ("peagle", "dflash", "dspark")
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "fasteagle", *ONE_PASS)]
 
 

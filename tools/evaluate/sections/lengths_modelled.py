@@ -50,7 +50,8 @@ def table_of(drafter: str) -> LatencyTable:
     from draftwood.tools.demo import resolve
 
     config = read_config(resolve(f"shape:{TEACHER}"))
-    return modelled_table(device(DEVICE), config, ROWS, SLOTS, kind_named(drafter).cost(DRAFTERS[drafter], config))
+    cost = kind_named(drafter).model.cost_of(DRAFTERS[drafter], config)
+    return modelled_table(device(DEVICE), config, ROWS, SLOTS, cost)
 
 
 def modelled(cell: Cell, table: LatencyTable) -> Modelled:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.quantisation.calibration import NORMS, factors
-from draftwood.compiler.quantisation.rounding import Migration
 from draftwood.compiler.quantisation.writing import Layout, write
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
@@ -25,7 +24,6 @@ class Request:
 
     model: Path
     texts: Sequence[Tensor]
-    migration: Migration = "search"
     layout: Layout = "compressed-tensors"
     # Whether the output matrix is quantised as well; a tied one gets values of its own then.
     head: bool = False
@@ -41,7 +39,7 @@ def quantise(request: Request, out: Path, progress: Callable[[str], None] = lamb
     checkpoint = Checkpoint.open(request.model)
     layers = _layers(checkpoint, request.head)
     with staged(out) as folder:
-        found = factors(checkpoint, request.texts, request.migration, progress)
+        found = factors(checkpoint, request.texts, progress)
         write(folder, checkpoint, layers, found, request.layout, progress)
     return Checkpoint.open(out)
 
