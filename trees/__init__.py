@@ -26,16 +26,12 @@ gear            one static shape: a KV length and trees of equally many rows; pl
 """
 
 from draftwood.trees.acceptance import Accepted, accept, best_row, walk
-from draftwood.trees.adjacency import format_nxdi, from_networkx, parse_nxdi, to_networkx
+from draftwood.trees.adjacency import from_networkx, parse_nxdi, to_networkx
 from draftwood.trees.draw import draw_text
 from draftwood.trees.formats import (
-    format_draftwood,
-    format_medusa,
-    format_tuples,
     parse_draftwood,
     parse_medusa,
     parse_tree,
-    parse_tuples,
     read_tree,
     write_tree,
 )
@@ -54,10 +50,6 @@ __all__ = [
     "accept",
     "best_row",
     "draw_text",
-    "format_draftwood",
-    "format_medusa",
-    "format_nxdi",
-    "format_tuples",
     "from_networkx",
     "is_tree",
     "parse_draftwood",
@@ -65,7 +57,6 @@ __all__ = [
     "parse_nxdi",
     "parse_specs",
     "parse_tree",
-    "parse_tuples",
     "read_tree",
     "require",
     "tensorize",

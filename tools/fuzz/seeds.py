@@ -27,10 +27,9 @@ from draftwood.trees import RankPaths, Topology, write_tree
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
 from draftwood.trees.frozen import freeze
-from draftwood.trees.gears import Limits
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 from draftwood.trees.plan import make_plan
-from draftwood.trees.plan_file import format_plan
+from draftwood.trees.plan_file import Limits, format_plan
 from draftwood.trees.spec import Budget
 
 HIDDEN, VOCABULARY = 32, 280
@@ -223,7 +222,7 @@ def make_files(folder: Path) -> None:
     (folder / "paths.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     table = _latency()
     (folder / "latency.json").write_text(table.to_json())
-    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3, None), table, 1)))
+    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3), table, 1)))
     rows = [{"prompt": "the cat", "id": "a"}, {"prompt": "the hat", "conversation": "c"}, {"turns": ["sat", "on"]}]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "chat.json").write_text(json.dumps([{"role": "user", "content": "the cat"}]))

@@ -124,7 +124,7 @@ def test_invariants(drafter: Eagle3, decoder: Decoder, inputs: list, budget: tup
 
 @pytest.mark.parametrize("budget", [(11, 3, 2), (0, 1, 1), (1, 0, 4), (1, 1, 0)], ids=str)
 def test_impossible_budgets_are_refused(budget: tuple) -> None:
-    with pytest.raises(TreeError, match=r"budget tree: \d+ nodes of depth \d by \d candidates; expected 1 to"):
+    with pytest.raises(TreeError, match=r"budget of \d+ nodes, depth \d, \d candidates: expected 1 to"):
         BudgetTree(*budget)
 
 
