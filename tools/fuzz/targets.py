@@ -6,7 +6,6 @@ A result that contradicts itself is `Wrong`: tokens that differ from plain decod
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from pathlib import Path
 
@@ -149,10 +148,8 @@ def plan(folder: Path, rng: random.Random) -> str:
 
 
 def statistics(folder: Path, rng: random.Random) -> str:
-    """Reads statistics of both forms, sums them up, writes them, plans with them."""
-    names = ("rank_paths.json", "statistics.cal")
-    path = next((path for name in names if os.path.lexists(path := folder / name)), folder / names[0])
-    found = read_calibration(path)
+    """Reads statistics, sums them up, writes them, plans with them."""
+    found = read_calibration(folder / "statistics.cal")
     _counted(found)
     return f"{found.contexts.total} contexts"
 
