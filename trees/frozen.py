@@ -14,7 +14,7 @@ from draftwood.trees.tensorize import TreeBuffers, tensorize
 from draftwood.trees.topology import Topology
 
 _FORM: Final = "draftwood.tree-buffers"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 Row = tuple[int, ...]
 
@@ -23,14 +23,12 @@ class _Frozen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The file; booleans are 0 and 1."""
 
     format: Literal["draftwood.tree-buffers"] = _FORM
-    version: Literal[1] = _VERSION
+    version: Literal[2] = _VERSION
     rank_paths: tuple[Row, ...]
     parents: Row
     ranks: Row
     depths: Row
-    valid: Row
     mask: tuple[Row, ...]
-    ancestors: tuple[Row, ...]
     paths: tuple[Row, ...]
 
 
@@ -56,7 +54,7 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
         tables: dict[str, Any] = {name: np.array(getattr(found, name), np.int64) for name in _BUFFERS}
     except (TreeError, ValueError, OverflowError) as error:  # not a tree; ragged; beyond 64 bits
         raise TreeError(f"{where}: {error}; build the bundle again") from error
-    buffers = TreeBuffers(**tables | {name: tables[name].astype(np.bool_) for name in ("valid", "mask")})
+    buffers = TreeBuffers(**tables | {"mask": tables["mask"].astype(np.bool_)})
     require(buffers, where)
     expected = tensorize(topology)
     for name in _BUFFERS:

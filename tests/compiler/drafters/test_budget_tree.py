@@ -94,7 +94,7 @@ def buffers_of(out: BudgetDraft) -> TreeBuffers:
     parents, depths, mask, paths = (t.numpy() for t in out[1:5])
     # Siblings stand by rank, best first.
     ranks = np.array([0] + [int((parents[1:row] == parents[row]).sum()) for row in range(1, len(parents))])
-    return TreeBuffers(parents, ranks, depths, np.ones(len(parents), bool), mask, paths.T, paths)
+    return TreeBuffers(parents, ranks, depths, mask, paths)
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
