@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from draftwood.runtime.bundle import Verify
     from draftwood.runtime.opened import OpenedBundle
     from draftwood.trees.calibration import Calibration
-    from draftwood.trees.gears import Limits
     from draftwood.trees.latency import LatencyTable
-    from draftwood.trees.plan import Plan
+    from draftwood.trees.plan_file import Limits, Plan
 
 __all__ = ["BuildRequest", "__version__", "build", "open", "plan"]
 
@@ -73,8 +72,8 @@ def plan(
     Raises:
         TreeError: the statistics hold nothing to plan from.
     """
-    from draftwood.trees.gears import Limits as Sizes
     from draftwood.trees.plan import make_plan
+    from draftwood.trees.plan_file import Limits as Sizes
 
     return make_plan(calibration, limits or Sizes(nodes=63), latency, classes, sampled)
 

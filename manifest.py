@@ -14,7 +14,8 @@ import msgspec
 
 from draftwood.errors import BundleError
 from draftwood.files import open_regular, read_regular
-from draftwood.planning import Planning
+from draftwood.planned import Count, Name, Planning, Size
+from draftwood.planned import Gear as Gear
 
 SCHEMA_VERSION = 9
 MANIFEST_FILE = "manifest.json"
@@ -24,10 +25,6 @@ MOST_BYTES = 64 << 20
 # What msgspec raises for bytes that are not what they should be.
 DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# No size is beyond 31 bits: products of two of them fit int64.
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 # Inside the bundle: no root, no part that begins with a dot, no backslash, no control character.
 BundlePath = Annotated[
@@ -106,22 +103,6 @@ class Tree(_Struct, frozen=True):
     rows: Size
     depth: Count
     width: Count
-
-
-class Gear(_Struct, frozen=True):
-    """One static shape to decode with: a tree at a KV length.
-
-    ``draft`` names the graph that drafts for it, None for plain decoding. Where that graph has a cache and a KV
-    length, ``-kv{slots}`` stands behind the name. Where confidence classes were planned, ``tree`` is that of the
-    lowest, and ``class_trees`` those of the others, ascending, all of equally many rows.
-    """
-
-    name: Name
-    tree: Name
-    slots: Size
-    graph: Name
-    draft: Name | None
-    class_trees: tuple[Name, ...]
 
 
 class Dims(_Struct, frozen=True):

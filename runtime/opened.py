@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
 from draftwood.runtime.engines import Engine, default_engine

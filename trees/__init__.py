@@ -8,7 +8,7 @@ teacher         the model whose output is reproduced exactly
 drafter         what proposes tokens
 topology        the shape of a draft tree: rows in parent-before-child order
 root            row 0, the pending token: sampled by the teacher, not yet in its cache; its own parent
-row             a line of the verify step: the root or a draft node, T of them (padding counted in buffers)
+row             a line of the verify step: the root or a draft node, T of them
 node            a draft node, M = T - 1 of them; the root is not counted
 depth           steps from the root (depth 0); D is that of the deepest node
 rank            the place of a token among its parent's candidates, 0 the best
@@ -16,8 +16,6 @@ rank path       a node named by the ranks that lead to it: (0, 2)
 width           candidates a drafter must offer per node: the largest rank + 1
 tree mask       which rows a row sees: its ancestors and itself (True = visible)
 path            in the buffers, the rows from the root to a row, the last one repeated
-ancestor table  for each depth and row, the row at that depth on the way down
-valid           False for padded rows; it decides, not a sentinel
 draw            the teacher's one token at a row; greedy decoding draws the argmax
 bonus           the draw at the last accepted row, the next root
 accept length   tokens gained per verify step, the bonus token counted
@@ -25,17 +23,13 @@ context         a position in a text on which a drafter is calibrated, with the 
 gear            one static shape: a KV length and trees of equally many rows; plain decoding is always one
 """
 
-from draftwood.trees.acceptance import Accepted, accept, best_row, walk
-from draftwood.trees.adjacency import format_nxdi, from_networkx, parse_nxdi, to_networkx
+from draftwood.trees.acceptance import Accepted, walk
+from draftwood.trees.adjacency import from_networkx, parse_nxdi, to_networkx
 from draftwood.trees.draw import draw_text
 from draftwood.trees.formats import (
-    format_draftwood,
-    format_medusa,
-    format_tuples,
     parse_draftwood,
     parse_medusa,
     parse_tree,
-    parse_tuples,
     read_tree,
     write_tree,
 )
@@ -51,13 +45,7 @@ __all__ = [
     "Topology",
     "TreeBuffers",
     "Violation",
-    "accept",
-    "best_row",
     "draw_text",
-    "format_draftwood",
-    "format_medusa",
-    "format_nxdi",
-    "format_tuples",
     "from_networkx",
     "is_tree",
     "parse_draftwood",
@@ -65,7 +53,6 @@ __all__ = [
     "parse_nxdi",
     "parse_specs",
     "parse_tree",
-    "parse_tuples",
     "read_tree",
     "require",
     "tensorize",

@@ -1,12 +1,43 @@
-"""JSON as every reader of this package wants it: one line of error, and no key silently dropped."""
+"""JSON as every reader of this package wants it: one line of error that says where the file is wrong."""
 
 import json
+from typing import TypeVar
+
+import msgspec
 
 from draftwood.errors import TreeError
 
+T = TypeVar("T")
+
+
+class _Header(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def read_form(text: str | bytes, kind: type[T], form: str, version: int, where: str) -> T:
+    """The value of type ``kind`` in ``text``, which says of itself that it is of Draftwood's format ``form``.
+
+    Raises:
+        TreeError: it is of another format or version, or something in it is not what ``kind`` says.
+    """
+    try:
+        header = msgspec.json.decode(text, type=_Header)
+        if header.format != form:
+            raise TreeError(f"expected an object with format {form!r}, got {header.format!r}; check the path")
+        if header.version != version:
+            raise TreeError(f"expected version {version} of {form}, got {header.version}; make the file again")
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise TreeError(f"{where}: not {form}: {error}; make the file again") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TreeError(f"{where}: not JSON: {error}; check the file") from error
+    except TreeError as error:
+        raise TreeError(f"{where}: {error}") from error
+
 
 def load_json(text: str, where: str) -> object:
-    """The value in `text`; TreeError, beginning with `where`, if it is not JSON or repeats a key."""
+    """The value in `text`, which people may have written; TreeError if it is not JSON or repeats a key."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         value: dict[str, object] = {}
@@ -20,21 +51,3 @@ def load_json(text: str, where: str) -> object:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise TreeError(f"{where}: not JSON: {error}; check the file") from error
-
-
-def expect_format(value: object, form: str, keys: set[str], where: str) -> dict[str, object]:
-    """`value` as an object of Draftwood's format `form`, version 1, with exactly `keys` beside the two.
-
-    Raises:
-        TreeError: it is something else.
-    """
-    if not isinstance(value, dict) or value.get("format") != form:
-        got = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise TreeError(f"{where}: expected an object with format {form!r}, got {got!r}")
-    version = value.get("version")
-    if type(version) is not int or version != 1:
-        raise TreeError(f"{where}: expected version 1 of {form}, got {version!r}; update Draftwood")
-    if set(value) != keys | {"format", "version"}:
-        expected, got = sorted(keys | {"format", "version"}), sorted(value)
-        raise TreeError(f"{where}: expected the keys {expected}, got {got}")
-    return value

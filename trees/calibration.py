@@ -13,20 +13,21 @@ Shape suffixes: N distinct contexts, D depth of the longest path.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import Annotated, Final, Literal, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
-from draftwood.trees._json import expect_format, load_json
-from draftwood.trees.statistics import RANK_PATHS_FORMAT, RankPaths
+from draftwood.trees._json import read_form
+from draftwood.trees.statistics import RankPaths
 from draftwood.trees.topology import rank_path
 
-CALIBRATION_FORMAT = "draftwood.calibration"
+CALIBRATION_FORMAT: Final = "draftwood.calibration"
+CALIBRATION_VERSION: Final = 1
 FOLDS = 128
 # Behind the end of a path, where a rank would stand.
 END = 255
@@ -36,10 +37,30 @@ LENGTH_STEP = 64
 BINS = 32
 UNKNOWN_BIN = 255
 
+# What stays within 64 bits.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Part = Literal["counted", "tuning", "heldout"]
 # Of 8 folds 6 are counted, 1 chooses the planner's settings and 1 only ever reports.
 _PARTS: tuple[Part, ...] = ("counted", "counted", "counted", "tuning", "counted", "counted", "counted", "heldout")
-_HEADER = {"contexts", "grouped", "sampled", "tasks", "sources", "rows", "ranks", "sha256"}
+# A context as it came in: its ranks, fold, task, confidence bin and length step.
+_Row = tuple[bytes, int, str, int, int]
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The first line of a file: what its columns are of, and how many there are."""
+
+    format: Literal["draftwood.calibration"] = CALIBRATION_FORMAT
+    version: Literal[1] = CALIBRATION_VERSION
+    contexts: _Count
+    # Of the contexts, those that came with the name of their text, and those of sampled text.
+    grouped: _Count
+    sampled: _Count
+    tasks: tuple[str, ...]
+    sources: dict[str, _Count]
+    # Distinct contexts, and ranks of all their paths.
+    rows: _Count
+    ranks: _Count
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +123,7 @@ class Calibration:
         self._grouped = self._sampled = 0
         self._tasks: tuple[str, ...] = ("",)
         self._contexts = _empty()
-        self._new = _Columns()
+        self._new: list[_Row] = []
 
     def __eq__(self, other: object) -> bool:
         return self.to_bytes() == other.to_bytes() if isinstance(other, Calibration) else NotImplemented
@@ -159,7 +180,8 @@ class Calibration:
             TreeError: one of these is something else.
         """
         ranks = _short(rank_path(path))
-        self._new.append(ranks, _fold(group), task, _bin(confidence), _step(context))
+        fold = fold_of(group if isinstance(group, str) else f"#{group}")
+        self._new.append((bytes(ranks), fold, task, _bin(confidence), _step(context)))
         self._grouped += isinstance(group, str)
         self._sampled += sampled
 
@@ -203,67 +225,40 @@ class Calibration:
                 contexts.ranks_ND[inside_ND].tobytes(),
             ]
         )
-        header = {
-            "format": CALIBRATION_FORMAT,
-            "version": 1,
-            "contexts": contexts.total,
-            "grouped": self._grouped,
-            "sampled": self._sampled,
-            "tasks": self._tasks,
-            "sources": dict(sorted(self.sources.items())),
-            "rows": len(contexts.counts_N),
-            "ranks": int(inside_ND.sum()),
-            "sha256": hashlib.sha256(payload).hexdigest(),
-        }
-        return json.dumps(header, separators=(",", ":")).encode() + b"\n" + payload
+        header = _Header(
+            contexts=contexts.total,
+            grouped=self._grouped,
+            sampled=self._sampled,
+            tasks=self._tasks,
+            sources=dict(sorted(self.sources.items())),
+            rows=len(contexts.counts_N),
+            ranks=int(inside_ND.sum()),
+            sha256=hashlib.sha256(payload).hexdigest(),
+        )
+        return msgspec.json.encode(header) + b"\n" + payload
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str = "calibration") -> Self:
-        """The statistics in `data`, as `to_bytes` writes them, or in the JSON of `RankPaths`.
-
-        Of the latter everything is counted and nothing held out, for it names no texts.
-
-        Raises:
-            TreeError: it is neither, or damaged.
-        """
+        """The statistics in `data`, as `to_bytes` writes them; TreeError if they are damaged or something else."""
         line, _, payload = data.partition(b"\n")
-        try:
-            header = load_json(line.decode(), where)
-        except UnicodeDecodeError as error:
-            raise TreeError(f"{where}: not calibration statistics: its first line is not text") from error
-        if isinstance(header, dict) and header.get("format") == RANK_PATHS_FORMAT:
-            return cls._from_rank_paths(RankPaths.from_json(line.decode(), where))
-        fields = expect_format(header, CALIBRATION_FORMAT, _HEADER, where)
-        if hashlib.sha256(payload).hexdigest() != fields["sha256"]:
+        header = read_form(line, _Header, CALIBRATION_FORMAT, CALIBRATION_VERSION, where)
+        if hashlib.sha256(payload).hexdigest() != header.sha256:
             raise TreeError(f"{where}: damaged: its columns do not have the digest in its first line; calibrate again")
         result = cls()
-        result._tasks, result.sources = _names(fields["tasks"], where), _sources(fields["sources"], where)
-        result._contexts = _columns(payload, fields, where)
-        result._grouped = _number(fields, "grouped", where)
-        result._sampled = _number(fields, "sampled", where)
-        _check(result._contexts, len(result._tasks), _number(fields, "contexts", where), where)
-        return result
-
-    @classmethod
-    def _from_rank_paths(cls, paths: RankPaths) -> Self:
-        result = cls()
-        items = list(paths.items())
-        for path, _ in items:
-            result._new.append(_short(path), 0, "", UNKNOWN_BIN, 0)
-        result._new.counts = [count for _, count in items]
-        result._settle()
+        result._tasks, result.sources = header.tasks, header.sources
+        result._contexts = _columns(payload, header, where)
+        result._grouped, result._sampled = header.grouped, header.sampled
+        _check(result._contexts, header, where)
         return result
 
     def _settle(self) -> None:
-        if self._new.lengths:
-            tasks, new = self._new.contexts()
-            self._new = _Columns()
+        if self._new:
+            tasks, new = _columns_of(self._new)
+            self._new = []
             self._combine(tasks, new)
 
     def _combine(self, tasks: tuple[str, ...], new: Contexts) -> None:
-        names = tuple(sorted({*self._tasks, *tasks}))
-        if len(names) > 256:
-            raise TreeError(f"calibration: expected at most 255 tasks, got {len(names) - 1}; name fewer")
+        names = _task_names(self._tasks, tasks)
         parts = [
             replace(part, tasks_N=np.array([names.index(name) for name in old], np.uint8)[part.tasks_N])
             for old, part in ((self._tasks, self._contexts), (tasks, new))
@@ -271,41 +266,26 @@ class Calibration:
         self._tasks, self._contexts = names, _distinct(parts)
 
 
-class _Columns:
-    """Contexts as they come in, one by one."""
+def _columns_of(rows: Sequence[_Row]) -> tuple[tuple[str, ...], Contexts]:
+    """Names of tasks, and contexts that came in one by one as columns."""
+    ranks, folds, tasks, bins, steps = zip(*rows, strict=True)
+    names = _task_names(("",), tasks)
+    index = {name: i for i, name in enumerate(names)}
+    return names, Contexts(
+        _unpack(np.array([len(path) for path in ranks], np.uint8), np.frombuffer(b"".join(ranks), np.uint8)),
+        np.ones(len(rows), np.int64),
+        np.array(folds, np.uint8),
+        np.array([index[name] for name in tasks], np.uint8),
+        np.array(bins, np.uint8),
+        np.array(steps, np.uint16),
+    )
 
-    def __init__(self) -> None:
-        self.ranks = bytearray()
-        self.lengths: list[int] = []
-        self.folds: list[int] = []
-        self.tasks: list[str] = []
-        self.bins: list[int] = []
-        self.steps: list[int] = []
-        self.counts: list[int] = []
 
-    def append(self, ranks: Sequence[int], fold: int, task: str, confidence_bin: int, step: int) -> None:
-        if not isinstance(task, str):
-            raise TreeError(f"task {task!r}: expected a name")
-        self.ranks += bytes(ranks)
-        self.lengths.append(len(ranks))
-        self.folds.append(fold)
-        self.tasks.append(task)
-        self.bins.append(confidence_bin)
-        self.steps.append(step)
-
-    def contexts(self) -> tuple[tuple[str, ...], Contexts]:
-        names = tuple(sorted({"", *self.tasks}))
-        if len(names) > 256:
-            raise TreeError(f"calibration: expected at most 255 tasks, got {len(names) - 1}; name fewer")
-        index = {name: i for i, name in enumerate(names)}
-        return names, Contexts(
-            _unpack(np.array(self.lengths, np.uint8), np.frombuffer(bytes(self.ranks), np.uint8)),
-            np.array(self.counts, np.int64) if self.counts else np.ones(len(self.lengths), np.int64),
-            np.array(self.folds, np.uint8),
-            np.array([index[name] for name in self.tasks], np.uint8),
-            np.array(self.bins, np.uint8),
-            np.array(self.steps, np.uint16),
-        )
+def _task_names(*tasks: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(sorted({name for part in tasks for name in part}))
+    if len(names) > 256:
+        raise TreeError(f"calibration: expected at most 255 tasks, got {len(names) - 1}; name fewer")
+    return names
 
 
 def _short(path: tuple[int, ...]) -> tuple[int, ...]:
@@ -319,16 +299,10 @@ def fold_of(group: str) -> int:
     return int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little") % FOLDS
 
 
-def _fold(group: str | int) -> int:
-    if isinstance(group, bool) or not isinstance(group, (str, int)):
-        raise TreeError(f"group {group!r}: expected the name of a text or the number of a line")
-    return fold_of(group if isinstance(group, str) else f"#{group}")
-
-
 def _bin(confidence: float | None) -> int:
     if confidence is None:
         return UNKNOWN_BIN
-    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 <= confidence <= 1:
+    if not 0 <= confidence <= 1:
         raise TreeError(f"confidence {confidence!r}: expected a probability, 0 to 1")
     return min(int(confidence * BINS), BINS - 1)
 
@@ -337,7 +311,7 @@ def _step(context: int | None) -> int:
     if context is None:
         return 0
     longest = (2**16 - 1) * LENGTH_STEP
-    if type(context) is not int or not 0 <= context <= longest:
+    if not 0 <= context <= longest:
         raise TreeError(f"context {context!r}: expected a number of tokens, 0 to {longest}")
     return max(1, -(-context // LENGTH_STEP))
 
@@ -376,8 +350,8 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
     return Contexts(ranks_ND[kept], counts, *(rest[f.name][kept] for f in fields(Contexts)[2:]))
 
 
-def _columns(payload: bytes, header: dict[str, object], where: str) -> Contexts:
-    rows, ranks = _number(header, "rows", where), _number(header, "ranks", where)
+def _columns(payload: bytes, header: _Header, where: str) -> Contexts:
+    rows, ranks = header.rows, header.ranks
     if len(payload) != 10 * rows + ranks:
         raise TreeError(f"{where}: expected {10 * rows + ranks} bytes behind its first line, got {len(payload)}")
     lengths_N, folds_N, tasks_N, bins_N = np.frombuffer(payload, np.uint8, 4 * rows).reshape(4, rows)
@@ -393,34 +367,18 @@ def _columns(payload: bytes, header: dict[str, object], where: str) -> Contexts:
     )
 
 
-def _check(contexts: Contexts, tasks: int, total: int, where: str) -> None:
+def _check(contexts: Contexts, header: _Header, where: str) -> None:
     inside_ND = contexts.ranks_ND != END
     sound = (
-        contexts.total == total
+        contexts.total == header.contexts
+        and header.tasks[:1] == ("",)
         and contexts.counts_N.min(initial=1) >= 1
         and contexts.folds_N.max(initial=0) < FOLDS
-        and contexts.tasks_N.max(initial=0) < tasks
+        and contexts.tasks_N.max(initial=0) < len(header.tasks)
         and ((contexts.bins_N < BINS) | (contexts.bins_N == UNKNOWN_BIN)).all()
         and not (inside_ND[:, 1:] & ~inside_ND[:, :-1]).any()
     )
     if not sound:
-        raise TreeError(f"{where}: its columns hold values out of range or not {total} contexts; calibrate again")
-
-
-def _number(header: dict[str, object], name: str, where: str) -> int:
-    value = header[name]
-    if type(value) is not int or value < 0:
-        raise TreeError(f"{where}: {name} is {value!r}; expected a whole number, 0 or more")
-    return value
-
-
-def _names(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or value[:1] != [""]:
-        raise TreeError(f"{where}: tasks are {value!r}; expected a list of names that begins with ''")
-    return tuple(value)
-
-
-def _sources(value: object, where: str) -> dict[str, int]:
-    if not isinstance(value, dict) or not all(type(done) is int and done >= 0 for done in value.values()):
-        raise TreeError(f"{where}: sources are {value!r}; expected how far each has been counted")
-    return dict(value)
+        raise TreeError(
+            f"{where}: its columns hold values out of range or not {header.contexts} contexts; calibrate again"
+        )

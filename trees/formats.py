@@ -11,14 +11,24 @@
 import ast
 import json
 from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
 
 from draftwood import files
 from draftwood.errors import TreeError
-from draftwood.trees._json import expect_format, load_json
+from draftwood.trees._json import load_json, read_form
 from draftwood.trees.adjacency import format_nxdi, parse_nxdi
 from draftwood.trees.topology import Topology
 
-TREE_FORMAT = "draftwood.tree"
+TREE_FORMAT: Final = "draftwood.tree"
+TREE_VERSION: Final = 1
+
+
+class _TreeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format: Literal["draftwood.tree"] = TREE_FORMAT
+    version: Literal[1] = TREE_VERSION
+    paths: tuple[tuple[int, ...], ...]
 
 
 def read_tree(path: Path) -> Topology:
@@ -54,8 +64,7 @@ def parse_tree(text: str, where: str) -> Topology:
 
 def parse_draftwood(text: str, where: str) -> Topology:
     """The tree in our own JSON; an unknown version or key is refused."""
-    value = expect_format(load_json(text, where), TREE_FORMAT, {"paths"}, where)
-    return _from_lists(value["paths"], where)
+    return _from_lists(read_form(text, _TreeFile, TREE_FORMAT, TREE_VERSION, where).paths, where)
 
 
 def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
@@ -72,44 +81,22 @@ def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
     return _from_lists(found[name] if name is not None else next(iter(found.values())), where)
 
 
-def parse_tuples(text: str, where: str) -> Topology:
-    """The tree in a list of tuples, as vLLM and EAGLE write it."""
-    found = _literals(text, where)
-    if list(found) != [""]:
-        raise TreeError(f"{where}: expected one list such as [(0,), (0, 0)], got assignments {sorted(found)}")
-    return _from_lists(found[""], where)
-
-
 def write_tree(topology: Topology, form: str) -> str:
     """`topology` as text in `form`: draftwood, medusa, tuples or nxdi.
 
     Raises:
         TreeError: the form is unknown or cannot express the tree.
     """
-    writers = {
-        "draftwood": format_draftwood,
-        "medusa": format_medusa,
-        "tuples": format_tuples,
-        "nxdi": format_nxdi,
+    if form == "nxdi":
+        return format_nxdi(topology)
+    texts = {
+        "draftwood": msgspec.json.encode(_TreeFile(paths=topology.paths)).decode(),
+        "medusa": json.dumps(topology.paths),
+        "tuples": str(list(topology.paths)),
     }
-    if form not in writers:
-        raise TreeError(f"tree form {form!r}: expected one of {', '.join(writers)}")
-    return writers[form](topology)
-
-
-def format_draftwood(topology: Topology) -> str:
-    """`topology` in our own JSON."""
-    return json.dumps({"format": TREE_FORMAT, "version": 1, "paths": topology.paths}) + "\n"
-
-
-def format_medusa(topology: Topology) -> str:
-    """`topology` as a JSON list of rank lists."""
-    return json.dumps(topology.paths) + "\n"
-
-
-def format_tuples(topology: Topology) -> str:
-    """`topology` as a Python list of tuples."""
-    return f"{list(topology.paths)}\n"
+    if form not in texts:
+        raise TreeError(f"tree form {form!r}: expected one of {', '.join(texts)}, nxdi")
+    return texts[form] + "\n"
 
 
 def _literals(text: str, where: str) -> dict[str, object]:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, cast
+from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 
 from draftwood.errors import TreeError
-from draftwood.trees._json import expect_format, load_json
+from draftwood.trees._json import read_form
 from draftwood.trees.invariants import require
 from draftwood.trees.tensorize import TreeBuffers, tensorize
 from draftwood.trees.topology import Topology
 
-_FORM = "draftwood.tree-buffers"
-_BUFFERS = ("parents", "ranks", "depths", "valid", "mask", "ancestors", "paths")
+_FORM: Final = "draftwood.tree-buffers"
+_VERSION: Final = 2
+
+Row = tuple[int, ...]
+
+
+class _Frozen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The file; booleans are 0 and 1."""
+
+    format: Literal["draftwood.tree-buffers"] = _FORM
+    version: Literal[2] = _VERSION
+    rank_paths: tuple[Row, ...]
+    parents: Row
+    ranks: Row
+    depths: Row
+    mask: tuple[Row, ...]
+    paths: tuple[Row, ...]
+
+
+_BUFFERS = _Frozen.__struct_fields__[3:]
 
 
 def freeze(topology: Topology) -> str:
-    """JSON text: ``paths`` (rank paths) and the buffers of `tensorize`, booleans as 0 and 1."""
+    """JSON text: ``rank_paths`` and the buffers of `tensorize`."""
     buffers = tensorize(topology)
     tables = {name: getattr(buffers, name).astype(int).tolist() for name in _BUFFERS}
-    fields = {"rank_paths": [list(path) for path in topology.paths], **tables}
-    lines = ",\n".join(
-        f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in fields.items()
-    )
-    return f'{{"format": "{_FORM}", "version": 1,\n{lines}}}\n'
+    return msgspec.json.encode(_Frozen(rank_paths=topology.paths, **tables)).decode() + "\n"
 
 
 def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
@@ -34,15 +48,13 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
     Raises:
         TreeError: not such a file, a broken invariant (named), or buffers of another tree than the paths.
     """
-    fields = cast(Any, expect_format(load_json(text, where), _FORM, {"rank_paths", *_BUFFERS}, where))
+    found = read_form(text, _Frozen, _FORM, _VERSION, where)
     try:
-        topology = Topology.from_paths([tuple(path) for path in fields["rank_paths"]])
-        tables: dict[str, Any] = {name: np.array(fields[name], np.int64) for name in _BUFFERS}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TreeError(f"{where}: a table is not made of whole numbers: {error}; build the bundle again") from error
-    for name in ("valid", "mask"):
-        tables[name] = tables[name].astype(np.bool_)
-    buffers = TreeBuffers(**tables)
+        topology = Topology.from_paths(found.rank_paths)
+        tables: dict[str, Any] = {name: np.array(getattr(found, name), np.int64) for name in _BUFFERS}
+    except (TreeError, ValueError, OverflowError) as error:  # not a tree; ragged; beyond 64 bits
+        raise TreeError(f"{where}: {error}; build the bundle again") from error
+    buffers = TreeBuffers(**tables | {"mask": tables["mask"].astype(np.bool_)})
     require(buffers, where)
     expected = tensorize(topology)
     for name in _BUFFERS:

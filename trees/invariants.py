@@ -25,15 +25,15 @@ def violations(buffers: TreeBuffers) -> list[Violation]:
     """Every broken invariant of `buffers`, in a fixed order; empty if they are sound.
 
     Names: shape, dtype, index-range, parent-order, acyclic, depth-step, mask-row, sibling-ranks,
-    valid-closure, path-consistent, ancestor-table. Wrong shapes or dtypes hide the rest, and so does an index
+    path-consistent. Wrong shapes or dtypes hide the rest, and so does an index
     out of range, for later checks would index through it.
     """
     for stage in (_layout, _index_range):
         found = list(stage(buffers))
         if found:
             return found
-    checks = (_parent_order, _acyclic, _depth_step, _mask_row, _sibling_ranks, _valid_closure, _paths)
-    return [violation for check in (*checks, _ancestors) for violation in check(buffers)]
+    checks = (_parent_order, _acyclic, _depth_step, _mask_row, _sibling_ranks, _paths)
+    return [violation for check in checks for violation in check(buffers)]
 
 
 def is_tree(buffers: TreeBuffers) -> bool:
@@ -68,11 +68,11 @@ def require(buffers: TreeBuffers, where: str) -> None:
 def _layout(buffers: TreeBuffers) -> Iterator[Violation]:
     rows = max(np.size(buffers.parents), 1)
     places = max(np.size(buffers.paths) // rows, 1)
-    shapes = {"parents": (rows,), "ranks": (rows,), "depths": (rows,), "valid": (rows,), "mask": (rows, rows)}
-    shapes |= {"ancestors": (places, rows), "paths": (rows, places)}
+    shapes = {"parents": (rows,), "ranks": (rows,), "depths": (rows,), "mask": (rows, rows)}
+    shapes |= {"paths": (rows, places)}
     for name, shape in shapes.items():
         array = getattr(buffers, name)
-        dtype = np.bool_ if name in ("valid", "mask") else np.int64
+        dtype = np.bool_ if name == "mask" else np.int64
         if array.shape != shape:
             yield Violation("shape", 0, f"{name}: expected shape {shape}, got {array.shape}")
         if array.dtype != dtype:
@@ -82,14 +82,13 @@ def _layout(buffers: TreeBuffers) -> Iterator[Violation]:
 def _index_range(buffers: TreeBuffers) -> Iterator[Violation]:
     rows, places = buffers.paths.shape
     # A rank indexes a drafter's candidates, whose number is not known here.
-    limits = {"parents": rows, "ranks": None, "depths": places, "ancestors": rows, "paths": rows}
+    limits = {"parents": rows, "ranks": None, "depths": places, "paths": rows}
     for name, limit in limits.items():
         array = getattr(buffers, name)
         bad = array < 0 if limit is None else (array < 0) | (array >= limit)
         for place in np.argwhere(bad):
-            row = int(place[-1] if name == "ancestors" else place[0])
             bound = "0 or more" if limit is None else f"0..{limit - 1}"
-            yield Violation("index-range", row, f"{name}: expected {bound}, got {array[tuple(place)]}")
+            yield Violation("index-range", int(place[0]), f"{name}: expected {bound}, got {array[tuple(place)]}")
 
 
 def _parent_order(buffers: TreeBuffers) -> Iterator[Violation]:
@@ -127,18 +126,9 @@ def _sibling_ranks(buffers: TreeBuffers) -> Iterator[Violation]:
     first: dict[tuple[int, int], int] = {}
     for row in range(1, buffers.rows):
         key = (int(buffers.parents[row]), int(buffers.ranks[row]))
-        if buffers.valid[row] and first.setdefault(key, row) != row:
+        if first.setdefault(key, row) != row:
             message = f"expected a rank of its own under row {key[0]}, got rank {key[1]} of row {first[key]}"
             yield Violation("sibling-ranks", row, message)
-
-
-def _valid_closure(buffers: TreeBuffers) -> Iterator[Violation]:
-    if not buffers.valid[0]:
-        yield Violation("valid-closure", 0, "expected a valid root, got a padded one")
-    for row in range(1, buffers.rows):
-        if buffers.valid[row] and not buffers.valid[buffers.parents[row]]:
-            parent = buffers.parents[row]
-            yield Violation("valid-closure", row, f"expected a valid parent, got the padded row {parent}")
 
 
 def _paths(buffers: TreeBuffers) -> Iterator[Violation]:
@@ -146,13 +136,6 @@ def _paths(buffers: TreeBuffers) -> Iterator[Violation]:
         expected, got = _stretched(buffers, row), buffers.paths[row].tolist()
         if expected is not None and got != expected:
             yield Violation("path-consistent", row, f"expected path {expected}, got {got}")
-
-
-def _ancestors(buffers: TreeBuffers) -> Iterator[Violation]:
-    for row in range(buffers.rows):
-        expected, got = _stretched(buffers, row), buffers.ancestors[:, row].tolist()
-        if expected is not None and got != expected:
-            yield Violation("ancestor-table", row, f"expected column {expected}, got {got}")
 
 
 def _climb(buffers: TreeBuffers, row: int) -> list[int] | None:

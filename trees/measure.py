@@ -5,32 +5,17 @@ Shape suffixes: N distinct contexts, F folds, T rows of a tree.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
 from draftwood.trees.calibration import END, FOLDS, Contexts
+from draftwood.trees.plan_file import Expected
 from draftwood.trees.topology import Topology
 
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; as many folds as one part can have.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """An expected accept length, bonus counted.
-
-    Args:
-        tokens: per verify step.
-        interval: 95 %, cluster-robust over folds of whole texts; None where fewer than two folds have contexts.
-        contexts: that it was taken over.
-    """
-
-    tokens: float
-    interval: tuple[float, float] | None
-    contexts: int
 
 
 def visits(contexts: Contexts, topology: Topology) -> NDArray[np.float64]:
@@ -65,9 +50,9 @@ def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) 
     mean = float(sums_F.sum() / total)
     clusters = int((contexts_F > 0).sum())
     if clusters < 2:
-        return Expected(mean, None, int(total))
+        return Expected(tokens=mean, interval=None, contexts=int(total))
     half = _t(clusters - 1) * standard_error(sums_F, contexts_F)
-    return Expected(mean, (mean - half, mean + half), int(total))
+    return Expected(tokens=mean, interval=(mean - half, mean + half), contexts=int(total))
 
 
 def standard_error(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> float:

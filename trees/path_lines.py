@@ -6,14 +6,22 @@ line without one stands for itself.
 """
 
 import hashlib
-from typing import cast
+
+import msgspec
 
 from draftwood.errors import TreeError
-from draftwood.trees._json import load_json
 from draftwood.trees.calibration import Calibration
 
-_KEYS = {"path", "context", "confidence", "task", "group"}
 _SOURCE = "lines sha256:"
+_EXAMPLE = '{"path": [0, 2], "group": "text 7"}'
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: tuple[int, ...]
+    context: int | None = None
+    confidence: float | None = None
+    task: str = ""
+    group: str | int | msgspec.UnsetType = msgspec.UNSET
 
 
 def add_lines(calibration: Calibration, data: bytes, where: str) -> int:
@@ -59,21 +67,8 @@ def _name(data: bytes) -> str:
 
 def _add(calibration: Calibration, line: bytes, number: int, where: str) -> None:
     try:
-        value = load_json(line.decode(), where)
-    except UnicodeDecodeError as error:
-        raise TreeError(f"{where}: not UTF-8 text") from error
-    if not isinstance(value, dict) or "path" not in value or not set(value) <= _KEYS:
-        got = sorted(value) if isinstance(value, dict) else type(value).__name__
-        raise TreeError(f"{where}: expected an object with path and at most {sorted(_KEYS - {'path'})}, got {got}")
-    fields = cast(dict[str, object], value)
-    group = fields.get("group", number)
-    try:
-        calibration.add(
-            fields["path"],  # type: ignore[arg-type]  # checked by add, like the others
-            group=str(group) if type(fields.get("group")) is int else group,  # type: ignore[arg-type]
-            context=fields.get("context"),  # type: ignore[arg-type]
-            confidence=fields.get("confidence"),  # type: ignore[arg-type]
-            task=fields.get("task", ""),  # type: ignore[arg-type]
-        )
-    except TreeError as error:
-        raise TreeError(f"{where}: {error}") from error
+        found = msgspec.json.decode(line, type=_Line)
+        group = number if isinstance(found.group, msgspec.UnsetType) else str(found.group)
+        calibration.add(found.path, group=group, context=found.context, confidence=found.confidence, task=found.task)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TreeError) as error:
+        raise TreeError(f"{where}: {error}; expected a line such as {_EXAMPLE}") from error

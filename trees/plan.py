@@ -1,162 +1,72 @@
-"""A plan: which trees and gears to build, and the figures that say why.
-
-Trees are made from counted contexts, settings are chosen on tuning contexts, and what is promised is reported
-for held-out contexts, which neither has seen.
-"""
+"""The planner: from counted contexts and a latency table to the plan that a build takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
+from draftwood.planned import Gear, Planning, StepTime, named_gears
 from draftwood.trees.baselines import baselines
 from draftwood.trees.calibration import BINS, Calibration, Contexts
-from draftwood.trees.choice import choose
-from draftwood.trees.confidence import best_bounds, split
-from draftwood.trees.gears import (
+from draftwood.trees.candidates import (
     GearShape,
     LengthClass,
-    Limits,
     candidates,
     equal_rows,
     length_classes,
-    step_seconds,
-    token_seconds,
+    step_us,
+    token_us,
     tokens_per_step,
 )
+from draftwood.trees.choice import Choice, choose
+from draftwood.trees.confidence import best_bounds, split
 from draftwood.trees.latency import LatencyTable
-from draftwood.trees.measure import Expected, curve, expected_accept_length, mean_of_folds, visits
-from draftwood.trees.prior import CountedPrior, counted_prior
+from draftwood.trees.measure import curve, mean_of_folds, visits
+from draftwood.trees.plan_file import Baseline, Cost, Limits, Plan, PlannedTree, Promise, Served, Stair, Tried
+from draftwood.trees.prior import counted_prior
 from draftwood.trees.search import search
 from draftwood.trees.shrinkage import Shrinkage, shrink
 from draftwood.trees.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """What is expected of a tree or gear, bonus counted; `heldout` is None where nothing was held out."""
+class _Parts:
+    """What trees are made from and figures reported for, and the confidence bins that divide both into classes."""
 
-    counted: Expected
-    heldout: Expected | None
+    counted: Contexts
+    heldout: Contexts
+    bounds: tuple[int, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedTree:
-    """A tree, the confidence class it is for, and the share of contexts that pass through each row."""
-
-    name: str
-    topology: Topology
-    confidence_class: int
-    promise: Promise
-    counted_T: NDArray[np.float64]
-    heldout_T: NDArray[np.float64] | None
+    def of_class(self, place: int) -> tuple[Contexts, Contexts]:
+        return split(self.counted, self.bounds)[place], split(self.heldout, self.bounds)[place]
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedGear:
-    """A gear by the names of its trees, and what it gains and costs; `seconds` is None without a latency table.
+class _Chosen:
+    """The candidate gears, what each takes per token in each class of lengths, and which of them are best together."""
 
-    `times` are seconds of its step behind texts of some lengths, by length.
-    """
-
-    trees: tuple[str, ...]
-    rows: int
-    slots: int | None
-    promise: Promise
-    seconds: float | None
-    times: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A class of context lengths, its share of the contexts, and the gear (by index) that serves it fastest."""
-
-    slots: int
-    share: float
-    gear: int
-    seconds_per_token: float
-    plain_seconds_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A stair of the cost: what a step of so many rows takes and the best it can gain, over all lengths."""
-
-    slots: int
-    rows: int
-    seconds: float
-    expected: float
-    seconds_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Expected time per token of the chosen gears.
-
-    Args:
-        bound: what no set of candidate gears within the limits can beat on the counted contexts.
-        heldout: the same gears, each class served as planned, on held-out contexts; None without any.
-        too_long: contexts that the table's largest KV length does not hold; left out.
-    """
-
-    seconds_per_token: float
-    plain_seconds_per_token: float
-    bound: float
-    exact: bool
-    candidates: int
-    heldout: float | None
-    plain_heldout: float | None
-    graph_bytes: int
+    lengths: list[LengthClass]
     too_long: int
-    source: str
-    served: tuple[Served, ...]
-    stairs: tuple[Step, ...]
+    options: list[GearShape]
+    us_GC: NDArray[np.float64]
+    choice: Choice
+
+    @property
+    def gears(self) -> list[GearShape]:
+        return [self.options[gear] for gear in self.choice.gears]
+
+    @property
+    def shares_C(self) -> NDArray[np.float64]:
+        return np.array([length.share for length in self.lengths])
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A tree by another method; its time per token if each context took it at the KV length it needs.
-
-    `seconds_per_token` is None without a latency table, or where the table has no such step or draft.
-    """
-
-    name: str
-    topology: Topology
-    promise: Promise
-    seconds_per_token: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All of it. `bounds` are the confidences at which classes begin, but the first.
-
-    Args:
-        contexts: counted, tuning and held-out ones, by part.
-        greedy: what to believe of a greedy text, or of any where nothing else was counted.
-        sampled: what to believe of a sampled one.
-        plain: seconds of plain decoding at each KV length of the gears, by length of the text.
-        curve: the best expected accept length on counted contexts of 0, 1, ..., n draft nodes.
-        curve_heldout: that of the planned nested trees on held-out contexts; empty without any.
-    """
-
-    contexts: dict[str, int]
-    grouped: bool
-    limits: Limits
-    shrinkage: Shrinkage
-    bounds: tuple[float, ...]
-    trees: tuple[PlannedTree, ...]
-    gears: tuple[PlannedGear, ...]
-    cost: Cost | None
-    curve: tuple[float, ...]
-    curve_heldout: tuple[float, ...]
-    baselines: tuple[Baseline, ...]
-    greedy: CountedPrior
-    sampled: CountedPrior | None
-    plain: dict[int, tuple[tuple[int, float], ...]]
+# Planned trees by confidence class and topology.
+Trees = dict[tuple[int, Topology], PlannedTree]
 
 
 def make_plan(
@@ -177,45 +87,35 @@ def make_plan(
     Raises:
         TreeError: nothing was counted, or limits that nothing meets.
     """
-    greedy, calibration = calibration, _together(calibration, sampled)
-    counted, tuning, heldout = (calibration.part(part) for part in ("counted", "tuning", "heldout"))
-    _check(calibration, counted, limits)
+    both = _together(calibration, sampled)
+    counted, tuning, heldout = (both.part(part) for part in ("counted", "tuning", "heldout"))
+    _check(both, counted, limits)
     shrinkage = shrink(counted, tuning, limits.nodes, limits.depth, limits.children)
-    bounds = best_bounds(counted, classes, limits.nodes, limits.depth, limits.children)
-    parts = (counted, heldout)
-    if table is None:
-        gears, cost = _by_size(split(counted, bounds), limits, shrinkage.strength), None
-    else:
-        gears, cost = _by_cost(parts, table, limits, bounds, shrinkage.strength)
-    gears = [equal_rows(gear) for gear in gears]
-    every = [tree for gear in gears for tree in gear.trees]
-    trees = _named_trees(gears, parts, bounds)
-    largest = max(gear.rows for gear in gears) - 1 or limits.nodes
-    others = baselines(counted, largest, limits.depth, limits.children)
-    if bounds:
-        others["one-tree"] = shrinkage.search.tree(largest)
+    parts = _Parts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
+    chosen = _choose(parts, table, limits, shrinkage.strength) if table else None
+    found = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits, shrinkage.strength)
+    shapes = [equal_rows(shape) for shape in found]
+    trees = _named_trees(shapes, parts)
+    gears = _gears(shapes, trees) if table else ()
+    every = [tree for shape in shapes for tree in shape.trees]
     return Plan(
         contexts={"counted": counted.total, "tuning": tuning.total, "heldout": heldout.total},
-        grouped=calibration.grouped,
+        grouped=both.grouped,
         limits=limits,
-        shrinkage=shrinkage,
-        bounds=tuple(bound / BINS for bound in bounds),
+        strength=_finite(shrinkage.strength),
+        tried=tuple(Tried(strength=_finite(strength), tokens=gain) for strength, gain in shrinkage.gains.items()),
         trees=tuple(trees.values()),
-        gears=tuple(_planned_gear(gear, trees, parts, bounds, table) for gear in gears),
-        cost=cost,
-        curve=_padded(search(counted, limits.nodes, limits.depth, limits.children).curve(), limits.nodes),
-        curve_heldout=_padded(curve(heldout, shrinkage.search.paths(limits.nodes)), limits.nodes)
-        if heldout.total
-        else (),
-        baselines=tuple(
-            Baseline(name, tree, _promise((tree,), parts, ()), _alone(tree, counted, table, limits))
-            for name, tree in others.items()
+        gears=gears,
+        planning=Planning(
+            bounds=tuple(bound / BINS for bound in parts.bounds),
+            greedy=counted_prior(calibration.part("counted"), every, parts.bounds),
+            sampled=counted_prior(sampled.part("counted"), every, parts.bounds) if sampled else None,
+            times=tuple(_times(gears, trees, table)) if table else (),
         ),
-        greedy=counted_prior(greedy.part("counted"), every, bounds),
-        sampled=counted_prior(sampled.part("counted"), every, bounds) if sampled else None,
-        plain={slots: _times(GearShape(1, slots, (Topology.plain(),)), table) for slots in _lengths(gears)}
-        if table
-        else {},
+        cost=_cost(chosen, _names(shapes, gears, trees), parts, table, limits) if chosen and table else None,
+        curve=_padded(search(counted, limits.nodes, limits.depth, limits.children).curve(), limits.nodes),
+        curve_heldout=_heldout_curve(heldout, shrinkage, limits),
+        baselines=tuple(_baselines(max(shape.rows for shape in shapes) - 1, shrinkage, parts, table, limits)),
     )
 
 
@@ -237,26 +137,14 @@ def _together(greedy: Calibration, sampled: Calibration | None) -> Calibration:
     return both
 
 
-def _lengths(gears: Sequence[GearShape]) -> list[int]:
-    return sorted({gear.slots for gear in gears})
+def _finite(strength: float) -> float | None:
+    return None if math.isinf(strength) else strength
 
 
-def _times(gear: GearShape, table: LatencyTable) -> tuple[tuple[int, float], ...]:
-    """Seconds of a step of the gear behind texts that fill the KV lengths of the table, as far as it goes."""
-    return tuple((slots, step_seconds(table, gear, slots)) for slots in table.slots if slots <= gear.slots)
-
-
-def _alone(tree: Topology, counted: Contexts, table: LatencyTable | None, limits: Limits) -> float | None:
-    """Seconds per token of `tree` on counted contexts, each at the KV length it needs."""
-    if table is None:
-        return None
-    lengths, _ = length_classes(counted, table, limits.nodes)
-    gears = [GearShape(tree.rows, length.slots, (tree,)) for length in lengths]
-    try:
-        seconds_GC = token_seconds(gears, lengths, table)
-    except TreeError:  # the table has no step or draft that large
-        return None
-    return float(seconds_GC.diagonal() @ [length.share for length in lengths])
+def _heldout_curve(heldout: Contexts, shrinkage: Shrinkage, limits: Limits) -> tuple[float, ...]:
+    if not heldout.total:
+        return ()
+    return _padded(curve(heldout, shrinkage.search.paths(limits.nodes)), limits.nodes)
 
 
 def _padded(curve: NDArray[np.float64], nodes: int) -> tuple[float, ...]:
@@ -276,115 +164,50 @@ def _by_size(classes: Sequence[Contexts], limits: Limits, strength: float) -> li
     return list(dict.fromkeys(gears))
 
 
-def _by_cost(
-    parts: tuple[Contexts, Contexts],
-    table: LatencyTable,
-    limits: Limits,
-    bounds: tuple[int, ...],
-    strength: float,
-) -> tuple[list[GearShape], Cost]:
-    lengths, too_long = length_classes(parts[0], table, limits.nodes, bounds)
+def _choose(parts: _Parts, table: LatencyTable, limits: Limits, strength: float) -> _Chosen:
+    lengths, too_long = length_classes(parts.counted, table, limits.nodes, parts.bounds)
     options = candidates(lengths, table, limits, strength)
-    seconds_GC, shares_C = token_seconds(options, lengths, table), np.array([length.share for length in lengths])
-    graphs = [(gear.rows, gear.slots) for gear in options]
-    sizes = [table.graph_bytes(*graph) for graph in graphs]
-    choice = choose(seconds_GC, shares_C, limits.gears, graphs, sizes, limits.graph_bytes)
-    gears = [options[gear] for gear in choice.gears]
-    chosen_GC = seconds_GC[list(choice.gears)]
-    # Who does not speculate still picks the KV length.
-    plain_C = seconds_GC[[gear.rows == 1 for gear in options]].min(0)
-    served = tuple(
-        Served(length.slots, length.share, int(chosen_C.argmin()), float(chosen_C.min()), float(plain))
-        for length, chosen_C, plain in zip(lengths, chosen_GC.T, plain_C, strict=True)
-    )
-    heldout, plain_heldout = _on_heldout(gears, served, parts[1], table, limits, bounds)
-    return gears, Cost(
-        seconds_per_token=choice.seconds,
-        plain_seconds_per_token=float(plain_C @ shares_C),
-        bound=choice.bound,
-        exact=choice.exact,
-        candidates=len(options),
-        heldout=heldout,
-        plain_heldout=plain_heldout,
-        graph_bytes=sum({graphs[gear]: sizes[gear] for gear in choice.gears}.values()),
-        too_long=too_long,
-        source=table.source,
-        served=served,
-        stairs=_stairs(options, lengths, table),
-    )
+    us_GC = token_us(options, lengths, table)
+    choice = choose(us_GC, np.array([length.share for length in lengths]), limits.gears)
+    return _Chosen(lengths, too_long, options, us_GC, choice)
 
 
-def _on_heldout(
-    gears: list[GearShape],
-    served: Sequence[Served],
-    heldout: Contexts,
-    table: LatencyTable,
-    limits: Limits,
-    bounds: tuple[int, ...],
-) -> tuple[float | None, float | None]:
-    """Mean seconds per token on held-out contexts: of the gears that were planned for each length, and plainly."""
-    planned = {one.slots: one for one in served}
-    try:
-        lengths = [one for one in length_classes(heldout, table, limits.nodes, bounds)[0] if one.slots in planned]
-    except TreeError:  # no held-out context fits
-        return None, None
-    if not lengths:
-        return None, None
-    seconds_GC = token_seconds(gears, lengths, table)
-    shares_C = np.array([one.share for one in lengths])
-    shares_C /= shares_C.sum()
-    taken_C = seconds_GC[[planned[one.slots].gear for one in lengths], range(len(lengths))]
-    plain_C = np.array([planned[one.slots].plain_seconds_per_token for one in lengths])
-    return float(taken_C @ shares_C), float(plain_C @ shares_C)
-
-
-def _stairs(options: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable) -> tuple[Step, ...]:
-    """For each KV length and row count the gear with the least time per token over all lengths that fit it."""
-    seconds_GC, tokens_GC = token_seconds(options, lengths, table), tokens_per_step(options, lengths)
-    best: dict[tuple[int, int], Step] = {}
-    for gear, seconds_C, tokens_C in zip(options, seconds_GC, tokens_GC, strict=True):
-        fits_C = np.isfinite(seconds_C)
-        shares_C = np.array([one.share for one in lengths]) * fits_C
-        shares_C /= shares_C.sum()
-        step = sum(s * step_seconds(table, gear, c.slots) for s, c in zip(shares_C, lengths, strict=True) if s)
-        per_token = float(np.where(fits_C, seconds_C, 0) @ shares_C)
-        stair = Step(gear.slots, gear.rows, float(step), float(tokens_C @ shares_C), per_token)
-        key = (gear.slots, gear.rows)
-        best[key] = min(best.get(key, stair), stair, key=lambda one: one.seconds_per_token)
-    return tuple(best[key] for key in sorted(best))
-
-
-def _named_trees(
-    gears: Sequence[GearShape], parts: tuple[Contexts, Contexts], bounds: tuple[int, ...]
-) -> dict[tuple[int, Topology], PlannedTree]:
+def _named_trees(shapes: Sequence[GearShape], parts: _Parts) -> Trees:
     """Every distinct tree, by confidence class and topology; plain decoding is one for all classes."""
-    classes = [split(part, bounds) for part in parts]
-    found: dict[tuple[int, Topology], PlannedTree] = {}
+    found: Trees = {}
     names: set[str] = set()
-    for gear in gears:
-        for place, tree in enumerate(gear.trees):
+    for shape in shapes:
+        for place, tree in enumerate(shape.trees):
             key = (place if tree.nodes else 0, tree)
             if key in found:
                 continue
-            counted, heldout = (classes[0][place], classes[1][place]) if tree.nodes else parts
-            name = _name(gear.rows, place, len(gear.trees), names) if tree.nodes else "plain"
+            name = _name(shape.rows, place, len(shape.trees), names) if tree.nodes else "plain"
             names.add(name)
-            found[key] = _planned_tree(name, tree, key[0], visits(counted, tree), visits(heldout, tree))
+            own = parts.of_class(place) if tree.nodes else (parts.counted, parts.heldout)
+            found[key] = _planned_tree(name, tree, key[0], own)
     return found
 
 
-def _planned_tree(
-    name: str,
-    tree: Topology,
-    confidence_class: int,
-    counted_FT: NDArray[np.float64],
-    heldout_FT: NDArray[np.float64],
-) -> PlannedTree:
+def _planned_tree(name: str, tree: Topology, confidence_class: int, own: tuple[Contexts, Contexts]) -> PlannedTree:
+    counted_FT, heldout_FT = (visits(contexts, tree) for contexts in own)
+    return PlannedTree(
+        name=name,
+        confidence_class=confidence_class,
+        paths=tree.paths,
+        promise=_promise(counted_FT, heldout_FT),
+        counted_shares=_shares(counted_FT),
+        heldout_shares=_shares(heldout_FT) if heldout_FT.any() else None,
+    )
+
+
+def _promise(counted_FT: NDArray[np.float64], heldout_FT: NDArray[np.float64]) -> Promise:
     counted, heldout = (mean_of_folds(found.sum(1), found[:, 0]) for found in (counted_FT, heldout_FT))
     assert counted is not None, "no class is empty"
-    shares = [found.sum(0) / found[:, 0].sum() if found.any() else None for found in (counted_FT, heldout_FT)]
-    assert shares[0] is not None
-    return PlannedTree(name, tree, confidence_class, Promise(counted, heldout), shares[0], shares[1])
+    return Promise(counted=counted, heldout=heldout)
+
+
+def _shares(visits_FT: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(round(float(share), 6) for share in visits_FT.sum(0)[1:] / visits_FT[:, 0].sum())
 
 
 def _name(rows: int, place: int, classes: int, taken: set[str]) -> str:
@@ -392,31 +215,129 @@ def _name(rows: int, place: int, classes: int, taken: set[str]) -> str:
     return next(option for option in (name, *(f"{name}-{i}" for i in range(2, 999))) if option not in taken)
 
 
-def _planned_gear(
-    gear: GearShape,
-    trees: dict[tuple[int, Topology], PlannedTree],
-    parts: tuple[Contexts, Contexts],
-    bounds: tuple[int, ...],
-    table: LatencyTable | None,
-) -> PlannedGear:
-    planned = [trees[place if tree.nodes else 0, tree] for place, tree in enumerate(gear.trees)]
-    names = tuple(tree.name for tree in planned)
-    promise = planned[0].promise if len(planned) == 1 else _promise(gear.trees, parts, bounds)
-    if table is None:
-        return PlannedGear(names, gear.rows, None, promise, None)
-    seconds, times = step_seconds(table, gear, gear.slots), _times(gear, table)
-    return PlannedGear(names, gear.rows, gear.slots, promise, seconds, times)
+def _tree_names(shape: GearShape, trees: Trees) -> tuple[str, ...]:
+    if shape.rows == 1:
+        return ("plain",)
+    return tuple(trees[place if tree.nodes else 0, tree].name for place, tree in enumerate(shape.trees))
 
 
-def _promise(trees: tuple[Topology, ...], parts: tuple[Contexts, Contexts], bounds: tuple[int, ...]) -> Promise:
-    counted, heldout = (_expected(trees, part, bounds) for part in parts)
-    if counted is None:
-        raise TreeError("plan: no contexts have been counted; calibrate on some text first")
-    return Promise(counted, heldout)
+def _gears(shapes: Sequence[GearShape], trees: Trees) -> tuple[Gear, ...]:
+    """Plain decoding at each KV length, then what drafts."""
+    plain = [(("plain",), slots) for slots in sorted({shape.slots for shape in shapes})]
+    return named_gears(plain + [(_tree_names(shape, trees), shape.slots) for shape in shapes if shape.rows > 1])
 
 
-def _expected(trees: tuple[Topology, ...], contexts: Contexts, bounds: tuple[int, ...]) -> Expected | None:
-    if len(trees) == 1:
-        return expected_accept_length(contexts, trees[0])
-    found = [visits(part, tree) for part, tree in zip(split(contexts, bounds), trees, strict=True)]
-    return mean_of_folds(np.sum([v.sum(1) for v in found], 0), np.sum([v[:, 0] for v in found], 0))
+def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> list[str]:
+    """The name of each shape's gear."""
+    names = {(gear.trees, gear.slots): gear.name for gear in gears}
+    return [names[_tree_names(shape, trees), shape.slots] for shape in shapes]
+
+
+def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable[StepTime]:
+    """Of each gear behind texts that fill the KV lengths of the table, as far as it goes."""
+    topologies = {tree.name: topology for (_, topology), tree in trees.items()} | {"plain": Topology.plain()}
+    for gear in gears:
+        own = tuple(topologies[name] for name in gear.trees)
+        shape = GearShape(own[0].rows, gear.slots, own)
+        for slots in (slots for slots in table.slots if slots <= gear.slots):
+            yield StepTime(gear=gear.name, length=slots, us=round(step_us(table, shape, slots), 3))
+
+
+def _cost(chosen: _Chosen, names: Sequence[str], parts: _Parts, table: LatencyTable, limits: Limits) -> Cost:
+    """What the chosen gears take, whose names are ``names``."""
+    chosen_GC = chosen.us_GC[list(chosen.choice.gears)]
+    # Who does not speculate still picks the KV length.
+    plain_C = chosen.us_GC[[gear.rows == 1 for gear in chosen.options]].min(0)
+    heldout, plain_heldout = _on_heldout(chosen, plain_C, parts, table, limits)
+    return Cost(
+        us_per_token=chosen.choice.time,
+        plain_us_per_token=float(plain_C @ chosen.shares_C),
+        bound=chosen.choice.bound,
+        exact=chosen.choice.exact,
+        candidates=len(chosen.options),
+        heldout=heldout,
+        plain_heldout=plain_heldout,
+        too_long=chosen.too_long,
+        source=table.source,
+        served=tuple(
+            Served(
+                slots=length.slots,
+                share=length.share,
+                gear=names[int(own_C.argmin())],
+                us_per_token=float(own_C.min()),
+                plain_us_per_token=float(plain),
+            )
+            for length, own_C, plain in zip(chosen.lengths, chosen_GC.T, plain_C, strict=True)
+        ),
+        stairs=_stairs(chosen, table),
+    )
+
+
+def _on_heldout(
+    chosen: _Chosen, plain_C: NDArray[np.float64], parts: _Parts, table: LatencyTable, limits: Limits
+) -> tuple[float | None, float | None]:
+    """Mean time per token on held-out contexts: of the gears that were planned for each length, and plainly."""
+    place = {length.slots: c for c, length in enumerate(chosen.lengths)}
+    try:
+        every, _ = length_classes(parts.heldout, table, limits.nodes, parts.bounds)
+    except TreeError:  # no held-out context fits
+        return None, None
+    lengths = [one for one in every if one.slots in place]
+    if not lengths:
+        return None, None
+    taken_C = chosen.us_GC[list(chosen.choice.gears)].argmin(0)
+    us_GC = token_us(chosen.gears, lengths, table)
+    shares_C = np.array([one.share for one in lengths])
+    shares_C /= shares_C.sum()
+    planned = [place[one.slots] for one in lengths]
+    return float(us_GC[taken_C[planned], range(len(lengths))] @ shares_C), float(plain_C[planned] @ shares_C)
+
+
+def _stairs(chosen: _Chosen, table: LatencyTable) -> tuple[Stair, ...]:
+    """For each KV length and row count the gear with the least time per token over all lengths that fit it."""
+    tokens_GC = tokens_per_step(chosen.options, chosen.lengths)
+    best: dict[tuple[int, int], Stair] = {}
+    for gear, us_C, tokens_C in zip(chosen.options, chosen.us_GC, tokens_GC, strict=True):
+        fits_C = np.isfinite(us_C)
+        shares_C = chosen.shares_C * fits_C
+        shares_C /= shares_C.sum()
+        step = sum(s * step_us(table, gear, c.slots) for s, c in zip(shares_C, chosen.lengths, strict=True) if s)
+        stair = Stair(
+            slots=gear.slots,
+            rows=gear.rows,
+            us=float(step),
+            expected=float(tokens_C @ shares_C),
+            us_per_token=float(np.where(fits_C, us_C, 0) @ shares_C),
+        )
+        key = (gear.slots, gear.rows)
+        best[key] = min(best.get(key, stair), stair, key=lambda one: one.us_per_token)
+    return tuple(best[key] for key in sorted(best))
+
+
+def _baselines(
+    nodes: int, shrinkage: Shrinkage, parts: _Parts, table: LatencyTable | None, limits: Limits
+) -> Iterable[Baseline]:
+    """Trees of other methods, of at most as many nodes as the largest planned one."""
+    nodes = nodes or limits.nodes
+    others = baselines(parts.counted, nodes, limits.depth, limits.children)
+    if parts.bounds:
+        others["one-tree"] = shrinkage.search.tree(nodes)
+    for name, tree in others.items():
+        yield Baseline(
+            name=name,
+            nodes=tree.nodes,
+            depth=tree.depth,
+            promise=_promise(visits(parts.counted, tree), visits(parts.heldout, tree)),
+            us_per_token=_alone(tree, parts.counted, table, limits) if table else None,
+        )
+
+
+def _alone(tree: Topology, counted: Contexts, table: LatencyTable, limits: Limits) -> float | None:
+    """Time per token of `tree` on counted contexts, each at the KV length it needs."""
+    lengths, _ = length_classes(counted, table, limits.nodes)
+    gears = [GearShape(tree.rows, length.slots, (tree,)) for length in lengths]
+    try:
+        us_GC = token_us(gears, lengths, table)
+    except TreeError:  # the table has no step or draft that large
+        return None
+    return float(us_GC.diagonal() @ [length.share for length in lengths])

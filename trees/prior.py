@@ -12,12 +12,12 @@ Shape suffixes: F folds, T rows of the union of all trees, C classes, N contexts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.planned import LengthWeights, Prior, TextClass
 from draftwood.trees.calibration import LENGTH_STEP, Contexts
 from draftwood.trees.confidence import split
 from draftwood.trees.measure import visits
@@ -42,28 +42,7 @@ ENOUGH = 16
 LIKE_ANY = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class CountedPrior:
-    """Hazards by class, confidence class and path; the meaning is that of the bundle's ``Prior``."""
-
-    paths: tuple[tuple[int, ...], ...]
-    confidence: tuple[float, ...]
-    weights: tuple[float, ...]
-    hazards: tuple[tuple[tuple[float, ...], ...], ...]
-    lengths: tuple[tuple[int, tuple[float, ...]], ...]
-
-    def value(self) -> dict[str, Any]:
-        """As plain values, keys as in a plan and in a manifest."""
-        classes = [
-            {"weight": weight, "hazards": [list(row) for row in hazards]}
-            for weight, hazards in zip(self.weights, self.hazards, strict=True)
-        ]
-        lengths = [{"tokens": tokens, "weights": list(weights)} for tokens, weights in self.lengths]
-        paths, confidence = [list(path) for path in self.paths], list(self.confidence)
-        return {"paths": paths, "confidence": confidence, "classes": classes, "lengths": lengths}
-
-
-def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[int, ...]) -> CountedPrior:
+def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[int, ...]) -> Prior:
     """The prior of contexts over all nodes of ``trees``; without any node, a prior of no paths."""
     union = Topology.from_paths({path for tree in trees for path in tree.paths})
     parts = split(contexts, bounds)
@@ -75,11 +54,10 @@ def counted_prior(contexts: Contexts, trees: Iterable[Topology], bounds: tuple[i
     shift = _centre(union, odds, shares, float(every_T[1:].sum()) / total) if total else 0.0
     hazards = tuple(tuple(hazards_at(union, one, ease + shift) for one in odds) for ease in EASES)
     accepted_C = np.array([_accepted(union, shares, rows) for rows in hazards])
-    return CountedPrior(
+    return Prior(
         paths=union.paths,
         confidence=_rounded(shares),
-        weights=WEIGHTS,
-        hazards=hazards,
+        classes=tuple(TextClass(weight=w, hazards=rows) for w, rows in zip(WEIGHTS, hazards, strict=True)),
         lengths=tuple(_by_length(contexts, union, accepted_C)),
     )
 
@@ -97,9 +75,7 @@ def _centre(tree: Topology, odds: Sequence[NDArray[np.float64]], shares: Sequenc
     return _where(promised, accepted)
 
 
-def _by_length(
-    contexts: Contexts, tree: Topology, accepted_C: NDArray[np.float64]
-) -> Iterator[tuple[int, tuple[float, ...]]]:
+def _by_length(contexts: Contexts, tree: Topology, accepted_C: NDArray[np.float64]) -> Iterator[LengthWeights]:
     """Weights of the classes in texts of so many tokens and more, up to the next; none where all are of one length.
 
     Texts of a length are thought to differ from all by an ease of their own, as much as texts do: n texts tell it with
@@ -113,7 +89,8 @@ def _by_length(
         texts = float(np.minimum(visits_FT[:, 0] / ENOUGH, 1).sum())
         accepted = visits_FT[:, 1:].sum() / visits_FT[:, 0].sum()
         ease = _where(lambda ease: float(_leaning(ease) @ accepted_C), accepted)
-        yield LENGTHS[octave], _rounded(_leaning(ease * texts / (texts + 1)).tolist())
+        weights = _rounded(_leaning(ease * texts / (texts + 1)).tolist())
+        yield LengthWeights(tokens=LENGTHS[octave], weights=weights)
 
 
 def _leaning(ease: float) -> NDArray[np.float64]:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from draftwood.errors import TreeError
+from draftwood.planned import Gear, Planning
 from draftwood.trees.formats import parse_medusa, parse_tree, read_text
-from draftwood.trees.plan_file import ReadPlan, parse_plan
+from draftwood.trees.plan_file import Plan, parse_plan
 from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
@@ -35,7 +38,7 @@ class Budget:
     width: int
 
     def __post_init__(self) -> None:
-        grown = self.width + (self.depth - 1) * self.width**2
+        grown = grown_nodes(self.depth, self.width)
         if min(self.nodes, self.depth, self.width) < 1 or self.nodes > grown:
             raise TreeError(
                 f"budget of {self.nodes} nodes, depth {self.depth}, {self.width} candidates: expected 1 to"
@@ -48,25 +51,9 @@ class Budget:
         return self.nodes + 1
 
 
-@dataclass(frozen=True, slots=True)
-class GearSpec:
-    """A gear to build: names of its trees by confidence class, its KV length, and what a plan says its steps take.
-
-    ``times`` are pairs of a text's length and seconds.
-    """
-
-    trees: tuple[str, ...]
-    slots: int
-    times: tuple[tuple[int, float], ...] = ()
-
-
-def gear_names(gears: Sequence[GearSpec]) -> list[str]:
-    """A name for each: of its tree, or of its classes' trees together, and its KV length."""
-    found: list[str] = []
-    for gear in gears:
-        name = f"{gear.trees[0].removesuffix('-class-0')}-kv{gear.slots}"
-        found.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in found))
-    return found
+def grown_nodes(depth: int, width: int) -> int:
+    """The nodes that a budget tree is chosen from: k at the first level, k for each of k nodes at every other."""
+    return width + max(depth - 1, 0) * width**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +63,12 @@ class Specs:
     Args:
         trees: each with a name, plain decoding first.
         gears: of a plan, plain decoding at each of their KV lengths first; none where every tree is for every length.
-        plan: the plan that was named, where one was.
+        plan: what the plan that was named says of them, where one was.
     """
 
     trees: tuple[tuple[str, Topology | Budget], ...]
-    gears: tuple[GearSpec, ...]
-    plan: ReadPlan | None
+    gears: tuple[Gear, ...]
+    plan: Planning | None
 
 
 def read_specs(text: str) -> Specs:
@@ -99,13 +86,17 @@ def read_specs(text: str) -> Specs:
         raise TreeError(
             f"tree {text!r}: a plan with KV lengths stands alone; leave the other trees out, or plan without --latency"
         )
-    plan = plans[0]
+    return Specs(trees, _own_gears(trees, plans[0]), plans[0].planning if len(plans) == 1 else None)
+
+
+def _own_gears(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> tuple[Gear, ...]:
+    """The plan's gears by the names that its trees have here, where a tree that occurs twice has one name."""
     names: dict[Topology | Budget, str] = {tree: name for name, tree in trees}
-    own = {name: names[tree] for name, tree in plan.trees}
-    gears = [GearSpec(("plain",), slots, times) for slots, times in sorted(plan.plain.items())] if plan.gears else []
-    drafting = [gear for gear in plan.gears if any(own[name] != "plain" for name in gear.trees)]
-    gears += [GearSpec(tuple(own[name] for name in gear.trees), gear.slots, gear.times) for gear in drafting]
-    return Specs(trees, tuple(gears), plan if len(plans) == 1 else None)
+    own = {tree.name: names[tree.topology] for tree in plan.trees}
+    return tuple(
+        replace(gear, tree=own[gear.tree], class_trees=tuple(own[name] for name in gear.class_trees))
+        for gear in plan.gears
+    )
 
 
 def parse_specs(text: str) -> list[tuple[str, Topology | Budget]]:
@@ -194,10 +185,10 @@ def _budget(rest: str, where: str) -> tuple[str, Budget]:
 
 
 def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:
-    trees = parse_plan(_file_text(rest, where), rest).trees
+    trees = [(_slug(tree.name), tree.topology) for tree in parse_plan(_file_text(rest, where), rest).trees]
     for _, topology in trees:
         _check_rows(topology.rows, where)
-    return [(_slug(name), topology) for name, topology in trees]
+    return trees
 
 
 def _file_text(file: str, where: str) -> str:

@@ -6,16 +6,13 @@ contexts whose path passes through it, so the expected accept length is a sum of
 and the best tree of M nodes is the M most visited nodes of the trie.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from draftwood.errors import TreeError
-from draftwood.trees._json import expect_format, load_json
 from draftwood.trees.topology import Topology, rank_path
 
-RANK_PATHS_FORMAT = "draftwood.rank-paths"
-# Of one path in one file; sums of them fit int64.
+# Of one path; sums of them fit int64.
 MOST_COUNT = 2**32 - 1
 
 
@@ -102,34 +99,6 @@ class RankPaths:
         )
         ordered = sorted(allowed, key=lambda item: (-item[1], len(item[0]), item[0]))
         return Topology.from_paths(path for path, _ in ordered[:nodes])
-
-    def to_json(self) -> str:
-        """The counts as JSON, sorted by path: equal counts give equal text."""
-        paths = [[list(path), count] for path, count in self.items()]
-        value = {"format": RANK_PATHS_FORMAT, "version": 1, "contexts": self.contexts, "paths": paths}
-        return json.dumps(value, separators=(",", ":")) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, where: str = "rank paths") -> "RankPaths":
-        """The counts in `text`, as `to_json` writes them; TreeError if it is anything else."""
-        value = expect_format(load_json(text, where), RANK_PATHS_FORMAT, {"contexts", "paths"}, where)
-        entries = value["paths"]
-        if not isinstance(entries, list):
-            raise TreeError(f"{where}: expected a list of [path, count] pairs, got {type(entries).__name__}")
-        result = cls()
-        for entry in entries:
-            result._add_entry(entry, where)
-        if value["contexts"] != result.contexts:
-            raise TreeError(f"{where}: expected {result.contexts} contexts, got {value['contexts']!r}")
-        return result
-
-    def _add_entry(self, entry: object, where: str) -> None:
-        if not isinstance(entry, list) or len(entry) != 2:
-            raise TreeError(f"{where}: expected a [path, count] pair, got {entry!r}")
-        try:
-            self.add(entry[0], entry[1])
-        except TreeError as error:
-            raise TreeError(f"{where}: {error}") from error
 
     def _visits(self) -> Counter[tuple[int, ...]]:
         if self._trie is None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
+
 from draftwood import manifest as m
-from draftwood.compiler.bundle.gears import planning_of
 from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.sources import Sources, check_fit
 from draftwood.compiler.bundle.staging import staged
@@ -21,7 +22,7 @@ from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
-from draftwood.trees.spec import Budget, gear_names
+from draftwood.trees.spec import Budget
 from draftwood.trees.topology import branches
 from draftwood.version import __version__
 
@@ -107,7 +108,7 @@ def _manifest(
         drafter=kind.manifest(opened.digest(), config, request.trees) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=_gears(request.shapes, graph_sets[0].graphs, kind),
-        planning=planning_of(request.plan, request.shapes.gears) if request.plan else None,
+        planning=request.planning,
         graph_sets=graph_sets,
         tokenizer=tokenizer,
         provenance=_provenance(),
@@ -131,18 +132,15 @@ def _dims(config: TeacherConfig, shapes: Shapes) -> m.Dims:
 
 
 def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: DraftModel | None) -> tuple[m.Gear, ...]:
-    """The gears by name; graphs have the same names in all sets."""
+    """The gears with their graphs, which have the same names in all sets."""
     trees = dict(shapes.trees)
     return tuple(
-        m.Gear(
-            name=name,
-            tree=gear.trees[0],
-            slots=gear.slots,
-            graph=_graph_of(graphs, trees[gear.trees[0]].rows, gear.slots),
-            draft=drafter.draft_name(gear.trees[0]) if drafter and trees[gear.trees[0]].nodes else None,
-            class_trees=gear.trees[1:],
+        msgspec.structs.replace(
+            gear,
+            graph=_graph_of(graphs, trees[gear.tree].rows, gear.slots),
+            draft=drafter.draft_name(gear.tree) if drafter and trees[gear.tree].nodes else None,
         )
-        for name, gear in zip(gear_names(shapes.gears), shapes.gears, strict=True)
+        for gear in shapes.gears
     )
 
 

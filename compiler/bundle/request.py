@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from draftwood.compiler.ge.atc import DEFAULT_SOC
 from draftwood.compiler.targets.precision import Precision
 from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.errors import RequestError, TreeError
+from draftwood.planned import Gear, Planning, named_gears
 from draftwood.trees import Topology
-from draftwood.trees.plan_file import ReadPlan
-from draftwood.trees.spec import Budget, GearSpec
+from draftwood.trees.spec import Budget
 
 # A prompt takes of them what is cheapest (`draftwood.runtime.engines.chunks`); a KV length has those that are below it.
 PREFILL_ROWS = (32, 128, 512)
@@ -42,22 +44,30 @@ class BuildRequest:
     # On how many devices the graphs of targets that split a model run together.
     ranks: int = 1
     # What is built of the trees and KV lengths; every tree at every length where none are given.
-    gears: tuple[GearSpec, ...] = ()
+    gears: tuple[Gear, ...] = ()
     # The drafter's linear layers in W8A8, whatever the teacher's are: no text changes.
     int8_drafter: bool = False
     # Also the step with the same bits in every tree, for a CPU.
     bitwise: bool = False
     # Also a whole step of every gear as one graph, for an NPU.
     whole: bool = False
-    # The plan they come from, whose figures go into the manifest.
-    plan: ReadPlan | None = None
+    # What the plan that they come from says of them; step times of other gears are left out.
+    plan: Planning | None = None
 
     @property
     def shapes(self) -> Shapes:
         """What its steps are made for."""
-        every = tuple(GearSpec((name,), slots) for name, _ in self.trees for slots in self.slots)
-        bounds = tuple(self.plan.bounds) if self.plan else ()
-        return Shapes(self.trees, self.slots, self.prefill_rows, self.gears or every, self.bitwise, bounds, self.whole)
+        gears = self.gears or named_gears(((name,), slots) for name, _ in self.trees for slots in self.slots)
+        bounds = self.plan.bounds if self.plan else ()
+        return Shapes(self.trees, self.slots, self.prefill_rows, gears, self.bitwise, bounds, self.whole)
+
+    @property
+    def planning(self) -> Planning | None:
+        """The plan's data of the gears that are built."""
+        if self.plan is None:
+            return None
+        built = {gear.name for gear in self.shapes.gears}
+        return replace(self.plan, times=tuple(time for time in self.plan.times if time.gear in built))
 
 
 def check_request(request: BuildRequest, out: Path) -> None:

@@ -42,7 +42,7 @@ def walked(
 ) -> tuple[Tensor, Tensor]:
     """The accepted path int64 [P], its last row repeated, and how many rows it has, the root counted, int64 [1].
 
-    `draftwood.trees.acceptance.accept` in a graph's operators. A padded row is its own and has depth 0.
+    `draftwood.trees.acceptance.walk` in a graph's operators. A padded row is its own and has depth 0.
     """
     order_T = torch.arange(tokens_T.shape[0], device=tokens_T.device)
     carries_T = tokens_T == drawn_T.index_select(0, parents_T)

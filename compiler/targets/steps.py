@@ -19,8 +19,9 @@ from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.steps.whole import Parts, whole_step
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.planned import Gear
 from draftwood.trees import Topology
-from draftwood.trees.spec import Budget, GearSpec, gear_names
+from draftwood.trees.spec import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Shapes:
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
     prefill_rows: tuple[int, ...]
-    gears: tuple[GearSpec, ...]
+    gears: tuple[Gear, ...]
     bitwise: bool = False
     # Divide the confidence classes of gears that have several trees.
     bounds: tuple[float, ...] = ()
@@ -92,7 +93,7 @@ def whole_steps(
     steps = static_steps(shapes, sizes, decoder, decode_rows, form)
     accepts = {s.signature.name: s for s in accept_steps(shapes, sizes, decoder, drafter, decode_rows)}
     found = []
-    for name, gear in zip(gear_names(shapes.gears), shapes.gears, strict=True):
+    for gear in shapes.gears:
         own = [trees[tree] for tree in gear.trees]
         draft = _draft_of(gear, drafts, drafter) if own[0].rows > 1 else None
         kind, rows = ("verify", own[0].rows) if own[0].rows > 1 else ("decode", decode_rows)
@@ -101,11 +102,11 @@ def whole_steps(
         )
         for draws in get_args(Draws):
             parts = Parts(draft, _rows(own, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)])
-            found.append(whole_step(name, draws, parts, decoder.config.vocabulary))
+            found.append(whole_step(gear.name, draws, parts, decoder.config.vocabulary))
     return found
 
 
-def _draft_of(gear: GearSpec, drafts: Mapping[str, Step], drafter: DraftModel | None) -> Step:
+def _draft_of(gear: Gear, drafts: Mapping[str, Step], drafter: DraftModel | None) -> Step:
     assert drafter is not None, "a tree is drafted"
     name = drafter.draft_name(gear.trees[0])
     return drafts.get(f"{name}-kv{gear.slots}") or drafts[name]
@@ -152,10 +153,9 @@ def rebuild_wholes(
     decode = next(graph for graph in graphs.graphs if graph.kind == "decode")
     branch = next(int(spec.shape[2]) for spec in decode.inputs if spec.name == "branch")
     sizes = StepSizes(branch_rows=branch, path_rows=manifest.dims.path_rows, dtype=graphs.precision.activations)
-    gears = tuple(GearSpec((gear.tree, *gear.class_trees), gear.slots) for gear in manifest.gears)
-    slots = tuple(sorted({gear.slots for gear in gears}))
+    slots = tuple(sorted({gear.slots for gear in manifest.gears}))
     bounds = tuple(manifest.planning.bounds) if manifest.planning else ()
-    shapes = Shapes(manifest_trees(manifest, topologies), slots, (), gears, bounds=bounds)
+    shapes = Shapes(manifest_trees(manifest, topologies), slots, (), manifest.gears, bounds=bounds)
     drafter = drafter_of(manifest.drafter) if manifest.drafter else None
     steps = whole_steps(shapes, sizes, drafter, modules, decode.rows, "npu")
     return {step.signature.name: step for step in steps}

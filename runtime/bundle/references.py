@@ -27,6 +27,7 @@ from draftwood.manifest import (
     whole_name,
 )
 from draftwood.noise import ROUNDS
+from draftwood.trees.spec import grown_nodes
 
 _COMMIT = {"committed", "accepted", "path", "branch"}
 _ROWS = {"tokens", "depths", "visible", *_COMMIT}
@@ -144,7 +145,7 @@ def _dims(manifest: Manifest) -> Iterator[str]:
 
 
 def _tree(tree: Tree) -> Iterator[str]:
-    grown = tree.width + max(tree.depth - 1, 0) * tree.width**2
+    grown = grown_nodes(tree.depth, tree.width)
     if tree.file is None and not 0 < tree.rows - 1 <= grown:
         yield f"a budget of {tree.rows - 1} nodes; expected 1 to {grown}, which depth and width give"
 

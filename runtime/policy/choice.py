@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from draftwood.errors import RequestError
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.adaptive import Adaptive
 from draftwood.runtime.policy.fixed import FixedTree, Planned

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from draftwood.manifest import Gear
-from draftwood.planning import Planning, StepTime
+from draftwood.planned import Planning, StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.fitting import Fitting
 from draftwood.runtime.policy.forest import Forest, Levels, Shape

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.planning import Prior, TextClass
+from draftwood.planned import Prior, TextClass
 from draftwood.runtime.policy.forest import Forest, Levels
 
 # Accuracy of the weak prior's classes. Sampled text is less predictable; the weights are of no measurement.

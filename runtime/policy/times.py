@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 
 # Steps by which a gear's own factor is settled.
 SETTLED = 8

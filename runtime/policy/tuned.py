@@ -16,7 +16,7 @@ import msgspec
 from draftwood.errors import RequestError
 from draftwood.files import cache_home, write_whole
 from draftwood.manifest import encode
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 
 VERSION = 1

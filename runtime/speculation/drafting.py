@@ -198,9 +198,7 @@ def _buffers(outputs: dict[str, NDArray]) -> TreeBuffers:
         parents=parents_T,
         ranks=elder_TT.sum(1),
         depths=outputs["depths"].copy(),
-        valid=np.ones(rows, np.bool_),
         mask=outputs["mask"].copy(),
-        ancestors=np.ascontiguousarray(paths_TL.T),
         paths=paths_TL,
     )
 

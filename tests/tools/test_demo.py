@@ -44,6 +44,6 @@ def test_the_counts_fit_the_drafter(sampled: bool, drafter: str) -> None:
 def test_texts_behind_documents_are_believed_to_be_harder(drafter: str, sampled: bool) -> None:
     """By every drafter that looks at the text; Medusa's heads look at one state."""
     prior = counted_prior(demo.counted(drafter, sampled).contexts, [Topology.chain(4)], ())
-    accepted = [np.cumprod(hazards).sum() for (hazards,) in prior.hazards]
-    found = {tokens: float(np.dot(weights, accepted)) for tokens, weights in prior.lengths}
+    accepted = [np.cumprod(hazards).sum() for (hazards,) in (one.hazards for one in prior.classes)]
+    found = {one.tokens: float(np.dot(one.weights, accepted)) for one in prior.lengths}
     assert set(found) == {0, 256, 512, 1024} and found[0] > 1.05 * found[1024]

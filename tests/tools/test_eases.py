@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood.planning import Prior, TextClass
+from draftwood.planned import Prior, TextClass
 from draftwood.runtime.trace import StepEvent
 from draftwood.tools.measure import eases
 from draftwood.tools.measure.replay import Text

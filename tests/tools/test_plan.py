@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError, TreeError
-from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tools.commands import calibrate, plan
-from draftwood.trees import parse_specs, read_tree
-from draftwood.trees.calibration_file import read_calibration
+from draftwood.trees import parse_specs
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import read_calibration, write_calibration
 from draftwood.trees.latency import LatencyEntry, LatencyTable
+from draftwood.trees.plan_file import parse_plan
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -109,9 +110,9 @@ def test_plan_json_and_file_agree(stats: Path, tmp_path: Path, capsys: pytest.Ca
         tokens = 0
         for path, weight in zip(paths, weights, strict=True):
             tokens += weight * (1 + sum(tuple(path[:depth]) in inside for depth in range(1, len(path) + 1)))
-        assert tree["expected"][part] == pytest.approx(tokens / sum(weights), abs=1e-12)
-    low, high = tree["expected"]["heldout_interval"]
-    assert low < tree["expected"]["heldout"] < high
+        assert tree["promise"][part]["tokens"] == pytest.approx(tokens / sum(weights), abs=1e-12)
+    low, high = tree["promise"]["heldout"]["interval"]
+    assert low < tree["promise"]["heldout"]["tokens"] < high
     assert [name for name, _ in parse_specs(f"plan:{out}")] == ["plain", "planned-13"]
 
 
@@ -135,42 +136,25 @@ def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     assert "times plain decoding, on held-out ones" in said and len(said.splitlines()) < 25
     found = json.loads((tmp_path / "plan.json").read_text())
-    assert {gear["rows"] for gear in found["gears"]} == {1, 16}, "16 rows cost hardly more than 8, 64 far more"
+    rows = {tree["name"]: len(tree["paths"]) + 1 for tree in found["trees"]}
+    assert {rows[gear["tree"]] for gear in found["gears"]} == {1, 16}, "16 rows cost hardly more than 8, 64 far more"
 
 
-def test_exports_are_read_back(stats: Path, tmp_path: Path) -> None:
-    out, folder = tmp_path / "plan.json", tmp_path / "trees"
-    assert run(plan, "--stats", stats, "--max-gears", 2, "--out", out, "--export", folder) == 0
-    ((name, tree),) = parse_specs(f"plan:{out}")[1:]
-    files = sorted(folder.iterdir())
-    assert {file.name for file in files} <= {
-        f"{name}.{form}.json" for form in ("draftwood", "medusa", "tuples", "nxdi")
-    }
-    assert len(files) >= 3 and all(read_tree(file) == tree for file in files)
-
-
-def test_realised_accept_length_beside_what_was_expected(
-    stats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = Trace()
-    for step, (gear, accepted) in enumerate((("planned-8-kv512", 2), ("planned-8-kv512", 3), ("plain-kv512", 1))):
-        trace.add(
-            StepEvent(
-                kind="verify", step=step, gear=gear, position=10, rows=8, accepted=accepted, path=(),
-                tokens=(1,) * accepted, start_us=0, draft_us=1, verify_us=2, accept_us=3, host_us=4,
-            )
-        )  # fmt: skip
-    trace.write(tmp_path / "run.jsonl")
-    capsys.readouterr()
-    arguments = ("--stats", stats, "--max-nodes", 7, "--realised", tmp_path / "run.jsonl", "--out", tmp_path / "p")
-    assert run(plan, *arguments, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["realised"]
-    assert [(one["gear"], one["steps"], one["accept_length"]) for one in found] == [
-        ("plain-kv512", 1, 1.0),
-        ("planned-8-kv512", 2, 2.5),
-    ]
-    assert run(plan, *arguments) == 0
-    assert "2.500" in capsys.readouterr().out
+def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(lines: Path, tmp_path: Path) -> None:
+    sampled, greedy = Calibration(), Calibration()
+    for i in range(400):
+        greedy.add((0, 0), group=f"text {i}")
+        sampled.add((0,)[: i % 2], group=f"text {i}", sampled=True)
+    for name, found in (("greedy", greedy), ("sampled", sampled)):
+        write_calibration(found, tmp_path / name)
+    assert run(plan, "--stats", tmp_path / "sampled", tmp_path / "greedy", "--out", tmp_path / "plan") == 0
+    found = parse_plan((tmp_path / "plan").read_text(), "plan")
+    assert sum(found.contexts.values()) == 800 and found.planning.sampled is not None
+    assert found.planning.greedy.classes[0].hazards[0][0] > found.planning.sampled.classes[0].hazards[0][0]
+    greedy.merge(sampled)
+    write_calibration(greedy, tmp_path / "greedy")
+    with pytest.raises(RequestError, match="400 of 800 contexts are of sampled text; expected greedy text alone"):
+        run(plan, "--stats", tmp_path / "greedy", tmp_path / "sampled", "--out", tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_bundle_is_measured(tiny_bundle: Path, tmp_path: Path, capsys: pytest.
     steps = [entry for entry in table.entries if entry.kind in ("decode", "verify")]
     assert all(entry.samples == 2 * step_times.STEPS and entry.seconds > 0 for entry in steps)
     assert {(entry.slots, entry.filled) for entry in steps} == {(128, 64), (256, 128)}
-    assert table.draft_s(2, 3) > 0 and table.host_s() > 0 and table.graph_bytes(7, 256) == 0
+    assert table.draft_s(2, 3) > 0 and table.host_s() > 0
     assert table.machine["threads"] >= 1 and table.drafter["kind"] == "medusa"
     assert table.teacher["digest"] == Bundle.open(tiny_bundle).manifest.teacher.digest
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
+from draftwood.trees.candidates import GearShape, candidates, length_classes, step_us, token_us
 from draftwood.trees.choice import choose
-from draftwood.trees.gears import GearShape, Limits, candidates, length_classes, step_seconds, token_seconds
+from draftwood.trees.plan_file import Limits
 
 from .samples import COUNTED, FIXED, PATHS, gain, prefixes, table, trees_within
 
@@ -36,9 +37,9 @@ def test_the_best_gear_is_the_best_of_all_trees(counts, steps, drafts):
     costs = table({(rows, 256): s for rows, s in steps.items()}, drafts, host=0.5)
     lengths, too_long = length_classes(at_length(counts), costs, 6)
     gears = candidates(lengths, costs, Limits(nodes=6))
-    found = token_seconds(gears, lengths, costs).min()
+    found = token_us(gears, lengths, costs).min() / 1e6
     best = min(
-        step_seconds(costs, GearShape(rows, 256, (Topology.from_paths(tree),)), 256) / float(gain(counts, tree))
+        step_us(costs, GearShape(rows, 256, (Topology.from_paths(tree),)), 256) / 1e6 / float(gain(counts, tree))
         for n in range(7)
         for tree in trees_within(prefixes(counts), n)
         for rows in steps
@@ -52,7 +53,7 @@ def test_padding_up_to_the_next_stair_is_free():
     costs = table({(1, 256): 10, (4, 256): 11, (16, 256): 40})
     lengths, _ = length_classes(at_length(counts), costs, 15)
     gears = candidates(lengths, costs, Limits(nodes=15))
-    best = gears[token_seconds(gears, lengths, costs)[:, 0].argmin()]
+    best = gears[token_us(gears, lengths, costs)[:, 0].argmin()]
     assert best.rows == 4 and best.trees == (Topology.from_paths([(0,), (1,), (2,)]),)
 
 
@@ -74,8 +75,8 @@ def test_lengths_take_the_smallest_cache_that_holds_text_tree_and_spare_slot():
 def test_a_machine_that_reads_the_filled_part_pays_for_the_text_alone():
     costs = {(1, 256): 1.0, (1, 512): 2.0}
     gear = GearShape(1, 512, (Topology.plain(),))
-    assert step_seconds(table(costs), gear, 256) == 2.0
-    assert step_seconds(table(costs, kv_read="filled"), gear, 256) == 1.0
+    assert step_us(table(costs), gear, 256) == 2e6
+    assert step_us(table(costs, kv_read="filled"), gear, 256) == 1e6
 
 
 def test_trees_go_no_deeper_or_wider_than_drafts_were_timed():
@@ -96,66 +97,54 @@ def test_plain_decoding_is_among_the_candidates_first_of_all():
 def choices(draw):
     gears, classes = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     cell = st.one_of(st.integers(1, 9).map(float), st.just(np.inf))
-    seconds = [draw(st.lists(st.integers(1, 9).map(float), min_size=classes, max_size=classes))]
-    seconds += [draw(st.lists(cell, min_size=classes, max_size=classes)) for _ in range(gears - 1)]
+    times = [draw(st.lists(st.integers(1, 9).map(float), min_size=classes, max_size=classes))]
+    times += [draw(st.lists(cell, min_size=classes, max_size=classes)) for _ in range(gears - 1)]
     shares = np.array(draw(st.lists(st.integers(1, 5), min_size=classes, max_size=classes)), float)
-    graphs = [(draw(st.integers(0, 2)), 0) for _ in range(gears)]
-    sizes = {graph: draw(st.integers(0, 4)) for graph in set(graphs)}
-    return np.array(seconds), shares / shares.sum(), graphs, [sizes[graph] for graph in graphs]
+    return np.array(times), shares / shares.sum()
 
 
-def every_set(seconds_GC, shares_C, most, graphs, sizes, budget):
-    for n in range(min(most, len(seconds_GC))):
-        for others in itertools.combinations(range(1, len(seconds_GC)), n):
-            chosen = (0, *others)
-            if budget is None or sum({graphs[g]: sizes[g] for g in chosen}.values()) <= budget:
-                yield float(seconds_GC[list(chosen)].min(0) @ shares_C)
+def every_set(times_GC, shares_C, most):
+    for n in range(min(most, len(times_GC))):
+        for others in itertools.combinations(range(1, len(times_GC)), n):
+            yield float(times_GC[[0, *others]].min(0) @ shares_C)
 
 
 @FIXED
-@given(choices(), st.integers(1, 4), st.one_of(st.none(), st.integers(4, 10)))
-def test_choice_equals_brute_force(case, most, budget):
-    seconds_GC, shares_C, graphs, sizes = case
-    found = choose(seconds_GC, shares_C, most, graphs, sizes, budget)
+@given(choices(), st.integers(1, 4))
+def test_choice_equals_brute_force(case, most):
+    times_GC, shares_C = case
+    found = choose(times_GC, shares_C, most)
     assert found.exact and found.gears[0] == 0 and len(found.gears) <= most
-    assert found.seconds == pytest.approx(min(every_set(seconds_GC, shares_C, most, graphs, sizes, budget)), abs=1e-12)
-    assert found.seconds == pytest.approx(float(seconds_GC[list(found.gears)].min(0) @ shares_C), abs=1e-12)
-    if budget is not None:
-        assert sum({graphs[g]: sizes[g] for g in found.gears}.values()) <= budget
+    assert found.time == pytest.approx(min(every_set(times_GC, shares_C, most)), abs=1e-12)
+    assert found.time == pytest.approx(float(times_GC[list(found.gears)].min(0) @ shares_C), abs=1e-12)
 
 
 def test_choice_equals_brute_force_among_gears_of_near_equal_use():
     random = np.random.default_rng(2)
     for _ in range(400):
-        seconds_GC, shares_C = random.integers(1, 6, (7, 5)).astype(float), np.full(5, 0.2)
-        graphs, most = [(int(g), 0) for g in random.integers(0, 4, 7)], int(random.integers(1, 6))
-        by_graph = {graph: int(random.integers(0, 5)) for graph in graphs}
-        sizes = [by_graph[graph] for graph in graphs]
-        budget = None if random.random() < 0.5 else int(random.integers(sizes[0], 12))
-        found = choose(seconds_GC, shares_C, most, graphs, sizes, budget)
-        best = min(every_set(seconds_GC, shares_C, most, graphs, sizes, budget))
-        assert found.exact and found.seconds == pytest.approx(best, abs=1e-12) and len(found.gears) <= most
+        times_GC, shares_C = random.integers(1, 6, (7, 5)).astype(float), np.full(5, 0.2)
+        most = int(random.integers(1, 6))
+        found = choose(times_GC, shares_C, most)
+        best = min(every_set(times_GC, shares_C, most))
+        assert found.exact and found.time == pytest.approx(best, abs=1e-12) and len(found.gears) <= most
 
 
 @FIXED
 @given(choices(), st.integers(1, 4), st.integers(0, 6))
 def test_a_stopped_search_proves_its_bound(case, most, stop):
-    seconds_GC, shares_C, graphs, sizes = case
-    found = choose(seconds_GC, shares_C, most, graphs, sizes, None, most_sets=stop)
-    best = min(every_set(seconds_GC, shares_C, most, graphs, sizes, None))
-    assert found.bound <= best + 1e-12 <= found.seconds + 2e-12
+    times_GC, shares_C = case
+    found = choose(times_GC, shares_C, most, most_sets=stop)
+    best = min(every_set(times_GC, shares_C, most))
+    assert found.bound <= best + 1e-12 <= found.time + 2e-12
 
 
 def test_hundreds_of_gears_stop_with_a_bound_near_by():
     random = np.random.default_rng(0)
-    seconds_GC = random.uniform(1, 2, (300, 12))
-    found = choose(seconds_GC, np.full(12, 1 / 12), 5, most_sets=2000)
-    assert found.bound <= found.seconds <= 1.15 * found.bound
+    times_GC = random.uniform(1, 2, (300, 12))
+    found = choose(times_GC, np.full(12, 1 / 12), 5, most_sets=2000)
+    assert found.bound <= found.time <= 1.15 * found.bound
 
 
-def test_impossible_budgets_are_refused():
-    seconds_GC, shares_C = np.ones((1, 1)), np.ones(1)
+def test_impossible_limits_are_refused():
     with pytest.raises(TreeError, match="a limit of 1 or more gears"):
-        choose(seconds_GC, shares_C, 0)
-    with pytest.raises(TreeError, match="plain decoding alone takes 7 bytes"):
-        choose(seconds_GC, shares_C, 1, [(1, 256)], [7], 6)
+        choose(np.ones((1, 1)), np.ones(1), 0)

@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
-from draftwood.trees import RankPaths, Topology, parse_specs
+from draftwood.trees import Topology, parse_specs
 from draftwood.trees.calibration import BINS, Calibration
-from draftwood.trees.gears import Limits
 from draftwood.trees.measure import expected_accept_length
 from draftwood.trees.plan import make_plan
-from draftwood.trees.plan_file import format_plan, parse_plan, plan_value
+from draftwood.trees.plan_file import Limits, format_plan, parse_plan
+from draftwood.trees.shrinkage import STRENGTHS
+from draftwood.trees.spec import read_specs
 
 from .samples import COUNTED, COUNTS, FIXED, HELDOUT, calibrated, gain, table
 
@@ -53,19 +54,19 @@ def test_trees_from_counted_contexts_equal_brute_force_and_baselines_never_win(c
 def test_without_a_latency_table_sizes_are_halved():
     plan = make_plan(TEXTS, Limits(nodes=31, gears=4))
     assert [tree.name for tree in plan.trees] == ["plain", "planned-32", "planned-16", "planned-8"]
-    assert [gear.slots for gear in plan.gears] == [None] * 4 and plan.cost is None
+    assert plan.gears == () and plan.planning.times == () and plan.cost is None
     assert [tree.name for tree in make_plan(TEXTS, Limits(nodes=31, gears=1)).trees] == ["plain"]
 
 
 def test_the_kinds_of_text_together_promise_what_was_counted():
-    prior = make_plan(TEXTS, Limits(nodes=31)).greedy
+    prior = make_plan(TEXTS, Limits(nodes=31)).planning.greedy
     tree = Topology.from_paths(prior.paths)
     total = 0.0
-    for weight, (hazards,) in zip(prior.weights, prior.hazards, strict=True):
-        reach = {(): 1.0}
+    for one in prior.classes:
+        (hazards,), reach = one.hazards, {(): 1.0}
         for path, hazard in zip(prior.paths, hazards, strict=True):
             reach[path] = reach[path[:-1]] * hazard
-        total += weight * sum(reach.values())
+        total += one.weight * sum(reach.values())
     # The shrinkage of rare nodes is in both, halving stops at 1e-4 of the ease, and hazards have six digits.
     assert total == pytest.approx(expected_accept_length(TEXTS.part("counted"), tree).tokens, rel=1e-3)
 
@@ -76,55 +77,61 @@ def test_heldout_figures_are_of_heldout_contexts_alone():
     plan = make_plan(calibration, Limits(nodes=1))
     assert plan.trees[1].promise.counted.tokens == 1.8 and plan.trees[1].promise.heldout.tokens == 1.25
     assert plan.curve_heldout == (1.0, 1.25) and plan.contexts == {"counted": 10, "tuning": 0, "heldout": 4}
-    assert plan.trees[1].counted_T.tolist() == [1, 0.8] and plan.trees[1].heldout_T.tolist() == [1, 0.25]
+    assert plan.trees[1].counted_shares == (0.8,) and plan.trees[1].heldout_shares == (0.25,)
 
 
 def test_gears_are_planned_for_the_least_time_per_token():
     plan = make_plan(TEXTS, Limits(nodes=15, gears=3), COSTS)
     cost = plan.cost
-    assert cost.exact and cost.bound == cost.seconds_per_token < cost.plain_seconds_per_token
-    assert len(plan.gears) <= 3 and plan.gears[0].rows == 1 and plan.trees[0].topology == Topology.plain()
-    assert cost.seconds_per_token == pytest.approx(sum(one.share * one.seconds_per_token for one in cost.served))
+    assert cost.exact and cost.bound == cost.us_per_token < cost.plain_us_per_token
+    plain, drafting = sorted_gears(plan)
+    assert len(drafting) <= 2 and plan.gears == plain + drafting and plan.trees[0].topology == Topology.plain()
+    assert [gear.slots for gear in plain] == sorted({gear.slots for gear in drafting} | {512})
+    assert cost.us_per_token == pytest.approx(sum(one.share * one.us_per_token for one in cost.served))
     assert sum(one.share for one in cost.served) == pytest.approx(1)
     assert [one.slots for one in cost.served] == [256, 512]
-    assert all(plan.gears[one.gear].slots >= one.slots for one in cost.served)
+    slots = {gear.name: gear.slots for gear in plan.gears}
+    assert all(slots[one.gear] >= one.slots for one in cost.served)
     assert cost.heldout < cost.plain_heldout
-    rivals = [one.seconds_per_token for one in plan.baselines if one.seconds_per_token is not None]
-    free = make_plan(TEXTS, Limits(nodes=15, gears=9), COSTS).cost.seconds_per_token
-    assert free <= min(rivals) + 1e-9 and free <= cost.seconds_per_token
-    # Fewer gears, or less memory for their graphs, are never faster.
-    one_more = [make_plan(TEXTS, Limits(nodes=15, gears=n), COSTS).cost.seconds_per_token for n in (1, 2, 3)]
-    assert one_more == sorted(one_more, reverse=True) and one_more[0] == pytest.approx(
-        make_plan(TEXTS, Limits(nodes=15, gears=3, graph_bytes=100), COSTS).cost.seconds_per_token
-    )
+    rivals = [one.us_per_token for one in plan.baselines if one.us_per_token is not None]
+    free = make_plan(TEXTS, Limits(nodes=15, gears=9), COSTS).cost.us_per_token
+    assert free <= min(rivals) + 1e-3 and free <= cost.us_per_token
+    # Fewer gears are never faster.
+    one_more = [make_plan(TEXTS, Limits(nodes=15, gears=n), COSTS).cost.us_per_token for n in (1, 2, 3)]
+    assert one_more == sorted(one_more, reverse=True)
+
+
+def sorted_gears(plan):
+    """Plain decoding, and what drafts."""
+    plain = tuple(gear for gear in plan.gears if gear.tree == "plain")
+    return plain, tuple(gear for gear in plan.gears if gear not in plain)
 
 
 def test_where_speculation_costs_more_than_it_gains_only_plain_decoding_is_left():
     dear = table({(1, 512): 1.0, (4, 512): 30.0})
     plan = make_plan(TEXTS, Limits(nodes=3), dear)
-    assert [gear.rows for gear in plan.gears] == [1]
-    assert plan.cost.seconds_per_token == plan.cost.plain_seconds_per_token == 1.0
+    assert [gear.name for gear in plan.gears] == ["plain-kv512"]
+    assert plan.cost.us_per_token == plan.cost.plain_us_per_token == 1e6
 
 
 def test_confidence_classes_gain_and_have_equally_many_rows():
     one, two = (make_plan(TEXTS, Limits(nodes=7, gears=2), classes=n) for n in (1, 2))
-    assert len(two.bounds) == 1 and two.bounds[0] * BINS == int(two.bounds[0] * BINS)
-    gear = two.gears[1]
-    assert gear.trees == ("planned-8-class-0", "planned-8-class-1")
-    by_name = {tree.name: tree for tree in two.trees}
-    assert {by_name[name].topology.rows for name in gear.trees} == {8}
-    assert gear.promise.counted.tokens > one.gears[1].promise.counted.tokens
-    assert gear.promise.heldout.tokens > one.gears[1].promise.heldout.tokens
-    parts = [by_name[name].promise.counted for name in gear.trees]
-    mixed = sum(part.tokens * part.contexts for part in parts) / sum(part.contexts for part in parts)
-    assert gear.promise.counted.tokens == pytest.approx(mixed, abs=1e-12)
+    (bound,) = two.planning.bounds
+    assert bound * BINS == int(bound * BINS)
+    plain, *classes = two.trees
+    assert [tree.name for tree in classes] == ["planned-8-class-0", "planned-8-class-1"]
+    assert {tree.topology.rows for tree in classes} == {8} and plain.topology == Topology.plain()
+    for part in ("counted", "heldout"):
+        own = [getattr(tree.promise, part) for tree in classes]
+        mixed = sum(each.tokens * each.contexts for each in own) / sum(each.contexts for each in own)
+        assert mixed > getattr(one.trees[1].promise, part).tokens
     assert next(b for b in two.baselines if b.name == "one-tree").promise == one.trees[1].promise
 
 
 def test_classes_and_costs_together():
     plan = make_plan(TEXTS, Limits(nodes=15), COSTS, classes=3)
-    assert all(len(gear.trees) == 3 for gear in plan.gears) and plan.cost.exact
-    assert plan.cost.seconds_per_token <= make_plan(TEXTS, Limits(nodes=15), COSTS).cost.seconds_per_token
+    assert all(len(gear.trees) == 3 for gear in sorted_gears(plan)[1]) and plan.cost.exact
+    assert plan.cost.us_per_token <= make_plan(TEXTS, Limits(nodes=15), COSTS).cost.us_per_token
 
 
 @pytest.mark.parametrize(
@@ -144,41 +151,33 @@ def test_refused_plans(calibration, limits, message):
             make_plan(calibration, limits, costs)
 
 
-def test_a_memory_budget_below_plain_decoding_is_refused():
-    with pytest.raises(TreeError, match="plain decoding alone takes 100 bytes"):
-        make_plan(TEXTS, Limits(nodes=3, graph_bytes=99), COSTS)
-
-
 def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
     plan = make_plan(TEXTS, Limits(nodes=15), COSTS, classes=2)
     text = format_plan(plan)
-    assert json.loads(text) == json.loads(json.dumps(plan_value(plan)))
-    read = parse_plan(text, "plan")
-    trees = read.trees
-    assert trees == tuple((tree.name, tree.topology) for tree in plan.trees)
-    assert [(gear.trees, gear.slots, gear.times) for gear in read.gears] == [
-        (gear.trees, gear.slots, gear.times) for gear in plan.gears
-    ]
-    assert (read.bounds, read.plain) == (plan.bounds, plan.plain)
+    assert parse_plan(text, "plan") == plan and format_plan(parse_plan(text, "plan")) == text
     (tmp_path / "my.plan").write_text(text)
+    specs = read_specs(f"plan:{tmp_path / 'my.plan'}")
+    assert (specs.gears, specs.plan) == (plan.gears, plan.planning)
+    without = make_plan(TEXTS, Limits(nodes=15), classes=2)
+    (tmp_path / "my.plan").write_text(format_plan(without))
     found = parse_specs(f"chain:2,plan:{tmp_path / 'my.plan'}")
     assert found[:2] == [("plain", Topology.plain()), ("chain-2", Topology.chain(2))]
-    assert {tree for _, tree in found} == {tree for _, tree in trees} | {Topology.chain(2)}
+    assert {tree for _, tree in found} == {tree.topology for tree in without.trees} | {Topology.chain(2)}
 
 
-def test_an_infinite_strength_is_written_as_a_word():
-    plan = make_plan(TEXTS, Limits(nodes=3))
-    value = plan_value(plan)
-    assert value["shrinkage"]["tried"][-1]["strength"] == "infinite" and math.isinf(max(plan.shrinkage.gains))
+def test_an_infinite_strength_is_none_in_json():
+    tried = make_plan(TEXTS, Limits(nodes=3)).tried
+    assert [one.strength for one in tried] == [*STRENGTHS[:-1], None] and math.isinf(STRENGTHS[-1])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "not JSON"),
-        ("[]", "expected an object with format 'draftwood.plan'"),
-        ('{"format": "draftwood.plan", "version": 2}', "expected version 1"),
-        ('{"format": "draftwood.plan", "version": 1}', "expected the keys"),
+        ("[]", "not draftwood.plan: Expected `object`, got `array`"),
+        ('{"format": "draftwood.tree", "version": 2}', "expected an object with format 'draftwood.plan'"),
+        ('{"format": "draftwood.plan", "version": 1}', "expected version 2"),
+        ('{"format": "draftwood.plan", "version": 2}', "not draftwood.plan: .* missing required field"),
     ],
 )
 def test_refused_files(text, message):
@@ -187,20 +186,37 @@ def test_refused_files(text, message):
 
 
 @pytest.mark.parametrize(
-    "trees", [[], None, [3], [{"name": "a"}], [{"name": "a", "paths": [[0, 0]]}], [{"name": 1, "paths": []}]]
+    ("path", "value", "message"),
+    [
+        (("trees",), [], "expected one or more"),
+        (("trees",), None, r"Expected `array`, got `null` - at `\$.trees`"),
+        (("trees",), [3], r"Expected `object`, got `int` - at `\$.trees\[0\]`"),
+        (("trees", 1, "paths"), [[0, 0]], "its parent"),
+        (("trees", 1, "name"), 1, r"at `\$.trees\[1\].name`"),
+        (("trees", 1, "name"), "plain", "a name of its own"),
+        (("gears", 1, "tree"), "other", "expected trees of this plan"),
+        (("gears", 1, "class_trees"), [], "a tree for each of the confidence classes"),
+        (("gears", 1, "slots"), 0, "`int` >= 1"),
+        (("gears", 0, "slots"), 128, "plain decoding at each"),
+        (("gears", 1, "name"), "other", "step times of the gears"),
+        (("planning", "bounds"), [2.0], "confidences between 0 and 1"),
+        (("planning", "greedy"), None, r"at `\$.planning.greedy`"),
+        (("planning", "times", 0, "us"), 0, "a finite time above 0"),
+    ],
 )
-def test_refused_trees_of_a_file(trees):
-    value = plan_value(make_plan(TEXTS, Limits(nodes=3))) | {"trees": trees}
-    with pytest.raises(TreeError, match=r"^p: "):
-        parse_plan(json.dumps(value), "p")
+def test_refused_values_of_a_file(path, value, message):
+    root = json.loads(format_plan(make_plan(TEXTS, Limits(nodes=3, gears=2), COSTS, classes=2)))
+    *way, last = path
+    at = root
+    for key in way:
+        at = at[key]
+    at[last] = value
+    with pytest.raises(TreeError, match=rf"^p: .*{message}"):
+        parse_plan(json.dumps(root), "p")
 
 
 def test_trees_too_large_to_build_are_refused_by_the_spec(tmp_path):
-    paths = RankPaths()
-    for first in range(20):
-        for second in range(20):
-            paths.add((first, second))
-    calibration = Calibration.from_bytes(paths.to_json().encode())
+    calibration = calibrated({(first, second): 1 for first in range(20) for second in range(20)})
     (tmp_path / "p").write_text(format_plan(make_plan(calibration, Limits(nodes=300, gears=2))))
     with pytest.raises(TreeError, match="at most 256 rows"):
         parse_specs(f"plan:{tmp_path / 'p'}")
@@ -231,6 +247,6 @@ def test_a_class_that_never_occurs_at_a_length_drafts_what_is_free_there():
         calibration.add((1,), group=f"text {i}", confidence=0.1, context=400)
     plan = make_plan(calibration, Limits(nodes=3, gears=3), COSTS, classes=2)
     by_name = {tree.name: tree.topology.paths for tree in plan.trees}
-    (short,) = (gear for gear in plan.gears if gear.slots == 256)
+    (short,) = (gear for gear in sorted_gears(plan)[1] if gear.slots == 256)
     assert by_name[short.trees[0]] == by_name[short.trees[1]] == ((0,), (0, 0))
-    assert plan.cost.seconds_per_token < plan.cost.plain_seconds_per_token
+    assert plan.cost.us_per_token < plan.cost.plain_us_per_token

@@ -5,10 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from draftwood.planned import Prior
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration, Contexts
 from draftwood.trees.measure import expected_accept_length
-from draftwood.trees.prior import CountedPrior, counted_prior
+from draftwood.trees.prior import counted_prior
 
 CHAIN = Topology.chain(4)
 
@@ -24,9 +25,14 @@ def texts(*kinds: tuple[int, int, float], seed: int = 0) -> Contexts:
     return found.contexts
 
 
-def promised(prior: CountedPrior, weights: tuple[float, ...]) -> float:
+def promised(prior: Prior, weights: tuple[float, ...]) -> float:
     """Accept length of the chain: hazards multiply along it, and classes mix."""
-    return 1 + float(np.dot(weights, [np.cumprod(hazards).sum() for (hazards,) in prior.hazards]))
+    rows = [one.hazards for one in prior.classes]
+    return 1 + float(np.dot(weights, [np.cumprod(hazards).sum() for (hazards,) in rows]))
+
+
+def of_any(prior: Prior) -> tuple[float, ...]:
+    return tuple(one.weight for one in prior.classes)
 
 
 def accept_length(contexts: Contexts) -> float:
@@ -38,9 +44,9 @@ def accept_length(contexts: Contexts) -> float:
 def test_texts_of_a_length_are_promised_what_was_counted_of_them() -> None:
     contexts = texts((60, 100, 0.8), (60, 1500, 0.4))
     prior = counted_prior(contexts, [CHAIN], ())
-    (short, before), (long, behind) = prior.lengths
+    (short, before), (long, behind) = ((one.tokens, one.weights) for one in prior.lengths)
     assert (short, long) == (0, 1024) and all(sum(weights) == pytest.approx(1) for weights in (before, behind))
-    assert promised(prior, prior.weights) == pytest.approx(accept_length(contexts), rel=1e-3)
+    assert promised(prior, of_any(prior)) == pytest.approx(accept_length(contexts), rel=1e-3)
     for weights, octave_N in ((before, contexts.steps_N < 16), (behind, contexts.steps_N >= 16)):
         # Of the ease that these texts show a sixtieth is not believed.
         assert promised(prior, weights) == pytest.approx(accept_length(contexts.where(octave_N)), rel=0.02)
@@ -50,8 +56,8 @@ def test_texts_of_a_length_are_promised_what_was_counted_of_them() -> None:
 def test_one_text_of_a_length_is_half_believed(number: int, least: float, most: float) -> None:
     contexts = texts((60, 100, 0.8), (number, 1500, 0.4), seed=3)
     prior = counted_prior(contexts, [CHAIN], ())
-    counted, of_all = accept_length(contexts.where(contexts.steps_N >= 16)), promised(prior, prior.weights)
-    believed = (promised(prior, prior.lengths[1][1]) - of_all) / (counted - of_all)
+    counted, of_all = accept_length(contexts.where(contexts.steps_N >= 16)), promised(prior, of_any(prior))
+    believed = (promised(prior, prior.lengths[1].weights) - of_all) / (counted - of_all)
     assert least < believed < most
 
 
@@ -64,8 +70,8 @@ def test_a_few_steps_of_a_length_are_hardly_believed() -> None:
         for text in range(count // 10):
             both.add(ranks, group=f"text {text}", context=100)
     prior = counted_prior(both.contexts, [CHAIN], ())
-    assert prior.lengths[1][0] == 2048
-    np.testing.assert_allclose(prior.lengths[1][1], prior.weights, atol=0.1)
+    assert prior.lengths[1].tokens == 2048
+    np.testing.assert_allclose(prior.lengths[1].weights, of_any(prior), atol=0.1)
 
 
 def test_where_lengths_are_alike_or_unknown_there_is_one_set_of_weights() -> None:

@@ -1,5 +1,4 @@
 import itertools
-import json
 
 import pytest
 from hypothesis import given
@@ -43,11 +42,9 @@ def test_best_trees_are_nested(counts):
 
 @FIXED
 @given(COUNTS, COUNTS)
-def test_merge_and_json_round_trip(one, two):
+def test_merges_add_up(one, two):
     merged = counted(one)
     merged.merge(counted(two))
-    again = RankPaths.from_json(merged.to_json())
-    assert again == merged and again.to_json() == merged.to_json()
     assert merged.contexts == merged.visits(()) == sum(one.values()) + sum(two.values())
     for path in one:
         assert merged.visits(path) == counted(one).visits(path) + counted(two).visits(path)
@@ -59,15 +56,6 @@ def test_visits_are_of_prefixes_and_follow_later_additions():
     assert statistics.expected_accept_length(Topology.chain(2)) == 1 + 19 / 20
     statistics.add((0, 0))
     assert statistics.visits((0,)) == 20 and statistics.visits((0, 0)) == 1
-
-
-def test_json_is_sorted_and_versioned():
-    assert json.loads(counted({(1,): 2, (0, 1): 17, (): 1}).to_json()) == {
-        "format": "draftwood.rank-paths",
-        "version": 1,
-        "contexts": 20,
-        "paths": [[[], 1], [[0, 1], 17], [[1], 2]],
-    }
 
 
 def test_ties_go_to_the_shallower_then_the_smaller_path():
@@ -88,29 +76,6 @@ def test_no_contexts_and_bad_values_are_refused():
     ):
         with pytest.raises(TreeError):
             call()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 2}, "expected version 1"),
-        ({"format": "draftwood.tree"}, "expected an object with format"),
-        ({"contexts": 5}, "expected 3 contexts, got 5"),
-        ({"paths": {}}, r"expected a list of \[path, count\] pairs"),
-        ({"paths": [[[0]]]}, r"expected a \[path, count\] pair"),
-        ({"paths": [[[0], 0]]}, "expected a count of 1 to 4294967295"),
-        ({"paths": [["0", 3]]}, "expected a list of ranks"),
-        ({"more": 1}, "expected the keys"),
-    ],
-)
-def test_refused_json(change, message):
-    value = json.loads(counted({(0,): 3}).to_json()) | change
-    with pytest.raises(TreeError, match=message):
-        RankPaths.from_json(json.dumps(value), "counts.json")
-
-
-def test_empty_statistics_survive_a_round_trip():
-    assert RankPaths.from_json(RankPaths().to_json()).contexts == 0
 
 
 def test_picture_is_a_png(tmp_path):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.trees.spec import GearSpec, Specs
+    from draftwood.planned import Gear
+    from draftwood.trees.spec import Specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,14 +83,14 @@ def lengths(specs: Specs, kv: str | None) -> tuple[int, ...]:
     return tuple(sorted({gear.slots for gear in specs.gears}))
 
 
-def gears_of(specs: Specs, kv: str | None) -> tuple[GearSpec, ...]:
+def gears_of(specs: Specs, kv: str | None) -> tuple[Gear, ...]:
     """The plan's gears and no others; or its trees at each KV length that was asked for, without step times."""
-    from draftwood.trees.spec import GearSpec
+    from draftwood.planned import named_gears
 
     if kv is None:
         return specs.gears
     trees = dict.fromkeys(gear.trees for gear in specs.gears)
-    return tuple(GearSpec(names, slots) for names in trees for slots in parse_sizes("--kv", kv))
+    return named_gears((names, slots) for names in trees for slots in parse_sizes("--kv", kv))
 
 
 def parse_targets(text: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from draftwood.tools.demo import counted
 from draftwood.tools.demo.sizes import bundle_name, digest, models
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.calibration import Calibration
-from draftwood.trees.gears import Limits
+from draftwood.trees.plan_file import Limits
 from draftwood.trees.spec import MAX_ROWS, Budget
 
 NODES = 15

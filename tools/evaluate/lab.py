@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from draftwood.errors import RequestError
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine, open_engine
 from draftwood.runtime.engines.bitwise import BitwiseEngine

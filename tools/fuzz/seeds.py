@@ -23,14 +23,13 @@ from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
-from draftwood.trees import RankPaths, Topology, write_tree
+from draftwood.trees import Topology, write_tree
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
 from draftwood.trees.frozen import freeze
-from draftwood.trees.gears import Limits
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 from draftwood.trees.plan import make_plan
-from draftwood.trees.plan_file import format_plan
+from draftwood.trees.plan_file import Limits, format_plan
 from draftwood.trees.spec import Budget
 
 HIDDEN, VOCABULARY = 32, 280
@@ -210,20 +209,18 @@ def make_files(folder: Path) -> None:
         (folder / "trees" / f"{form}.json").write_text(write_tree(RAGGED, form))
     (folder / "trees" / "frozen.json").write_text(freeze(RAGGED))
     (folder / "trees" / "choices.py").write_text(f"one = {list(RAGGED.paths)}\ntwo = [[0], [1]]\n")
-    calibration, paths = Calibration(), RankPaths()
+    calibration = Calibration()
     for i in range(60):
         path = (i % 3, i % 2, 0)[: i % 4]
         calibration.add(path, group=f"text {i % 9}", context=i * 70, confidence=(i % 10) / 10, task="ab"[i % 2])
-        paths.add(path, 1 + i % 3)
     write_calibration(calibration, folder / "statistics.cal")
-    (folder / "rank_paths.json").write_text(paths.to_json())
     lines = [
         {"path": [0, i % 3], "context": i, "confidence": 0.5, "group": f"g{i % 4}", "task": "t"} for i in range(12)
     ]
     (folder / "paths.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     table = _latency()
     (folder / "latency.json").write_text(table.to_json())
-    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3, None), table, 1)))
+    (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3), table, 1)))
     rows = [{"prompt": "the cat", "id": "a"}, {"prompt": "the hat", "conversation": "c"}, {"turns": ["sat", "on"]}]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "chat.json").write_text(json.dumps([{"role": "user", "content": "the cat"}]))

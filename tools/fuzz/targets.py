@@ -6,7 +6,6 @@ A result that contradicts itself is `Wrong`: tokens that differ from plain decod
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from pathlib import Path
 
@@ -25,15 +24,15 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.calibrate import figures, import_paths
-from draftwood.tools.commands.plan import read_latency, realised_figures
+from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.formats import read_text
 from draftwood.trees.frozen import thaw
-from draftwood.trees.gears import Limits
 from draftwood.trees.plan import make_plan
+from draftwood.trees.plan_file import Limits
 
 PROMPT = (5, 9, 23, 40, 9, 23)
 NEW_TOKENS = 10
@@ -149,10 +148,8 @@ def plan(folder: Path, rng: random.Random) -> str:
 
 
 def statistics(folder: Path, rng: random.Random) -> str:
-    """Reads statistics of both forms, sums them up, writes them, plans with them."""
-    names = ("rank_paths.json", "statistics.cal")
-    path = next((path for name in names if os.path.lexists(path := folder / name)), folder / names[0])
-    found = read_calibration(path)
+    """Reads statistics, sums them up, writes them, plans with them."""
+    found = read_calibration(folder / "statistics.cal")
     _counted(found)
     return f"{found.contexts.total} contexts"
 
@@ -160,7 +157,7 @@ def statistics(folder: Path, rng: random.Random) -> str:
 def _counted(calibration: Calibration) -> None:
     figures(calibration)
     if calibration.contexts.total and calibration.contexts.depth:
-        make_plan(calibration, Limits(5, 3, 3, 2, None), None, 1)
+        make_plan(calibration, Limits(5, 3, 3, 2), None, 1)
     if Calibration.from_bytes(calibration.to_bytes()) != calibration:
         raise Wrong("statistics are others when they are written and read again")
 
@@ -176,7 +173,7 @@ def path_lines(folder: Path, rng: random.Random) -> str:
 def latency(folder: Path, rng: random.Random) -> str:
     """Reads a latency table and plans with it."""
     table = read_latency(folder / "latency.json")
-    make_plan(read_calibration(folder / "statistics.cal"), Limits(5, 3, 3, 2, None), table, 1)
+    make_plan(read_calibration(folder / "statistics.cal"), Limits(5, 3, 3, 2), table, 1)
     return f"{len(table.entries)} entries"
 
 
@@ -201,7 +198,6 @@ def trace(folder: Path, rng: random.Random) -> str:
     found.write(folder / "again.jsonl")
     if Trace.read(folder / "again.jsonl").events != found.events:
         raise Wrong("a trace is another when it is written and read again")
-    realised_figures(path)
     return f"{len(found.events)} events"
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.planning import Prior
+from draftwood.planned import Prior
 from draftwood.runtime.policy import Gears
 from draftwood.tools.measure.replay import Text, read_surveys
 from draftwood.tools.script import refusing

@@ -16,7 +16,7 @@ import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.tools.script import refusing
 from draftwood.trees import Topology

@@ -17,7 +17,7 @@ import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
-from draftwood.planning import Planning, StepTime
+from draftwood.planned import Planning, StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome, Planned, Policy
 from draftwood.runtime.policy.times import Paces
 from draftwood.runtime.speculation.drafting import MOST_WAITING

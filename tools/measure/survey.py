@@ -17,7 +17,7 @@ from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tools.measure.traffic import widest_gear
 
 if TYPE_CHECKING:
-    from draftwood.planning import StepTime
+    from draftwood.planned import StepTime
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines import StagedEngine

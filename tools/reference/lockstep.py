@@ -179,7 +179,7 @@ class _Lockstep:
         state.tokens_T = tokens_T
         want = single.verify(self._reference, state.reference, tokens_T, tree)
         got = self._engine.verify([state.engine], drafts)
-        for row in np.flatnonzero(tree.valid):
+        for row in range(tree.rows):
             position = state.length + int(tree.depths[row]) + 1
             drawn = [draw(logits[row], state.sampling, position) for logits in (want.logits_RV, got.logits_BRV[0])]
             if drawn[0] != drawn[1] and margin(want.logits_RV[row], state.sampling, position) > self._allowed:

@@ -12,7 +12,7 @@ from draftwood.tools.show.pictures import draw_picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from draftwood.trees.plan import Plan, PlannedTree
+    from draftwood.trees.plan_file import Cost, Plan, PlannedTree
 
 
 def draw_plan(plan: Plan, out: Path) -> list[Path]:
@@ -26,7 +26,7 @@ def draw_plan(plan: Plan, out: Path) -> list[Path]:
     try:
         _draw_figures(plan, figures)
         for tree in plan.trees:
-            if tree.topology.nodes:
+            if tree.paths:
                 written.append(out.with_name(f"{out.stem}-{tree.name}.png"))
                 _draw_tree(tree, written[-1])
     except OSError as error:
@@ -35,8 +35,8 @@ def draw_plan(plan: Plan, out: Path) -> list[Path]:
 
 
 def _draw_tree(tree: PlannedTree, path: Path) -> None:
-    shares = {row: f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" for row, share in enumerate(tree.counted_T)}
-    del shares[0]
+    found = enumerate(tree.counted_shares, 1)
+    shares = {row: f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" for row, share in found}
     heldout = tree.promise.heldout
     promised = f"{tree.promise.counted.tokens:.2f} counted"
     promised += f", {heldout.tokens:.2f} held out" if heldout else ""
@@ -54,8 +54,8 @@ def _draw_figures(plan: Plan, path: Path) -> None:
     _draw_curve(axes[0], plan)
     _draw_gains(axes[1], plan)
     if plan.cost is not None:
-        _draw_stairs(axes[2], plan)
-        _draw_optimum(axes[3], plan)
+        _draw_stairs(axes[2], plan.cost)
+        _draw_optimum(axes[3], plan.cost)
     figure.savefig(path, format="png", metadata={"Software": None})
 
 
@@ -64,7 +64,7 @@ def _draw_curve(axes: Axes, plan: Plan) -> None:
     if plan.curve_heldout:
         axes.plot(plan.curve_heldout, label="planned, held-out contexts")
     for one in plan.baselines:
-        axes.plot(one.topology.nodes, one.promise.counted.tokens, "o", markersize=5, label=f"{one.name}, counted")
+        axes.plot(one.nodes, one.promise.counted.tokens, "o", markersize=5, label=f"{one.name}, counted")
     axes.set(xlabel="draft nodes", ylabel="expected accept length", title="accept length by size")
     axes.legend(frameon=False, fontsize=7)
 
@@ -79,22 +79,20 @@ def _draw_gains(axes: Axes, plan: Plan) -> None:
     axes.legend(frameon=False, fontsize=7)
 
 
-def _draw_stairs(axes: Axes, plan: Plan) -> None:
-    assert plan.cost is not None
-    for slots in sorted({stair.slots for stair in plan.cost.stairs}):
-        level = [stair for stair in plan.cost.stairs if stair.slots == slots]
+def _draw_stairs(axes: Axes, cost: Cost) -> None:
+    for slots in sorted({stair.slots for stair in cost.stairs}):
+        level = [stair for stair in cost.stairs if stair.slots == slots]
         edges = [0, *(stair.rows for stair in level)]
-        axes.stairs([1000 * stair.seconds for stair in level], edges, baseline=None, label=f"KV length {slots}")
-    axes.set(xlabel="rows, root counted", ylabel="ms a step", title=f"cost of a step, {plan.cost.source}")
+        axes.stairs([stair.us / 1000 for stair in level], edges, baseline=None, label=f"KV length {slots}")
+    axes.set(xlabel="rows, root counted", ylabel="ms a step", title=f"cost of a step, {cost.source}")
     axes.legend(frameon=False, fontsize=7)
 
 
-def _draw_optimum(axes: Axes, plan: Plan) -> None:
-    assert plan.cost is not None
-    for slots in sorted({stair.slots for stair in plan.cost.stairs}):
-        level = [stair for stair in plan.cost.stairs if stair.slots == slots]
-        best = min(level, key=lambda stair: stair.seconds_per_token)
-        (line,) = axes.plot([s.rows for s in level], [1000 * s.seconds_per_token for s in level], marker=".")
-        axes.plot(best.rows, 1000 * best.seconds_per_token, "o", color=line.get_color(), label=f"KV length {slots}")
+def _draw_optimum(axes: Axes, cost: Cost) -> None:
+    for slots in sorted({stair.slots for stair in cost.stairs}):
+        level = [stair for stair in cost.stairs if stair.slots == slots]
+        best = min(level, key=lambda stair: stair.us_per_token)
+        (line,) = axes.plot([s.rows for s in level], [s.us_per_token / 1000 for s in level], marker=".")
+        axes.plot(best.rows, best.us_per_token / 1000, "o", color=line.get_color(), label=f"KV length {slots}")
     axes.set(xlabel="rows, root counted", ylabel="ms a token", title="time per token; the ring is the least")
     axes.legend(frameon=False, fontsize=7)

@@ -93,7 +93,7 @@ def buffers_of(out: BudgetDraft) -> TreeBuffers:
     parents, depths, mask, paths = (t.numpy() for t in out[1:5])
     # Siblings stand by rank, best first.
     ranks = np.array([0] + [int((parents[1:row] == parents[row]).sum()) for row in range(1, len(parents))])
-    return TreeBuffers(parents, ranks, depths, np.ones(len(parents), bool), mask, paths.T, paths)
+    return TreeBuffers(parents, ranks, depths, mask, paths)
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
@@ -123,7 +123,7 @@ def test_invariants(drafter: Eagle3, decoder: Decoder, inputs: list, budget: tup
 
 @pytest.mark.parametrize("budget", [(11, 3, 2), (0, 1, 1), (1, 0, 4), (1, 1, 0)], ids=str)
 def test_impossible_budgets_are_refused(budget: tuple) -> None:
-    with pytest.raises(TreeError, match=r"budget tree: \d+ nodes of depth \d by \d candidates; expected 1 to"):
+    with pytest.raises(TreeError, match=r"budget of \d+ nodes, depth \d, \d candidates: expected 1 to"):
         BudgetTree(*budget)
 
 

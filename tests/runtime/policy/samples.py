@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwood.manifest import Gear
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.trees import Topology
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.planning import LengthWeights, Planning, Prior, StepTime, TextClass
+from draftwood.planned import LengthWeights, Planning, Prior, StepTime, TextClass
 from draftwood.runtime.policy import Adaptive, Gears, Outcome
 from draftwood.runtime.policy.adaptive import DWELL, LONGEST_WAIT, TRY, UPPER
 from draftwood.runtime.policy.bank import EXTRA, HOPED, LEAST_CREDIT, LEAST_SHARE, MOST_CREDIT, credit

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 from draftwood.runtime.policy.times import AGED, BELIEVED, Paces, StepTimes, time_table
 
 NAMES, ROWS = ["plain", "tree"], [1, 8]

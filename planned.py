@@ -1,18 +1,58 @@
-"""What a plan leaves in a bundle's manifest for the runtime's policy.
+"""Gears, priors and step times: what the planner finds, a bundle's manifest holds, and the runtime's policy reads.
 
-Everything is of one drafter: what was counted of its candidates, apart by sampling class, and what each gear's step
-took on the machine that planned.
+One set of types from the plan file to the choice of a step; all times are in microseconds. Everything is of one
+drafter: what was counted of its candidates, apart by sampling class, and what a step of each gear takes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+
+# No size is beyond 31 bits: products of two of them fit int64.
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
+
+
+class Gear(_Struct, frozen=True):
+    """One static shape to decode with: a tree at a KV length.
+
+    Where confidence classes were planned, ``tree`` is that of the lowest, and ``class_trees`` those of the others,
+    ascending, all of equally many rows.
+
+    ``graph`` and ``draft`` are set by a build: ``graph`` verifies, ``draft`` drafts, None for plain decoding. Where the
+    drafting graph has a cache and a KV length, ``-kv{slots}`` stands behind the name.
+    """
+
+    name: Name
+    tree: Name
+    slots: Size
+    graph: str = ""
+    draft: Name | None = None
+    class_trees: tuple[Name, ...] = ()
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """The names of its trees by confidence class."""
+        return (self.tree, *self.class_trees)
+
+
+def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ...]:
+    """A gear for each pair of trees (by confidence class) and KV length, named after them."""
+    found: dict[str, Gear] = {}
+    for (tree, *others), slots in shapes:
+        base = f"{tree.removesuffix('-class-0')}-kv{slots}"
+        name = next(one for one in (base, *(f"{base}-{n}" for n in range(2, 999))) if one not in found)
+        found[name] = Gear(name=name, tree=tree, slots=slots, class_trees=tuple(others))
+    return tuple(found.values())
 
 
 class TextClass(_Struct, frozen=True):
@@ -84,7 +124,8 @@ class StepTime(_Struct, frozen=True):
 
 
 class Planning(_Struct, frozen=True):
-    """All of it. ``bounds`` are the confidences at which classes begin, but the first: none for one class.
+    """What a policy knows of the gears. ``bounds`` are the confidences at which classes begin, but the first: none for
+    one class.
 
     ``sampled`` is None where only greedy text was counted; ``times`` are empty without a latency table.
     """

@@ -1,4 +1,4 @@
-"""Which gears make the least expected time per token, given what every step costs on a machine.
+"""Candidate gears: those of least expected time per token for something, given what every step costs on a machine.
 
 A gear is a KV length and one tree per confidence class, all of equally many rows. Its step takes::
 
@@ -29,6 +29,7 @@ from draftwood.trees.calibration import LENGTH_STEP, Contexts
 from draftwood.trees.confidence import split
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import tokens
+from draftwood.trees.plan_file import Limits
 from draftwood.trees.search import Search, search
 from draftwood.trees.topology import Topology
 
@@ -66,17 +67,6 @@ class LengthClass:
     contexts: tuple[Contexts, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a plan may use: draft nodes, depth, ranks below `children`, gears with plain decoding, graph memory."""
-
-    nodes: int
-    depth: int | None = None
-    children: int | None = None
-    gears: int = 4
-    graph_bytes: int | None = None
-
-
 def equal_rows(gear: GearShape) -> GearShape:
     """The gear with trees of equally many rows, so that one graph serves every class.
 
@@ -97,15 +87,15 @@ def _filled(tree: Topology, rows: int, depth: int, width: int) -> Topology:
     return Topology.from_paths(paths)
 
 
-def step_seconds(table: LatencyTable, gear: GearShape, length_slots: int) -> float:
-    """Seconds of a step of `gear` for contexts of the length class `length_slots`."""
-    draft = table.draft_s(gear.depth, gear.width) if gear.depth else 0.0
+def step_us(table: LatencyTable, gear: GearShape, length_slots: int) -> float:
+    """Microseconds of a step of `gear` for contexts of the length class `length_slots`."""
+    draft = 1e6 * table.draft_s(gear.depth, gear.width) if gear.depth else 0.0
     return _without_draft(table, gear.rows, gear.slots, length_slots) + draft
 
 
 def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int) -> float:
     # A static graph reads its whole cache; where the filled part alone is read, the contexts' length decides.
-    return table.step_s(rows, length_slots if table.kv_read == "filled" else slots) + table.host_s()
+    return 1e6 * (table.step_s(rows, length_slots if table.kv_read == "filled" else slots) + table.host_s())
 
 
 def length_classes(
@@ -189,7 +179,7 @@ def _best_gear(
 
 
 def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits) -> dict[tuple[int, int], float]:
-    """Seconds of a draft by depth and width, for the depths and widths worth looking at."""
+    """Microseconds of a draft by depth and width, for the depths and widths worth looking at."""
     contexts = [part for length in lengths for part in length.contexts]
     deepest = min(max(part.depth for part in contexts), limits.depth or 255)
     widest = min(max(part.width for part in contexts), limits.children or 255)
@@ -198,7 +188,7 @@ def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits)
     for depth in range(1, deepest + 1):
         for width in range(1, widest + 1):
             try:
-                found[depth, width] = table.draft_s(depth, width)
+                found[depth, width] = 1e6 * table.draft_s(depth, width)
             except TreeError as error:
                 refused = error
     if refused and not found:
@@ -210,7 +200,7 @@ def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits)
         for width in widths
         if all((d, width + 1) in found and found[d, width + 1] == found[d, w] for d, w in found if w == width)
     }
-    return {shape: seconds for shape, seconds in found.items() if shape[1] not in same}
+    return {shape: us for shape, us in found.items() if shape[1] not in same}
 
 
 def _together(lengths: Sequence[LengthClass]) -> LengthClass:
@@ -231,12 +221,8 @@ def tokens_per_step(gears: Sequence[GearShape], lengths: Sequence[LengthClass]) 
     return tokens_GC / [sum(part.total for part in length.contexts) for length in lengths]
 
 
-def token_seconds(
-    gears: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable
-) -> NDArray[np.float64]:
-    """float64[G, C]: seconds per token; infinite where the KV length is too small."""
+def token_us(gears: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable) -> NDArray[np.float64]:
+    """float64[G, C]: microseconds per token; infinite where the KV length is too small."""
     tokens_GC = tokens_per_step(gears, lengths)
-    seconds_GC = [
-        [step_seconds(table, gear, c.slots) if gear.slots >= c.slots else math.inf for c in lengths] for gear in gears
-    ]
-    return np.array(seconds_GC) / tokens_GC
+    us_GC = [[step_us(table, gear, c.slots) if gear.slots >= c.slots else math.inf for c in lengths] for gear in gears]
+    return np.array(us_GC) / tokens_GC
