@@ -13,6 +13,8 @@ import numpy as np
 from draftwood.errors import RequestError
 from draftwood.files import read_regular, write_whole
 from draftwood.manifest import DAMAGED
+from draftwood.runtime.policy.outcome import Expected
+from draftwood.runtime.speculation.step import Outcome
 
 FORMAT = "draftwood.trace"
 VERSION = 1
@@ -58,6 +60,31 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # What the policy that chose the gear expected of the step, where it had an opinion.
     expected_tokens: float | None = None
     expected_us: float | None = None
+
+    @classmethod
+    def of(
+        cls, outcome: Outcome, *, step: int, start_us: float, host_us: float = 0.0, expected: Expected | None = None
+    ) -> StepEvent:
+        """The line of a step in the file: the step's record, and when it was in the run."""
+        return cls(
+            kind="verify" if outcome.gear.draft else "decode",
+            step=step,
+            gear=outcome.gear.name,
+            position=outcome.length,
+            rows=outcome.rows,
+            accepted=outcome.gained,
+            path=outcome.path,
+            tokens=outcome.tokens,
+            confidence=outcome.confidence,
+            start_us=start_us,
+            draft_us=outcome.draft_us,
+            verify_us=outcome.verify_us,
+            accept_us=outcome.accept_us,
+            host_us=host_us,
+            rank=outcome.rank,
+            expected_tokens=expected.tokens if expected else None,
+            expected_us=expected.us if expected else None,
+        )
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity, so such a trace could be written but not read back.

@@ -64,20 +64,18 @@ class CpuEngine(StagedEngine):
         kv, rows = state.kv, len(chunk_n)
         branch = self._unused_branch(kv, rows)
         output = self._run(kv, chunk_n, self._order[:rows], self._order[rows - 1 : rows], None, branch)
-        state.extended(chunk_n, output.features_BRF[0])
+        state.extended(chunk_n, output.features_RF)
         return output
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
-        kv, rows = state.kv, tree.rows
-        if rows == 1 and self._paired:
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        kv, tokens_T, tree = state.kv, draft.tokens_T, draft.tree
+        if tree.rows == 1 and self._paired:
             branch = self._unused_branch(kv, 2)
             output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, branch)
-        else:
-            output = self._run(kv, tokens_T, tree.depths, self._order[:rows], tree.mask, kv.next_branch(rows))
-        output = output._replace(features_BRF=output.features_BRF[:, :rows])  # without the idle row
-        state.branched(tokens_T, output.features_BRF[0])
-        return output
+            return [output._replace(features_RF=output.features_RF[:1])]  # without the idle row
+        branch = kv.next_branch(tree.rows)
+        return [self._run(kv, tokens_T, tree.depths, self._order[: tree.rows], tree.mask, branch)]
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
@@ -111,7 +109,7 @@ class CpuEngine(StagedEngine):
         bind.output("features", features)
         bind.output("branch.out", branch)
         bind.run()
-        return TeacherOutput(self._logits_RV[None, :count], self._choice_R[None, :count], features[None])
+        return TeacherOutput(self._logits_RV[:count], self._choice_R[:count], features)
 
     def _bind_attention(self, kv: KvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None) -> None:
         """The caches, and what the new rows see of them."""

@@ -139,10 +139,10 @@ def _compare(
     for gear in bundle.manifest.gears:
         progress(f"{pair.name}, {gear.name}")
         found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
-        if isinstance(pair.engine, StaticEngine) and pair.engine.acceptance.there:
+        if isinstance(pair.engine, StaticEngine) and pair.engine.on_device.accepts:
             with in_parts(pair.engine):
                 found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
-            if pair.engine.whole.there:
+            if pair.engine.on_device.has_whole:
                 found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
         for graph in pair.engine.graphs:

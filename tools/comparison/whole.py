@@ -13,11 +13,11 @@ from draftwood.compiler.steps.noise import level_noise
 from draftwood.manifest import Gear, TensorSignature, whole_name
 from draftwood.noise import keys_of
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.acceptance import draws_of
+from draftwood.runtime.engines.inputs import draws_of
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import StepOutcome
+from draftwood.runtime.speculation.step import Outcome
 from draftwood.tools.comparison.accepted import SAMPLINGS, STEPS
 from draftwood.tools.comparison.compare import DIFFERING_TOKENS, Comparison, Pair
 
@@ -47,7 +47,7 @@ def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator
                     yield pair.compared(gear.name, graph, quantity, one, other, f"step {step}")
 
 
-def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list[StepOutcome]:
+def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list[Outcome]:
     """A step in one launch, and one in parts."""
     found = []
     for state, apart in zip(states, (False, True), strict=True):
@@ -59,11 +59,11 @@ def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list
 @contextmanager
 def in_parts(engine: StaticEngine, apart: bool = True) -> Iterator[None]:
     """In the body, the engine launches the parts of a step one by one, or does not."""
-    before, engine.apart = engine.apart, apart
+    before, engine.on_device.apart = engine.on_device.apart, apart
     try:
         yield
     finally:
-        engine.apart = before
+        engine.on_device.apart = before
 
 
 def _left(engine: StaticEngine, got: SequenceState, want: SequenceState) -> Iterator[tuple[str, NDArray, NDArray]]:

@@ -48,14 +48,13 @@ class EagerEngine(StagedEngine):
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         order = np.arange(len(chunk_n))
         output = self._run(state.kv, chunk_n, order, order[None] <= order[:, None])
-        state.extended(chunk_n, output.features_BRF[0])
+        state.extended(chunk_n, output.features_RF)
         return output
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
-        output = self._run(state.kv, tokens_T, tree.depths, tree.mask, state.kv.next_branch(tree.rows))
-        state.branched(tokens_T, output.features_BRF[0])
-        return output
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        branch = state.kv.next_branch(draft.tree.rows)
+        return [self._run(state.kv, draft.tokens_T, draft.tree.depths, draft.tree.mask, branch)]
 
     @torch.inference_mode()
     def run_draft(
@@ -96,5 +95,4 @@ class EagerEngine(StagedEngine):
             buffer.copy_(written.view_as(buffer))
         if branch is not None:
             branch.copy_(out.branch_L2TKD)
-        values = (out.logits_RV.float(), out.choice_R, out.features_RF.float())
-        return TeacherOutput(*(value[None].numpy() for value in values))
+        return TeacherOutput(out.logits_RV.float().numpy(), out.choice_R.numpy(), out.features_RF.float().numpy())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.files import open_regular
 from draftwood.manifest import GraphSignature, TensorSignature
-from draftwood.runtime.engines.acceptance import STAYS
+from draftwood.runtime.engines.device_parts import STAYS
 from draftwood.runtime.engines.acl.memory import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,

@@ -89,7 +89,7 @@ def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, mon
     for gear in bundle.manifest.gears:
         found = []
         for apart in (True, False):
-            monkeypatch.setattr(engine, "apart", apart)
+            monkeypatch.setattr(engine.on_device, "apart", apart)
             launched.clear()
             found.append(Decoding(engine, list(range(5, 25)), options, policy_for(bundle, gear.name)).run())
         steps = [kind for kind in launched if kind not in ("prefill", "decode", "extend")]
