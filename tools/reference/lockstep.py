@@ -55,7 +55,6 @@ class _BothStates(SequenceState):
     def __init__(self, engine: SequenceState, reference: SequenceState) -> None:
         super().__init__(engine.kv, engine.draft, engine.sampling)
         self.engine, self.reference = engine, reference
-        self._features: tuple[NDArray[np.float32], ...] = ()
 
     def grow(self, slots: int) -> None:
         for state in (self.engine, self.reference):
