@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.manifest import GraphSignature, cache_names
+from draftwood.manifest import cache_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
+from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
@@ -31,7 +31,7 @@ class CpuEngine(StagedEngine):
         dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
         self._bindings = Bindings(session(bundle, graph, threads), graph)
         self._drafts = OnnxExecutor(bundle, threads)
-        super().__init__(bundle, bundle.manifest.graphs_of("onnx"))
+        super().__init__(bundle, bundle.manifest.graphs_of("onnx"), self._drafts.run)
         # All of them now: a text should not wait for what its first draft would open.
         for one in bundle.manifest.graphs_of("onnx"):
             if one.kind in ("draft", "extend"):
@@ -80,11 +80,6 @@ class CpuEngine(StagedEngine):
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
         return self._unused[: int(np.prod(shape))].reshape(shape)
-
-    def run_draft(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
-    ) -> dict[str, NDArray]:
-        return self._drafts.run(graph, inputs, buffers)
 
     def _run(
         self,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
@@ -107,9 +106,7 @@ class DeviceParts:
             state.draft.drafted(state.root)
         return [draft], [Left(buffers, graph.rows, outputs | {"path": outputs["path.out"]})]
 
-    def accept(
-        self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[Left]
-    ) -> list[Taken]:
+    def accept(self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[Left]) -> list[Taken]:
         """What was accepted of a draft, and the features of the path's rows, or its last.
 
         Raises:

@@ -21,8 +21,8 @@ from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.draft_cache import DraftCache
-from draftwood.runtime.speculation.drafting import Drafting
-from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.runtime.speculation.drafting import Drafting, RunGraph
+from draftwood.runtime.speculation.kv_cache import Zeros, host_zeros
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import (
@@ -75,9 +75,9 @@ class StagedEngine(HostParts, ABC):
     # Devices that the model is split over; each has its heads of every cache.
     ranks = 1
 
-    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
+    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], run_draft: RunGraph) -> None:
         self.bundle = bundle
-        self.drafting = Drafting(bundle, graphs, self.run_draft)
+        self.drafting = Drafting(bundle, graphs, run_draft)
         self._turns = Turns()
         self._closed = False
 
@@ -149,12 +149,6 @@ class StagedEngine(HostParts, ABC):
     @abstractmethod
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         """Runs the trees' rows behind the committed texts (R = T)."""
-
-    @abstractmethod
-    def run_draft(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
-    ) -> dict[str, NDArray]:
-        """Runs a graph of the drafter (`drafting.RunGraph`)."""
 
     @property
     def zeros(self) -> Zeros:

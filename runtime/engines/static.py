@@ -36,7 +36,7 @@ class StaticEngine(StagedEngine):
     """Where a graph has more rows than a tree, rows are padded; one text a step."""
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], executor: Executor) -> None:
-        super().__init__(bundle, graphs)
+        super().__init__(bundle, graphs, executor.run)
         self.graphs = [graph for graph in graphs if graph.kind in ("prefill", "decode", "verify")]
         if not self.graphs:
             raise BundleError(f"{bundle.folder}: holds no such graphs; build it with the --target that makes them")
@@ -98,11 +98,6 @@ class StaticEngine(StagedEngine):
         inputs = self.inputs(graph, state.kv)
         fill_tree(inputs, draft.tokens_T, draft.tree)
         return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | kept)
-
-    def run_draft(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
-    ) -> dict[str, NDArray]:
-        return self.executor.run(graph, inputs, buffers)
 
     def inputs(self, graph: GraphSignature, kv: KvCache) -> dict[str, NDArray]:
         """The graph's small inputs, of which those that follow from the cache alone are filled in."""

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code from the teacher's folder")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of such a text (default 128)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of such a text (default 0, greedy)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of such a text (default 0)")
     add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 

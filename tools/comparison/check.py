@@ -23,7 +23,6 @@ from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.tools.comparison.accepted import compare_acceptance
 from draftwood.tools.comparison.compare import (
     HALF_TOLERANCE,
     QUANTISED_TOLERANCE,
@@ -35,6 +34,7 @@ from draftwood.tools.comparison.compare import (
     compare_prefill,
     worst,
 )
+from draftwood.tools.comparison.device_steps import compare_acceptance, compare_whole, in_parts
 from draftwood.tools.comparison.faults import (
     Control,
     control,
@@ -44,7 +44,6 @@ from draftwood.tools.comparison.faults import (
     tree_of,
     tree_step,
 )
-from draftwood.tools.comparison.whole import compare_whole, in_parts
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.eager import EagerEngine
 

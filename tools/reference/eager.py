@@ -29,7 +29,7 @@ class EagerEngine(StagedEngine):
     def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
         manifest = bundle.manifest
         graphs = required_set(bundle.folder, manifest, "ge" if npu else "onnx")
-        super().__init__(bundle, graphs.graphs)
+        super().__init__(bundle, graphs.graphs, self._run_draft)
         weights = bundle_npu_weights(bundle.folder, graphs) if npu else onnx_weights(bundle.folder, manifest)
         self.decoder, self.drafter = bundle_modules(manifest, weights)
         self.dtype = weights["norm.weight"].dtype
@@ -57,7 +57,7 @@ class EagerEngine(StagedEngine):
         return [self._run(state.kv, draft.tokens_T, draft.tree.depths, draft.tree.mask, branch)]
 
     @torch.inference_mode()
-    def run_draft(
+    def _run_draft(
         self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Any]
     ) -> dict[str, NDArray]:
         module = self.draft_steps[graph.name].module

@@ -133,8 +133,8 @@ def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
 def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
     """Bit for bit, for the interpreter takes the same operators; and a cache that is not written shows."""
     from draftwood.tools.comparison.compare import Pair
+    from draftwood.tools.comparison.device_steps import compare_whole
     from draftwood.tools.comparison.faults import graph_mutations
-    from draftwood.tools.comparison.whole import compare_whole
     from draftwood.tools.reference.ge import GeEngine
 
     prompt, gear = np.arange(5, 25), bundle.manifest.gears[-1]
