@@ -1,6 +1,6 @@
 """One text from prompt to end: prefill, then steps until it stops; and several texts side by side.
 
-What a step does is in `draftwood.runtime.speculation.step`. The token at a position is drawn by the seed and the
+A step itself is in `draftwood.runtime.speculation.step`. The token at a position is drawn by the seed and the
 position alone, so the text is the same for every gear and policy, plain decoding included.
 """
 
@@ -17,11 +17,11 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
-from draftwood.runtime.policy import Outcome, Policy
+from draftwood.runtime.policy import Policy
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.runtime.speculation.step import StepOutcome
+from draftwood.runtime.speculation.step import Outcome, Prefill
 from draftwood.runtime.stream import Stream
-from draftwood.runtime.trace import StepEvent, StepKind, Trace
+from draftwood.runtime.trace import StepEvent, Trace
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -148,11 +148,11 @@ class Decoding:
         gears = self.engine.bundle.manifest.gears
         gear = self.policy.choose(len(self.prompt)) or max(gears, key=lambda gear: gear.slots)
         self.state = self.engine.begin(gear.slots, self.options.sampling)
-        outcome = self.engine.start(self.state, np.array(self.prompt, np.int64))
-        self._record("prefill", "prefill", 0, len(self.prompt), outcome)
+        done = self.engine.start(self.state, np.array(self.prompt, np.int64))
+        if self.trace is not None:
+            self.trace.add(self._prefill_event(done))
         self._prefill_us = _now_us() - self._origin_us
-        self._graph_us = 0.0
-        return self._take(list(outcome.tokens))
+        return self._take(list(done.tokens))
 
     def choose(self) -> Gear:
         """The gear of the next step; the cache is grown to its KV length."""
@@ -170,27 +170,16 @@ class Decoding:
         draft = self.state.draft
         return max(draft.waiting - self._gained, 0) if draft is not None and draft.buffers else 0
 
-    def receive(self, gear: Gear, outcome: StepOutcome) -> str:
+    def receive(self, outcome: Outcome) -> str:
         """What a step gained; returns final text."""
         self._steps += 1
-        kind: StepKind = "verify" if gear.draft else "decode"
-        position = self.state.length - len(outcome.tokens)
-        times = outcome.times
-        observed = Outcome(
-            gear=gear,
-            length=position,
-            path=outcome.path,
-            gained=len(outcome.tokens),
-            rank=outcome.rank,
-            draft_us=times.draft_us,
-            verify_us=times.verify_us,
-            host_us=self._choice_us + times.accept_us,  # the clock would count other texts' steps, too
-            confidence=outcome.confidence,
-            late=self._late,
-        )
-        self._gained = len(outcome.tokens) if gear.draft else 0
-        self._record(kind, gear.name, position, len(outcome.tokens), outcome, gear)
-        self.policy.observe(observed)
+        # The clock would count other texts' steps, too.
+        outcome = outcome._replace(host_us=self._choice_us + outcome.host_us, late=self._late)
+        self._gained = outcome.gained if outcome.gear.draft else 0
+        self._graph_us += outcome.draft_us + outcome.verify_us
+        if self.trace is not None:
+            self.trace.add(self._event(outcome))
+        self.policy.observe(outcome)
         return self._take(list(outcome.tokens))
 
     def end(self) -> str:
@@ -233,34 +222,31 @@ class Decoding:
         self._pieces.append(piece)
         return piece
 
-    def _record(
-        self, kind: StepKind, name: str, position: int, accepted: int, outcome: StepOutcome, gear: Gear | None = None
-    ) -> None:
-        times, total_us = outcome.times, _now_us() - self._began_us
-        self._graph_us += times.draft_us + times.verify_us
-        if self.trace is None:
-            return
-        expected = self.policy.expected(gear, position) if gear else None
-        self.trace.add(
-            StepEvent(
-                kind=kind,
-                step=self._steps,
-                gear=name,
-                position=position,
-                rows=outcome.rows,
-                accepted=accepted,
-                path=outcome.path,
-                tokens=outcome.tokens,
-                confidence=outcome.confidence,
-                start_us=self._began_us - self._origin_us,
-                draft_us=times.draft_us,
-                verify_us=times.verify_us,
-                accept_us=times.accept_us,
-                host_us=max(0.0, total_us - sum(times)),
-                rank=outcome.rank,
-                expected_tokens=expected.tokens if expected else None,
-                expected_us=expected.us if expected else None,
-            )
+    def _prefill_event(self, done: Prefill) -> StepEvent:
+        return StepEvent(
+            kind="prefill",
+            step=0,
+            gear="prefill",
+            position=0,
+            rows=done.rows,
+            accepted=done.rows,
+            path=(),
+            tokens=done.tokens,
+            start_us=self._began_us - self._origin_us,
+            draft_us=0.0,
+            verify_us=done.verify_us,
+            accept_us=done.accept_us,
+            host_us=max(0.0, _now_us() - self._began_us - done.verify_us - done.accept_us),
+        )
+
+    def _event(self, outcome: Outcome) -> StepEvent:
+        in_parts_us = outcome.draft_us + outcome.verify_us + outcome.accept_us
+        return StepEvent.of(
+            outcome,
+            step=self._steps,
+            start_us=self._began_us - self._origin_us,
+            host_us=max(0.0, _now_us() - self._began_us - in_parts_us),
+            expected=self.policy.expected(outcome.gear, outcome.length),
         )
 
     def _conclude(self, decode_us: float) -> Result:
@@ -287,7 +273,7 @@ def advance(engine: Engine, texts: Sequence[Decoding]) -> None:
         for at in range(0, len(group), engine.max_batch):
             batch = group[at : at + engine.max_batch]
             for text, outcome in zip(batch, engine.step([text.state for text in batch], gear), strict=True):
-                text.receive(gear, outcome)
+                text.receive(outcome)
 
 
 def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ says what differs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.policy import PLAIN
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft, accept
+from draftwood.runtime.speculation.step import Draft, HostParts, TeacherOutput, speculative_step
 from draftwood.trees import TreeBuffers
 
 # T tree rows, n tokens of a text, V vocabulary
@@ -39,6 +40,21 @@ class PlainText(NamedTuple):
 
     tokens: list[int]
     logits_nV: NDArray[np.float32] | None
+
+
+class Watched(HostParts):
+    """An engine's parts of a step, accepted on the host, whose logits are kept; ``given`` is taken for the draft."""
+
+    def __init__(self, engine: StagedEngine, given: Draft | None = None) -> None:
+        self._engine, self._given = engine, given
+
+    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
+        return [self._given] if self._given else self._engine.draft(states, gear)
+
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        outputs = self._engine.verify(states, drafts)
+        self.logits_TV = outputs[0].logits_RV.copy()
+        return outputs
 
 
 def prove(engine: Engine) -> None:
@@ -90,10 +106,9 @@ def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, st
     tokens, rows = [root], []
     for _ in range(steps):
         if isinstance(engine, StagedEngine):
-            drafts = engine.draft([state], plain)
-            logits_TV = engine.verify([state], drafts).logits_BRV[0]
-            rows.append(logits_TV[0].copy())
-            state.commit([0], root=accept(state, drafts[0], logits_TV).bonus)
+            watched = Watched(engine)
+            speculative_step(watched, [state], plain)
+            rows.append(watched.logits_TV[0])
         else:
             engine.step([state], plain)
         tokens.append(state.root)
@@ -110,14 +125,11 @@ def _accepts(engine: StagedEngine, state: SequenceState, gear: Gear, tree: TreeB
     # Elsewhere a token that the teacher does not draw: one past the one it draws.
     tokens_T = (np.array(text.tokens, np.int64)[tree.depths] + 1) % vocabulary
     tokens_T[path] = text.tokens[: len(path)]
-    draft = Draft(tokens_T, np.zeros(0, np.float32), tree)
-    logits_TV = engine.verify([state], [draft]).logits_BRV[0]
-    accepted = accept(state, draft, logits_TV)
-    gained = PlainText([*tokens_T[list(accepted.rows)].tolist(), accepted.bonus], logits_TV[path])
-    _same(engine, gear, gained, text)
-    if list(accepted.rows) != path:
-        raise _differs(engine.bundle, gear, f"accepts rows {list(accepted.rows)}; expected {path}")
-    state.commit(accepted.rows, root=accepted.bonus)
+    watched = Watched(engine, Draft(tokens_T, np.zeros(0, np.float32), tree))
+    (done,) = speculative_step(watched, [state], gear)
+    _same(engine, gear, PlainText([int(tokens_T[0]), *done.tokens], watched.logits_TV[path]), text)
+    if done.path != tuple(tree.ranks[path[1:]].tolist()):
+        raise _differs(engine.bundle, gear, f"accepts {done.path} of its tree; expected the path to row {row}")
     return len(path)
 
 

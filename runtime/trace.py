@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.files import read_regular, write_whole
 from draftwood.manifest import DAMAGED
+from draftwood.runtime.policy.outcome import Expected
+from draftwood.runtime.speculation.step import Outcome
 
 FORMAT = "draftwood.trace"
 VERSION = 1
@@ -59,6 +59,31 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expected_tokens: float | None = None
     expected_us: float | None = None
 
+    @classmethod
+    def of(
+        cls, outcome: Outcome, *, step: int, start_us: float, host_us: float = 0.0, expected: Expected | None = None
+    ) -> StepEvent:
+        """The line of a step in the file: the step's record, and when it was in the run."""
+        return cls(
+            kind="verify" if outcome.gear.draft else "decode",
+            step=step,
+            gear=outcome.gear.name,
+            position=outcome.length,
+            rows=outcome.rows,
+            accepted=outcome.gained,
+            path=outcome.path,
+            tokens=outcome.tokens,
+            confidence=outcome.confidence,
+            start_us=start_us,
+            draft_us=outcome.draft_us,
+            verify_us=outcome.verify_us,
+            accept_us=outcome.accept_us,
+            host_us=host_us,
+            rank=outcome.rank,
+            expected_tokens=expected.tokens if expected else None,
+            expected_us=expected.us if expected else None,
+        )
+
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity, so such a trace could be written but not read back.
         for name in ("start_us", "draft_us", "verify_us", "accept_us", "host_us"):
@@ -76,8 +101,8 @@ class Trace:
 
     Example:
         >>> trace = Trace({"bundle": "demo"})
-        >>> trace.summary()["steps"]
-        0
+        >>> trace.events
+        ()
     """
 
     def __init__(self, meta: dict[str, Any] | None = None) -> None:
@@ -143,31 +168,6 @@ class Trace:
         if path is not None:
             _write(path, msgspec.json.encode(chrome))
         return chrome
-
-    def summary(self) -> dict[str, Any]:
-        """Figures of the run.
-
-        Returns:
-            ``steps`` of all kinds; ``accept_length``: mean, p50 and p99 of the tokens gained per verify step,
-            the bonus counted, or None without such a step; ``wall_us`` from the start of the first step to
-            the end of the last; ``host_share``: the part of it outside draft and verify, 0 to 1.
-        """
-        lengths = [event.accepted for event in self._events if event.kind == "verify"]
-        graph_us = math.fsum(event.draft_us + event.verify_us for event in self._events)
-        wall_us = self._wall_us()
-        return {
-            "steps": len(self._events),
-            "accept_length": _quantiles(lengths) if lengths else None,
-            "wall_us": wall_us,
-            # Not below 0: rounding may put a little more into the parts than into the whole.
-            "host_share": max(0.0, 1 - graph_us / wall_us) if wall_us else 0.0,
-        }
-
-    def _wall_us(self) -> float:
-        if not self._events:
-            return 0.0
-        first, last = self._events[0], self._events[-1]
-        return last.start_us + last.total_us - first.start_us
 
 
 def form_of(path: Path) -> Literal["events", "chrome"]:
@@ -239,12 +239,6 @@ def _spans(event: StepEvent, begin_ns: int) -> Iterator[dict[str, Any]]:
 def _span(name: str, category: str, begin_ns: int, end_ns: int, args: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000}
     return {"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": args}
-
-
-def _quantiles(lengths: list[int]) -> dict[str, float]:
-    # inverted_cdf: a length that occurred, not one between two.
-    p50, p99 = np.percentile(lengths, [50, 99], method="inverted_cdf")
-    return {"mean": float(np.mean(lengths)), "p50": float(p50), "p99": float(p99)}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -38,13 +38,12 @@ SHORTER = {
     "bench": "--limit 1 --max-new-tokens 8",
     "build": "--kv 128 --prefill 16",
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
-    "check": "--limit 1",
+    "check": "--limit 1 --max-new-tokens 8",
     "demo": "--size native",
     "replay": "--limit 2 --max-new-tokens 8 --tune 0.1",
     "run": "--max-new-tokens 8",
     "tune": "--seconds 0.1",
     "train": "--steps 2 --batch 2 --aux-layers 0 1 2",
-    "draftwood.tools.reference": "--limit 1 --max-new-tokens 8",
     "draftwood.tools.training.distill": "--rows 8 --new-tokens 4",
 }
 

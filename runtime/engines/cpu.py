@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.manifest import GraphSignature, cache_names
+from draftwood.manifest import cache_names
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
+from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
@@ -31,7 +31,7 @@ class CpuEngine(StagedEngine):
         dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
         self._bindings = Bindings(session(bundle, graph, threads), graph)
         self._drafts = OnnxExecutor(bundle, threads)
-        super().__init__(bundle, bundle.manifest.graphs_of("onnx"))
+        super().__init__(bundle, bundle.manifest.graphs_of("onnx"), self._drafts.run)
         # All of them now: a text should not wait for what its first draft would open.
         for one in bundle.manifest.graphs_of("onnx"):
             if one.kind in ("draft", "extend"):
@@ -64,29 +64,22 @@ class CpuEngine(StagedEngine):
         kv, rows = state.kv, len(chunk_n)
         branch = self._unused_branch(kv, rows)
         output = self._run(kv, chunk_n, self._order[:rows], self._order[rows - 1 : rows], None, branch)
-        state.extended(chunk_n, output.features_BRF[0])
+        state.extended(chunk_n, output.features_RF)
         return output
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
-        kv, rows = state.kv, tree.rows
-        if rows == 1 and self._paired:
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        kv, tokens_T, tree = state.kv, draft.tokens_T, draft.tree
+        if tree.rows == 1 and self._paired:
             branch = self._unused_branch(kv, 2)
             output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, branch)
-        else:
-            output = self._run(kv, tokens_T, tree.depths, self._order[:rows], tree.mask, kv.next_branch(rows))
-        output = output._replace(features_BRF=output.features_BRF[:, :rows])  # without the idle row
-        state.branched(tokens_T, output.features_BRF[0])
-        return output
+            return [output._replace(features_RF=output.features_RF[:1])]  # without the idle row
+        branch = kv.next_branch(tree.rows)
+        return [self._run(kv, tokens_T, tree.depths, self._order[: tree.rows], tree.mask, branch)]
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
         return self._unused[: int(np.prod(shape))].reshape(shape)
-
-    def run_draft(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
-    ) -> dict[str, NDArray]:
-        return self._drafts.run(graph, inputs, buffers)
 
     def _run(
         self,
@@ -111,7 +104,7 @@ class CpuEngine(StagedEngine):
         bind.output("features", features)
         bind.output("branch.out", branch)
         bind.run()
-        return TeacherOutput(self._logits_RV[None, :count], self._choice_R[None, :count], features[None])
+        return TeacherOutput(self._logits_RV[:count], self._choice_R[:count], features)
 
     def _bind_attention(self, kv: KvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None) -> None:
         """The caches, and what the new rows see of them."""

@@ -1,7 +1,7 @@
 """What an engine is: texts go in, one call advances them all by a step.
 
-`Engine` is all that decoding asks for, so an engine may do a step in one launch, on the device. `StagedEngine` is the
-base of those that draft, verify and accept in launches of their own.
+`Engine` is all that decoding asks for. `StagedEngine` is the base of those that give the parts of a step, which
+`draftwood.runtime.speculation.step` puts together.
 """
 
 from __future__ import annotations
@@ -21,13 +21,21 @@ from draftwood.manifest import Gear, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.draft_cache import DraftCache
-from draftwood.runtime.speculation.drafting import Drafting
-from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
+from draftwood.runtime.speculation.drafting import Drafting, RunGraph
+from draftwood.runtime.speculation.kv_cache import Zeros, host_zeros
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft, StepOutcome, StepTimes, TeacherOutput, speculative_step
+from draftwood.runtime.speculation.step import (
+    Draft,
+    HostParts,
+    Outcome,
+    Parts,
+    Prefill,
+    TeacherOutput,
+    speculative_step,
+)
 
-# B sequences, T tree rows, n prompt tokens
+# T tree rows, R rows with logits, n prompt tokens
 
 
 class Engine(Protocol):
@@ -44,18 +52,18 @@ class Engine(Protocol):
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         """An empty text with caches of ``slots`` slots."""
 
-    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
-        """Prefill: commits the prompt behind what the text holds, and draws the first new token, its root."""
+    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
+        """Commits the prompt behind what the text holds, and draws the first new token, its root."""
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
         """One step of every sequence, at most ``max_batch``, all with the gear's KV length."""
 
     def close(self) -> None:
         """Lets go of what the engine opened; it is not called again."""
 
 
-class StagedEngine(ABC):
-    """An engine with one launch, or several, for each part of a step; the parts are there for whoever compares them.
+class StagedEngine(HostParts, ABC):
+    """An engine that gives the parts of a step, to `speculative_step` and to whoever compares them.
 
     The graphs' buffers are shared by all texts, so ``step`` and each launch of ``start`` wait for their turn. The parts
     do not.
@@ -67,9 +75,9 @@ class StagedEngine(ABC):
     # Devices that the model is split over; each has its heads of every cache.
     ranks = 1
 
-    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature]) -> None:
+    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], run_draft: RunGraph) -> None:
         self.bundle = bundle
-        self.drafting = Drafting(bundle, graphs, self.run_draft)
+        self.drafting = Drafting(bundle, graphs, run_draft)
         self._turns = Turns()
         self._closed = False
 
@@ -79,28 +87,29 @@ class StagedEngine(ABC):
         draft = DraftCache(replace(drafter, kv_heads=heads), self.zeros) if drafter else None
         return SequenceState(self.new_kv(slots), draft, sampling)
 
-    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
+    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
         verify_ns = 0
         for chunk_n in self._chunks(state, prompt_n):
             with self._turn():  # between two launches of a long prompt other texts take their steps
                 began = time.perf_counter_ns()
-                logits_V = self._launched(state, chunk_n).logits_BRV[0, -1].copy()
+                logits_V = self._launched(state, chunk_n).logits_RV[-1].copy()
                 verify_ns += time.perf_counter_ns() - began
         verified = time.perf_counter_ns()
         state.root = draw(logits_V, state.sampling, state.length)
-        times = StepTimes(0.0, verify_ns / 1e3, (time.perf_counter_ns() - verified) / 1e3)
-        return StepOutcome((state.root,), (), len(prompt_n), None, times)
+        accept_us = (time.perf_counter_ns() - verified) / 1e3
+        return Prefill((state.root,), len(prompt_n), verify_ns / 1e3, accept_us)
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+    @property
+    def parts(self) -> Parts[Any]:
+        """Of a step: the engine's own, unless it has some that leave more on its device."""
+        return self
+
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
         with self._turn():
-            outcomes = self.advance(states, gear)
+            outcomes = speculative_step(self.parts, states, gear)
             for state in states:
                 self.drafting.catch_up(state)
             return outcomes
-
-    def advance(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
-        """A step made of the parts; an engine may do it with less traffic, to the same effect."""
-        return speculative_step(self, states, gear)
 
     def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
         """For every sequence a tree of the gear behind its root."""
@@ -119,8 +128,7 @@ class StagedEngine(ABC):
     def _launched(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         output = self.append(state, chunk_n)
         self.drafting.catch_up(state)
-        # The last row alone of every sequence.
-        return TeacherOutput(output.logits_BRV[:, -1:], output.choice_BR[:, -1:], output.features_BRF[:, -1:])
+        return TeacherOutput(output.logits_RV[-1:], output.choice_R[-1:], output.features_RF[-1:])
 
     def _chunks(self, state: SequenceState, tokens_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """The tokens launch by launch; a launch is chosen when those before it have run."""
@@ -139,14 +147,8 @@ class StagedEngine(ABC):
         """Appends and commits the tokens of one launch; of the outputs the last row's are used."""
 
     @abstractmethod
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        """Runs the trees' rows behind the committed texts (R = T); the branches are left open."""
-
-    @abstractmethod
-    def run_draft(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
-    ) -> dict[str, NDArray]:
-        """Runs a graph of the drafter (`drafting.RunGraph`)."""
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        """Runs the trees' rows behind the committed texts (R = T)."""
 
     @property
     def zeros(self) -> Zeros:

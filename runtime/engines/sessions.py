@@ -90,8 +90,8 @@ def fixed(spec: TensorSignature) -> tuple[int, ...]:
 
 
 def allocate(spec: TensorSignature) -> NDArray:
-    """Zeros of the declared shape and dtype."""
-    return np.zeros(fixed(spec), NUMPY[spec.dtype])
+    """Zeros of the declared shape; where a graph computes in half precision, fp32 here, which its executor rounds."""
+    return np.zeros(fixed(spec), NUMPY.get(spec.dtype, np.float32))
 
 
 class Bindings:

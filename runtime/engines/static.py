@@ -6,25 +6,25 @@ elsewhere. All of them share the choice of the graph, its inputs, and the bookke
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature, heads_of_rank
+from draftwood.manifest import GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.acceptance import Acceptance, fill_commit, fill_tree
 from draftwood.runtime.engines.chunks import next_rows
+from draftwood.runtime.engines.device_parts import DeviceParts
 from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.executor import Executor
+from draftwood.runtime.engines.inputs import fill_commit, fill_tree
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
-from draftwood.runtime.engines.whole import WholeSteps
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft, StepOutcome, StepTimes, TeacherOutput, outcome
+from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
 
 # T rows of a graph, n tokens of a text
 
@@ -33,15 +33,10 @@ _SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"
 
 
 class StaticEngine(StagedEngine):
-    """Where a graph has more rows than a tree, rows are padded; one sequence a step.
-
-    A step is one launch where the bundle has graphs for that, unless ``apart`` asks for its parts one by one.
-    """
-
-    apart = False
+    """Where a graph has more rows than a tree, rows are padded; one text a step."""
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], executor: Executor) -> None:
-        super().__init__(bundle, graphs)
+        super().__init__(bundle, graphs, executor.run)
         self.graphs = [graph for graph in graphs if graph.kind in ("prefill", "decode", "verify")]
         if not self.graphs:
             raise BundleError(f"{bundle.folder}: holds no such graphs; build it with the --target that makes them")
@@ -52,8 +47,11 @@ class StaticEngine(StagedEngine):
         # The first size of a cache says how it lies in memory: slots, or slots of every head.
         self._by_token = fixed(cache)[0] == self.graphs[0].slots
         self._inputs: dict[str, dict[str, NDArray]] = {}
-        self.acceptance = Acceptance(bundle, graphs, executor)
-        self.whole = WholeSteps(bundle, graphs, executor, self.drafting, self.acceptance)
+        self.on_device = DeviceParts(bundle, graphs, executor, self.drafting, self.tree_graph, self._run_tree)
+
+    @property
+    def parts(self) -> Parts[Any]:
+        return self.on_device if self.on_device.accepts else self
 
     @property
     def zeros(self) -> Zeros:
@@ -79,52 +77,27 @@ class StaticEngine(StagedEngine):
             inputs["tokens"][:count], inputs["last"][0] = chunk_n, count - 1
         else:
             fill_tree(inputs, chunk_n, self.bundle.trees["plain"][1])
-        logits, choice, features = self._run(graph, state.kv, inputs)
-        output = TeacherOutput(logits[None, :1], choice[None, :1], features[None, :count])
-        state.extended(chunk_n, output.features_BRF[0])
+        outputs = self.executor.run(graph, inputs, self.buffers(graph, state.kv))
+        output = TeacherOutput(outputs["logits"][:1], outputs["choice"][:1], outputs["features"][:count])
+        state.extended(chunk_n, output.features_RF)
         return output
 
     def _prefills(self, state: SequenceState) -> list[GraphSignature]:
         return [graph for graph in self.graphs if graph.kind == "prefill" and graph.slots == state.slots]
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
-        graph = self.tree_graph(tree.rows, state.slots)
-        inputs = self.inputs(graph, state.kv)
-        fill_tree(inputs, tokens_T, tree)
-        logits, choice, features = (values[: tree.rows] for values in self._run(graph, state.kv, inputs))
-        state.branched(tokens_T, features)
-        return TeacherOutput(logits[None], choice[None], features[None])
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        graph, rows = self.tree_graph(draft.tree.rows, state.slots), draft.tree.rows
+        outputs = self._run_tree(graph, state, draft, {})
+        return [TeacherOutput(*(outputs[name][:rows] for name in ("logits", "choice", "features")))]
 
-    def advance(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
-        """A step; logits and features stay on the device, where its graphs accept there."""
-        if not self.acceptance.there:
-            return super().advance(states, gear)
-        (state,) = states
-        whole = None if self.apart else self.whole.graph(state, gear)
-        return [self.whole.step(state, gear, whole) if whole else self._in_parts(state, gear)]
-
-    def _in_parts(self, state: SequenceState, gear: Gear) -> StepOutcome:
-        """Draft, verify and accept, a launch each."""
-        began = time.perf_counter_ns()
-        (draft,) = self.draft([state], gear)
-        drafted = time.perf_counter_ns()
-        graph = self.tree_graph(draft.tree.rows, state.slots)
+    def _run_tree(
+        self, graph: GraphSignature, state: SequenceState, draft: Draft, kept: dict[str, Buffer]
+    ) -> dict[str, NDArray]:
+        """A tree's rows behind the text; outputs that are ``kept`` stay in those buffers."""
         inputs = self.inputs(graph, state.kv)
         fill_tree(inputs, draft.tokens_T, draft.tree)
-        self.executor.run(graph, inputs, self.buffers(graph, state.kv) | self.acceptance.kept(graph))
-        state.branched(draft.tokens_T)
-        verified = time.perf_counter_ns()
-        accepted, features = self.acceptance.accept(state, draft, graph)
-        state.commit(accepted.rows, accepted.bonus, features)
-        done = time.perf_counter_ns()
-        times = StepTimes((drafted - began) / 1e3, (verified - drafted) / 1e3, (done - verified) / 1e3)
-        return outcome(draft, accepted, times)
-
-    def run_draft(
-        self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]
-    ) -> dict[str, NDArray]:
-        return self.executor.run(graph, inputs, buffers)
+        return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | kept)
 
     def inputs(self, graph: GraphSignature, kv: KvCache) -> dict[str, NDArray]:
         """The graph's small inputs, of which those that follow from the cache alone are filled in."""
@@ -147,10 +120,6 @@ class StaticEngine(StagedEngine):
             if graph.kind == kind and (kind == "decode" or graph.rows == rows) and graph.slots == slots:
                 return graph
         raise BundleError(f"{self.bundle.folder}: no graph of {rows} rows at KV length {slots}; build it with --kv")
-
-    def _run(self, graph: GraphSignature, kv: KvCache, inputs: dict[str, NDArray]) -> tuple[NDArray, NDArray, NDArray]:
-        outputs = self.executor.run(graph, inputs, self.buffers(graph, kv))
-        return outputs["logits"], outputs["choice"], outputs["features"]
 
 
 class OnnxStaticEngine(StaticEngine):

@@ -1,45 +1,11 @@
-"""What a policy is asked, and what it is told of every step."""
+"""What a policy is asked, and what it is told of every step (`draftwood.runtime.speculation.step.Outcome`)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
 from draftwood.manifest import Gear
-
-
-class Outcome(NamedTuple):
-    """What one decoding step did.
-
-    Args:
-        gear: that ran.
-        length: committed tokens before the step.
-        path: the rank path that the teacher accepted; empty if nothing was drafted.
-        gained: tokens, the bonus counted.
-        rank: of the bonus among the candidates at the path's end, where the drafter's list is known: one that no
-            tree has if it is beyond the list. None where only the tree's own nodes are known.
-        cut: whether something other than the teacher's choice may have ended the walk (an end token, a token limit,
-            a grammar); such a walk tells nothing.
-        draft_us, verify_us, host_us: microseconds of the step.
-        confidence: probability of the drafter's best first candidate, where known.
-        late: tokens that the drafter's caches were behind, beyond those of one step.
-    """
-
-    gear: Gear
-    length: int
-    path: tuple[int, ...]
-    gained: int
-    rank: int | None = None
-    cut: bool = False
-    draft_us: float = 0.0
-    verify_us: float = 0.0
-    host_us: float = 0.0
-    confidence: float | None = None
-    late: int = 0
-
-    @property
-    def total_us(self) -> float:
-        """The whole step."""
-        return self.draft_us + self.verify_us + self.host_us
+from draftwood.runtime.speculation.step import Outcome as Outcome
 
 
 class Expected(NamedTuple):

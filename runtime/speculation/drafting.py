@@ -19,7 +19,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.shared_noise import Noise, SharedNoise
+from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import TreeBuffers, is_tree, tree_tokens
 
@@ -45,7 +45,7 @@ class Drafting:
         self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
         self._extends = [graph for graph in graphs if graph.kind == "extend"]
         self._inputs: dict[str, dict[str, NDArray]] = {}
-        self.noise: Noise = SharedNoise(bundle)
+        self.noise = SharedNoise(bundle)
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the gear behind the committed text and its root; may be asked for again."""
@@ -66,7 +66,7 @@ class Drafting:
         return self.tree(gear, state.root, outputs)
 
     @contextmanager
-    def given(self, noise: Noise) -> Iterator[None]:
+    def given(self, noise: SharedNoise) -> Iterator[None]:
         """In the body, drafts get this noise in the place of the teacher's; texts stay what they are."""
         shared, self.noise = self.noise, noise
         try:

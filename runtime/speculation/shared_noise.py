@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +21,6 @@ from draftwood.runtime.speculation.sampling import Sampling
 # D levels, U draft vocabulary
 
 _KEPT = 64  # positions
-
-
-class Noise(Protocol):
-    """What fills the input ``noise`` of a draft graph."""
-
-    def rows(self, spec: TensorSignature, sampling: Sampling, position: int) -> NDArray[np.float32]:
-        """The input ``spec`` [D, U] for levels that begin at a position, valid until the next call."""
 
 
 class SharedNoise:

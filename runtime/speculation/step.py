@@ -3,23 +3,27 @@
 The drafter proposes a tree of tokens behind the root; the teacher runs all its rows at once, each seeing its
 ancestors; at every row of the walk the teacher draws one token, and a child that carries it is accepted, otherwise
 the token is the bonus and the next root. Plain decoding is the step whose tree is its root alone.
+
+This is the only place where a step is written. An engine gives its parts (`Parts`); it runs graphs, knows where memory
+lies, and neither opens nor commits a branch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
+from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.sampling import draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.trees import Accepted, TreeBuffers, walk
 
-# B sequences, T tree rows, M = T - 1 draft nodes, R rows with logits, V vocabulary, F features
+# T tree rows, M = T - 1 draft nodes, R rows with logits, V vocabulary, F features
 
 
 class Draft(NamedTuple):
@@ -51,66 +55,132 @@ class Draft(NamedTuple):
 
 
 class TeacherOutput(NamedTuple):
-    """A teacher step's outputs, as views that the next step of the same engine overwrites.
+    """A teacher step's outputs for one text, as views that the next step of the same engine overwrites.
 
     ``features`` are what drafts are made from: of the rows with logits, or of all rows of a prefill step.
     """
 
-    logits_BRV: NDArray[np.float32]
-    choice_BR: NDArray[np.int64]
-    features_BRF: NDArray[np.float32]
+    logits_RV: NDArray[np.float32]
+    choice_R: NDArray[np.int64]
+    features_RF: NDArray[np.float32]
 
 
-class StepTimes(NamedTuple):
-    """Microseconds that a step spent in its parts; where one launch does them all, they are its verify."""
+class Prefill(NamedTuple):
+    """What a prefill did: ``tokens`` is the first new one alone, the root; ``rows`` are the prompt's."""
 
-    draft_us: float = 0.0
+    tokens: tuple[int, ...]
+    rows: int
     verify_us: float = 0.0
     accept_us: float = 0.0
 
 
-class StepOutcome(NamedTuple):
-    """What one step did for one sequence.
+class Outcome(NamedTuple):
+    """What one step did for one text: the one record, for the stream, the policy and the trace.
 
-    ``tokens`` were gained: the accepted ones and the bonus, which is the new root. ``path`` is the rank path that
-    was accepted, empty if none was. ``confidence`` is the drafter's probability of its best first candidate, None
-    where nothing was drafted. ``rank`` is the bonus's among the candidates at the path's end (see ``Draft.rank``).
+    Args:
+        gear: that ran.
+        length: committed tokens before the step.
+        path: the rank path that the teacher accepted; empty if nothing was drafted.
+        gained: tokens, the bonus counted.
+        rank: of the bonus among the candidates at the path's end, where the drafter's list is known: one that no
+            tree has if it is beyond the list. None where only the tree's own nodes are known.
+        cut: whether something other than the teacher's choice may have ended the walk (an end token, a token limit,
+            a grammar); such a walk tells nothing.
+        draft_us, verify_us: microseconds in the graphs; where one launch does both, they are its verify.
+        host_us: microseconds outside them: acceptance, commit, and the choice of the gear.
+        confidence: probability of the drafter's best first candidate, where known.
+        late: tokens that the drafter's caches were behind, beyond those of one step.
+        tokens: those that were gained, in order; the last is the bonus, the new root.
+        rows: of the tree.
+        accept_us: the part of ``host_us`` that acceptance and commit took.
     """
 
-    tokens: tuple[int, ...]
+    gear: Gear
+    length: int
     path: tuple[int, ...]
-    rows: int
-    confidence: float | None
-    times: StepTimes
+    gained: int
     rank: int | None = None
+    cut: bool = False
+    draft_us: float = 0.0
+    verify_us: float = 0.0
+    host_us: float = 0.0
+    confidence: float | None = None
+    late: int = 0
+    tokens: tuple[int, ...] = ()
+    rows: int = 1
+    accept_us: float = 0.0
+
+    @property
+    def total_us(self) -> float:
+        """The whole step."""
+        return self.draft_us + self.verify_us + self.host_us
 
 
-class Stages(Protocol):
-    """An engine that has the parts of a step one by one."""
+# What a verify launch leaves for acceptance: outputs in the host's memory, or where they lie on a device.
+Verified = TypeVar("Verified")
+# What was accepted, and the features of the path's rows, or of its last ones.
+Taken = tuple[Accepted, NDArray[np.float32] | DeviceRows | None]
+
+
+class Parts(Protocol[Verified]):
+    """The parts of a step. Each takes a list of texts and does them in one call, as many as the engine takes."""
+
+    def whole(self, states: Sequence[SequenceState], gear: Gear) -> tuple[list[Draft], list[Verified]] | None:
+        """Drafts, verifies and accepts in one launch; None where the parts have launches of their own."""
 
     def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
-        """For every sequence a tree of the gear behind its root."""
+        """For every text a tree of the gear behind its root."""
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        """Runs the trees' rows behind the committed texts (R = T); the branches are left open."""
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Verified]:
+        """Runs the trees' rows behind the committed texts (R = T)."""
+
+    def accept(
+        self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[Verified]
+    ) -> list[Taken]:
+        """The path that the teacher takes through every tree."""
 
 
-def speculative_step(engine: Stages, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
-    """One step of B sequences with one gear; every part is one call, whatever B is."""
+class HostParts:
+    """What an engine has of the parts that gives logits to the host, and launches draft and verify one by one."""
+
+    def whole(self, states: Sequence[SequenceState], gear: Gear) -> None:
+        return None
+
+    def accept(
+        self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[TeacherOutput]
+    ) -> list[Taken]:
+        found: list[Taken] = []
+        for state, one, output in zip(states, drafts, verified, strict=True):
+            accepted = accept(state, one, output.logits_RV)
+            found.append((accepted, output.features_RF[list(accepted.rows)]))
+        return found
+
+
+def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
+    """One step of every text with one gear.
+
+    Raises:
+        NumericError: the teacher's logits are no numbers; the text cannot go on.
+    """
     began = time.perf_counter_ns()
-    drafts = engine.draft(states, gear)
-    drafted = time.perf_counter_ns()
-    output = engine.verify(states, drafts)
-    verified = time.perf_counter_ns()
-    accepted = [
-        accept(state, draft, logits_TV)
-        for state, draft, logits_TV in zip(states, drafts, output.logits_BRV, strict=True)
+    launched = parts.whole(states, gear)
+    if launched is None:
+        drafts = parts.draft(states, gear)
+        drafted = time.perf_counter_ns()
+        verified = parts.verify(states, drafts)
+    else:
+        drafted, (drafts, verified) = began, launched
+    ran = time.perf_counter_ns()
+    for state, one in zip(states, drafts, strict=True):
+        state.branched(one.tokens_T)
+    taken = parts.accept(states, drafts, verified)
+    for state, (accepted, features) in zip(states, taken, strict=True):
+        state.commit(accepted.rows, accepted.bonus, features)
+    took_us = (drafted - began) / 1e3, (ran - drafted) / 1e3, (time.perf_counter_ns() - ran) / 1e3
+    return [
+        _outcome(gear, state, one, accepted, *took_us)
+        for state, one, (accepted, _) in zip(states, drafts, taken, strict=True)
     ]
-    for state, one in zip(states, accepted, strict=True):
-        state.commit(one.rows, root=one.bonus)
-    done = time.perf_counter_ns()
-    times = StepTimes((drafted - began) / 1e3, (verified - drafted) / 1e3, (done - verified) / 1e3)
-    return [outcome(draft, one, times) for draft, one in zip(drafts, accepted, strict=True)]
 
 
 def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -> Accepted:
@@ -122,8 +192,27 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
     return walk(draft.tree, draft.tokens_T, drawn)
 
 
-def outcome(draft: Draft, accepted: Accepted, times: StepTimes) -> StepOutcome:
-    """What a step did that verified a draft."""
+def _outcome(
+    gear: Gear,
+    state: SequenceState,
+    draft: Draft,
+    accepted: Accepted,
+    draft_us: float,
+    verify_us: float,
+    accept_us: float,
+) -> Outcome:
     tokens = (*draft.tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus)
-    rank = draft.rank(len(accepted.path), accepted.bonus)
-    return StepOutcome(tokens, accepted.path, draft.tree.rows, draft.confidence, times, rank)
+    return Outcome(
+        gear=gear,
+        length=state.length - len(accepted.rows),
+        path=accepted.path,
+        gained=len(tokens),
+        rank=draft.rank(len(accepted.path), accepted.bonus),
+        draft_us=draft_us,
+        verify_us=verify_us,
+        host_us=accept_us,
+        confidence=draft.confidence,
+        tokens=tokens,
+        rows=draft.tree.rows,
+        accept_us=accept_us,
+    )

@@ -20,7 +20,7 @@ from draftwood.compiler.steps.noise import block_noise, level_noise, own_noise
 from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.noise import BLOCK, gumbel_row, key_of, keys_of
-from draftwood.runtime.engines.acceptance import fill_settings
+from draftwood.runtime.engines.inputs import fill_settings
 from draftwood.runtime.speculation.sampling import Sampling, distribution, draw
 from draftwood.trees import Topology, tensorize, walk
 

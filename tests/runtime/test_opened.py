@@ -150,9 +150,9 @@ def test_logits_that_are_no_numbers_end_a_text(model: OpenedBundle, prompt: list
     honest = engine.verify
 
     def broken(states, drafts):  # type: ignore[no-untyped-def]
-        output = honest(states, drafts)
-        output.logits_BRV[:, :, 17] = np.nan
-        return output
+        (output,) = honest(states, drafts)
+        output.logits_RV[:, 17] = np.nan
+        return [output]
 
     engine.verify = broken  # type: ignore[method-assign]
     for temperature in (0.0, 0.8):

@@ -128,27 +128,6 @@ def test_chrome_spans_nest_strictly(steps):
             step_end, part_end = end, begin
 
 
-def test_summary_counts_verify_steps_and_the_host():
-    trace = Trace()
-    trace.add(event("prefill", accepted=100, times=(0, 50, 0, 10)))
-    for step, accepted in enumerate((1, 2, 4), start=1):
-        trace.add(event(step=step, start_us=step * 100.0, accepted=accepted, times=(20, 60, 5, 5)))
-    trace.add(event("decode", step=4, start_us=400.0, accepted=1, times=(0, 40, 5, 5)))
-    summary = trace.summary()
-    assert (summary["steps"], summary["wall_us"]) == (5, 450.0)
-    assert summary["accept_length"] == pytest.approx({"mean": 7 / 3, "p50": 2, "p99": 4}, abs=1e-12)
-    # Time between two steps is the host's too: 330 of 450 us are in graphs.
-    assert summary["host_share"] == pytest.approx(1 - 330 / 450, abs=1e-12)
-
-
-def test_summary_of_nothing():
-    empty = {"steps": 0, "accept_length": None, "wall_us": 0.0, "host_share": 0.0}
-    assert Trace().summary() == empty
-    trace = Trace()
-    trace.add(event("decode", times=(0, 0, 0, 0)))
-    assert trace.summary() == empty | {"steps": 1}
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.chrome.json"])
 def test_save_follows_the_suffix(tmp_path, name):
     path = tmp_path / name

@@ -20,9 +20,9 @@ CONTRACT = {
     "demo": {"--json"},
     "build": {"--model", "--drafter", "--tree", "--kv", "--target", "--out", "--json"}
     | {"--weights", "--soc", "--prefill"},
-    "check": {"--prompts", "--replay", "--json"},
+    "check": {"--prompts", "--teacher", "--json"},
     "run": DECODING
-    | {"--prompt", "--prompt-ids", "--chat", "--top-p", "--top-k", "--gear", "--plain"}
+    | {"--prompt", "--prompt-ids", "--chat", "--top-p", "--top-k", "--gear", "--policy"}
     | {"--ignore-eos", "--trace"},
     "bench": DECODING | {"--prompts", "--limit"},
     "calibrate": {"--model", "--drafter", "--prompts", "--out", "--from-paths", "--json"},

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftwood.runtime import opened
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.bitwise import BitwiseEngine
@@ -83,9 +84,18 @@ def test_run_prints_the_same_text_for_every_gear(
         "3",
         "--ignore-eos",
     ]
-    plain, tree = (output(capsys, *common, *gear) for gear in (["--plain"], ["--gear", "ragged-kv128"]))
+    plain, tree = (output(capsys, *common, *gear) for gear in (["--policy", "plain"], ["--gear", "ragged-kv128"]))
     assert tree["token_ids"] == plain["token_ids"] and tree["text"] == plain["text"]
     assert tree["steps"] < plain["steps"] and tree["finish_reason"] == "length"
+
+
+def test_run_takes_the_times_that_were_tuned_with_as_many_threads(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr(opened, "tuned_times", lambda bundle, engine, threads: asked.append(threads) or ())
+    output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--threads", "1", "--max-new-tokens", "2")
+    assert asked == [1]
 
 
 def test_run_writes_a_trace(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,22 +15,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from draftwood.environment import hide_torch_npu
-from draftwood.errors import CheckpointError, InvariantError, RequestError
+from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools import cli
+from draftwood.tools.cli import main
 from draftwood.tools.comparison import single
 from draftwood.tools.measure.traffic import widest_gear
-from draftwood.tools.reference.__main__ import main, measure
 from draftwood.tools.reference.branch_cache import BranchCache
-from draftwood.tools.reference.dump import StepDump
 from draftwood.tools.reference.hf_teacher import HfTeacher
-from draftwood.tools.reference.lockstep import compare_texts
-from draftwood.tools.reference.replay import main as replay_main
-from draftwood.tools.reference.replay import replay
+from draftwood.tools.reference.texts import check_texts, compare_texts
 from draftwood.tools.reference.transformers import HfEngine
 from draftwood.trees import Topology, tensorize
 
@@ -215,11 +211,11 @@ def test_features_are_the_normed_state_or_the_states_that_enter_layers(teacher: 
 def test_all_engines_give_one_text(
     tiny_bundle: Path, tiny_teacher: Path, temperature: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [tiny_bundle, "--model", tiny_teacher, "--prompt-ids", "5,9,23,41,7", "--max-new-tokens", 40]
-    arguments += ["--temperature", temperature, "--seed", 3, "--ignore-eos", "--json"]
+    arguments = ["check", tiny_bundle, "--teacher", tiny_teacher, "--limit", 1, "--max-new-tokens", 40]
+    arguments += ["--temperature", temperature, "--json"]
     assert main([str(argument) for argument in arguments]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["ok"] and report["equal"] == report["prompts"] == 1 and report["tokens"] == 40
+    assert report["ok"] and report["equal"] == report["prompts"] == 1 and report["tokens"] > 1
     assert report["per_prompt"][0]["differences"] == []
 
 
@@ -286,48 +282,24 @@ class LosesARow(CpuEngine):
         (LosesARow, 0.8, "key_cache.1", "committed slot 3"),
     ],
 )
-def test_a_wrong_step_is_dumped_and_its_first_tensor_named(
-    bundle: Bundle,
-    teacher: HfTeacher,
-    tmp_path: Path,
-    fault: type[CpuEngine],
-    temperature: float,
-    tensor: str,
-    where: str,
+def test_the_first_tensor_of_a_wrong_step_is_named(
+    bundle: Bundle, teacher: HfTeacher, fault: type[CpuEngine], temperature: float, tensor: str, where: str
 ) -> None:
-    reference, wrong = HfEngine(bundle, teacher), fault(bundle)
-    report = measure(wrong, reference, {"one": PROMPT}, options_of(temperature), None, tmp_path)
+    report = check_texts(fault(bundle), HfEngine(bundle, teacher), {"one": PROMPT}, options_of(temperature))
     assert not report["ok"]
-    found = [d for d in report["per_prompt"][0]["differences"] if d["dump"]]
+    found = [d for d in report["per_prompt"][0]["differences"] if d["first"]]
     assert found and all(d["side"] == "engine" and d["margin"] > d["tolerance"] for d in found)
-    dump = StepDump.read(Path(found[0]["dump"]))
-    assert dump.reason == "tokens" and list(dump.text[: len(PROMPT)]) == PROMPT
-    recorded, *again = replay(dump, {"transformers": reference, "cpu": CpuEngine(bundle), "wrong": wrong})
-    assert recorded.tensor == tensor and recorded.where.startswith(where)
-    assert [finding.tensor for finding in again] == [None, None, tensor]
+    assert all(f"; {tensor} differs first, {where}" in d["first"] for d in found)
 
 
-def test_a_broken_invariant_is_dumped_and_its_first_tensor_named(
-    tiny_bundle: Path, tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = Bundle.open(tiny_bundle)
-    engine = HfEngine.open(bundle, tiny_teacher, dumps=tmp_path)
+def test_a_broken_invariant_is_named_as_it_happens(bundle: Bundle, tiny_teacher: Path) -> None:
+    engine = HfEngine.open(bundle, tiny_teacher)
     state = engine.begin(128)
     engine.prefill(state, np.array(PROMPT))
     poke(state.kv, 3, 2, 9.0)
     _, plain = bundle.trees["plain"]
-    with pytest.raises(InvariantError, match=r"committed: layer 1, value: slot 2 .*the step is in .*invariant-at-5"):
+    with pytest.raises(InvariantError, match=r"committed: layer 1, value: slot 2"):
         single.verify(engine, state, np.array([17]), plain)
-    folder = tmp_path / "invariant-at-5"
-    assert {path.name for path in folder.iterdir()} == {"step.json", "tensors.safetensors"}
-    recorded, healthy = replay(StepDump.read(folder), {"cpu": CpuEngine(bundle)})
-    assert (recorded.tensor, recorded.where) == ("value_cache.1", "committed slot 2") and healthy.tensor is None
-    arguments = [folder, "--bundle", tiny_bundle, "--model", tiny_teacher]
-    assert replay_main([str(argument) for argument in arguments]) == 0
-    text = capsys.readouterr().out
-    assert "recorded     differs first in value_cache.1, committed slot 2" in text and text.count("agrees") == 2
-    assert cli.main(["check", str(tiny_bundle), "--replay", str(folder)]) == 0
-    assert "cpu      agrees" in capsys.readouterr().out
 
 
 def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTeacher) -> None:
@@ -340,21 +312,21 @@ def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTe
         single.verify(engine, state, np.zeros(tree.rows, np.int64), chain)
 
 
-def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher, tmp_path: Path) -> None:
+def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher) -> None:
     """Two tokens whose logits differ by less than the noise of the engine that takes the other one."""
 
     class Noisy(CpuEngine):
         def verify(self, states: Any, drafts: Any) -> Any:
-            output = super().verify(states, drafts)
-            shape, random = output.logits_BRV.shape, np.random.default_rng(drafts[0].tree.rows)
-            logits_BRV = output.logits_BRV + random.normal(0, 2.0, shape).astype(np.float32)
-            return output._replace(logits_BRV=logits_BRV, choice_BR=logits_BRV.argmax(-1))
+            (output,) = super().verify(states, drafts)
+            shape, random = output.logits_RV.shape, np.random.default_rng(drafts[0].tree.rows)
+            logits_RV = output.logits_RV + random.normal(0, 2.0, shape).astype(np.float32)
+            return [output._replace(logits_RV=logits_RV, choice_R=logits_RV.argmax(-1))]
 
     modes = {"plain": policy_for(bundle), "tree": policy_for(bundle, widest_gear(bundle))}
     reference = HfEngine(bundle, teacher)
-    _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes, tmp_path / "step")
+    _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes)
     assert found and all(d.tie == (d.margin <= d.tolerance) and d.tolerance > 1 for d in found)
-    assert any(d.tie for d in found) and all(d.dump is None for d in found if d.tie)
+    assert any(d.tie for d in found) and all(d.first is None for d in found if d.tie)
 
 
 PANGU_CODE = """
@@ -444,8 +416,5 @@ def test_what_cannot_be_used_is_refused(
         HfEngine.open(bundle, pangu)
     with pytest.raises(CheckpointError, match=r"transformers .* cannot load it: .*add --trust-remote-code"):
         HfTeacher.open(tmp_path)
-    (tmp_path / "step.json").write_text("{}")
-    with pytest.raises(RequestError, match="not a step's dump"):
-        StepDump.read(tmp_path)
-    assert main([str(tiny_bundle), "--model", str(tmp_path)]) == 2
+    assert main(["check", str(tiny_bundle), "--teacher", str(tmp_path)]) == 2
     assert "draftwood: error:" in capsys.readouterr().err

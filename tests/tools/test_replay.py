@@ -114,7 +114,6 @@ def test_the_command_records_replays_and_draws(
         (["replay", "{nowhere}"], "cannot be read"),
         (["run", "{bundle}", "--prompt-ids", "5", "--policy", "fixed"], "go together"),
         (["run", "{bundle}", "--prompt-ids", "5", "--policy", "planned"], "holds no plan with step times"),
-        (["run", "{bundle}", "--prompt-ids", "5", "--plain", "--policy", "adaptive"], "exclude each other"),
         (["tune", "{bundle}", "--seconds", "0"], "more than 0"),
     ],
 )

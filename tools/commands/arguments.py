@@ -67,11 +67,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gear", metavar="NAME", help="always this gear's tree; grows to larger KV lengths as needed")
 
 
-def policy_name(args: argparse.Namespace, plain: bool = False) -> PolicyName:
+def policy_name(args: argparse.Namespace) -> PolicyName:
     """The policy that is asked for; RequestError where arguments contradict each other."""
-    if plain and (args.gear or args.policy not in (None, "plain")):
-        raise RequestError(f"--plain and {'--gear' if args.gear else '--policy'} exclude each other; give one")
-    name: PolicyName = args.policy or ("plain" if plain else "fixed" if args.gear else "adaptive")
+    name: PolicyName = args.policy or ("fixed" if args.gear else "adaptive")
     if (args.gear is not None) != (name == "fixed"):
         raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
     return name

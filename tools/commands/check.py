@@ -1,4 +1,7 @@
-"""``draftwood check``: does every graph of a bundle compute what eager PyTorch computes?"""
+"""``draftwood check``: does every graph of a bundle compute what eager PyTorch computes?
+
+With ``--teacher``: are the bundle's texts those of its teacher, as transformers runs it?
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwood.tools.commands.arguments import add_verify_argument
+
+if TYPE_CHECKING:
+    from draftwood.runtime.bundle import Bundle
 
 QUANTITIES = ("logits", "features", "choice", "draft scores", "draft tokens", "cache after commit", "draft cache")
 
@@ -17,7 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="prompts to use (default 2)")
-    parser.add_argument("--replay", type=Path, metavar="DUMP", help="run one dumped step again, and nothing else")
+    parser.add_argument(
+        "--teacher",
+        metavar="DIR",
+        help="compare whole texts with those of the bundle's teacher (its folder, or demo), run by transformers",
+    )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code from the teacher's folder")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of such a text (default 128)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of such a text (default 0)")
     add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -27,18 +40,40 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.tools.comparison.check import check, sample_prompts
 
-    if args.replay is not None:
-        from draftwood.tools.reference.replay import main as replay
-
-        return replay([str(args.replay), "--bundle", str(args.bundle), *(["--json"] if args.json else [])])
     share_threads()
     bundle = Bundle.open(args.bundle, args.verify)
+    if args.teacher is not None:
+        return _check_texts(bundle, args)
     report = check(bundle, list(sample_prompts(bundle, args.prompts, args.limit)), progress=_progress)
     (args.bundle / "check.json").write_text(json.dumps(report, indent=1) + "\n")
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
+    return 0 if report["ok"] else 1
+
+
+def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
+    from draftwood.runtime.decoding import Options
+    from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.tools.comparison.check import sample_prompts
+    from draftwood.tools.demo import resolve
+    from draftwood.tools.prompts import first_turns, read_prompts
+    from draftwood.tools.reference.texts import check_texts, print_texts
+    from draftwood.tools.reference.transformers import HfEngine
+
+    if bundle.tokenizer is not None:
+        prompts = first_turns(bundle, read_prompts(args.prompts, args.limit))
+    else:
+        drawn = sample_prompts(bundle, args.prompts, args.limit)
+        prompts = {f"random {number}": ids.tolist() for number, ids in enumerate(drawn, 1)}
+    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature)
+    reference = HfEngine.open(bundle, resolve(args.teacher), args.trust_remote_code)
+    report = check_texts(CpuEngine(bundle), reference, prompts, options, _progress)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print_texts(report)
     return 0 if report["ok"] else 1
 
 

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
@@ -21,9 +20,7 @@ from draftwood.tools.commands.arguments import (
 )
 
 if TYPE_CHECKING:
-    from draftwood.runtime.decoding import Decoding, Result
-    from draftwood.runtime.opened import OpenedBundle
-    from draftwood.tools.comparison.audit import Audit
+    from draftwood.runtime.decoding import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_decoding_arguments(parser)
     add_policy_arguments(parser)
-    parser.add_argument("--plain", action="store_true", help="decode without speculation")
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
-    parser.add_argument("--audit", action="store_true", help="draw the text again in chains of 16 rows and compare")
     add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
@@ -53,39 +48,21 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.trace import Trace, form_of, save
 
-    prompt, options, name = given_prompt(args), decoding_options(args), policy_name(args, args.plain)
+    prompt, options, name = given_prompt(args), decoding_options(args), policy_name(args)
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads(args.threads)
-    with draftwood.open(args.bundle, engine=args.engine, verify=args.verify) as model:
+    with draftwood.open(args.bundle, engine=args.engine, verify=args.verify, threads=args.threads) as model:
         stream = model.stream(prompt, **options, policy=args.gear or name, trace=trace)
         for piece in stream:
             if not args.json:
                 print(piece, end="", flush=True)
         assert stream.result is not None
-        audited = _audited(model, stream) if args.audit else None
     if trace is not None:
         save(trace, args.trace)
-    shown = asdict(stream.result) | ({"audit": audited._asdict()} if audited else {})
-    print(json.dumps(shown) if args.json else _ending(stream.result))
-    if audited:
-        lead = "none had a next" if audited.nearest is None else f"the nearest led by {audited.nearest:.1e} logits"
-        print(
-            f"audit: {audited.tokens} tokens drawn again in chains of {audited.rows} rows,"
-            f" {len(audited.differing)} otherwise; {lead}",
-            file=sys.stderr,
-        )
-    return 1 if audited and audited.differing else 0
-
-
-def _audited(model: OpenedBundle, stream: Decoding) -> Audit:
-    from draftwood.runtime.engines import StagedEngine
-    from draftwood.tools.comparison.audit import audit
-
-    if not isinstance(model.engine, StagedEngine) or stream.result is None:
-        raise RequestError("--audit: this engine gives no logits; leave the option out")
-    return audit(model.engine, stream.prompt, stream.result.token_ids, stream.options.sampling)
+    print(json.dumps(asdict(stream.result)) if args.json else _ending(stream.result))
+    return 0
 
 
 def _ending(result: Result) -> str:

@@ -24,7 +24,6 @@ from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.proof import HALF_TOLERANCE, TOLERANCE
-from draftwood.tools.comparison.accepted import compare_acceptance
 from draftwood.tools.comparison.compare import (
     QUANTISED_TOLERANCE,
     ROUNDED_TOLERANCE,
@@ -34,6 +33,7 @@ from draftwood.tools.comparison.compare import (
     compare_prefill,
     worst,
 )
+from draftwood.tools.comparison.device_steps import compare_acceptance, compare_whole, in_parts
 from draftwood.tools.comparison.faults import (
     Control,
     control,
@@ -43,7 +43,6 @@ from draftwood.tools.comparison.faults import (
     tree_of,
     tree_step,
 )
-from draftwood.tools.comparison.whole import compare_whole, in_parts
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.eager import EagerEngine
 
@@ -138,10 +137,10 @@ def _compare(
     for gear in bundle.manifest.gears:
         progress(f"{pair.name}, {gear.name}")
         found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
-        if isinstance(pair.engine, StaticEngine) and pair.engine.acceptance.there:
+        if isinstance(pair.engine, StaticEngine) and pair.engine.on_device.accepts:
             with in_parts(pair.engine):
                 found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
-            if pair.engine.whole.there:
+            if pair.engine.on_device.has_whole:
                 found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
         for graph in pair.engine.graphs:

@@ -14,9 +14,8 @@ from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.proof import HALF_TOLERANCE
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.comparison import single
-from draftwood.tools.comparison.single import Rows
 from draftwood.trees import TreeBuffers, require
 
 # Where rows are rounded to int8, a last bit that differs is a whole step of 127 now and then, and what follows from it:
@@ -111,7 +110,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
         if gear.draft:
             mine, theirs = (single.draft(e, s, gear, text[-1]) for e, s in zip(engines, states, strict=True))
             drafts.append((mine, theirs))
-            tokens_T, _, tree, _ = mine
+            tokens_T, tree = mine.tokens_T, mine.tree
         want, got = (single.verify(e, s, tokens_T, tree) for e, s in zip(engines, states, strict=True))
         for quantity, mine, theirs in _quantities(got, want):
             yield pair.compared(gear.name, gear.graph, quantity, mine, theirs, where)
@@ -205,7 +204,7 @@ def host(values: Any) -> NDArray[np.float32]:
     return np.asarray(values.float().cpu().numpy() if hasattr(values, "float") else values)
 
 
-def _quantities(got: Rows, want: Rows) -> Iterator[tuple[str, NDArray, NDArray]]:
+def _quantities(got: TeacherOutput, want: TeacherOutput) -> Iterator[tuple[str, NDArray, NDArray]]:
     yield "logits", got.logits_RV, want.logits_RV
     yield "features", got.features_RF, want.features_RF
     # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.

@@ -16,7 +16,7 @@ from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
-from draftwood.runtime.speculation.step import StepOutcome
+from draftwood.runtime.speculation.step import Outcome, Prefill
 
 # D levels, U draft vocabulary
 
@@ -56,11 +56,11 @@ class OtherNoise:
         """An empty text of the engine behind."""
         return self.behind.begin(slots, sampling)
 
-    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
+    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
         """Its prefill, in which nothing is drafted."""
         return self.behind.start(state, prompt_n)
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
         """Its step, with drafts that get the other noise."""
         with self.behind.drafting.given(self._noise):
             return self.behind.step(states, gear)

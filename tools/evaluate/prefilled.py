@@ -12,7 +12,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import StepOutcome, StepTimes
+from draftwood.runtime.speculation.step import Outcome, Prefill
 
 
 class Prefilled:
@@ -24,7 +24,7 @@ class Prefilled:
         self.bundle, self.behind = engine.bundle, engine
         self._filled = engine.begin(slots)
         # The engine's next step writes over its outputs.
-        self._logits_V = engine.prefill(self._filled, prompt_n).logits_BRV[0, -1].copy()
+        self._logits_V = engine.prefill(self._filled, prompt_n).logits_RV[-1].copy()
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         """A copy of the text behind its prompt, at ``slots`` slots or the prefill's, if those are more."""
@@ -34,12 +34,12 @@ class Prefilled:
             state.grow(slots)
         return state
 
-    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> StepOutcome:
+    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
         """Draws the first token; the prompt is in the caches."""
         state.root = draw(self._logits_V, state.sampling, state.length)
-        return StepOutcome((state.root,), (), len(prompt_n), None, StepTimes())
+        return Prefill((state.root,), len(prompt_n))
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
         """A step of the engine that prefilled."""
         return self.behind.step(states, gear)
 

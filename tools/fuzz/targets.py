@@ -193,7 +193,6 @@ def trace(folder: Path, rng: random.Random) -> str:
     """Reads a trace, sums it up, and writes it in both forms."""
     path = folder / "trace.jsonl"
     found = Trace.read(path)
-    found.summary()
     found.chrome(folder / "chrome.json")
     found.write(folder / "again.jsonl")
     if Trace.read(folder / "again.jsonl").events != found.events:

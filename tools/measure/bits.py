@@ -142,7 +142,7 @@ class Held:
         yield [], [root]
         while state.length < min(len(text) + new, room):
             draft = engine.draft([state], self.gear)[0]
-            logits_TV = engine.verify([state], [draft]).logits_BRV[0].copy()
+            logits_TV = single.verify(engine, state, draft.tokens_T, draft.tree).logits_RV.copy()
             each = zip(*(plain.rows(draft) for plain in plains), strict=True)
             position_T = state.length + 1 + draft.tree.depths
             rows = [

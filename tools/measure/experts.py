@@ -50,7 +50,7 @@ class CountingEngine(EagerEngine):
             if isinstance(layer, MixtureLayer):
                 layer.router.register_forward_hook(self._count)
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         self._verifying = True
         try:
             return super().verify(states, drafts)

@@ -91,8 +91,8 @@ def _step_us(engine: StagedEngine, state: SequenceState, gear: Gear) -> float:
 
     began = time.perf_counter_ns()
     drafts = engine.draft([state], gear)
-    output = engine.verify([state], drafts)
-    accept(state, drafts[0], output.logits_BRV[0])
+    (output,) = engine.verify([state], drafts)
+    accept(state, drafts[0], output.logits_RV)
     took = (time.perf_counter_ns() - began) / 1000
     state.rollback(state.length)
     return took

@@ -138,18 +138,6 @@ class BranchCache(Cache):
                 self._store[i] = larger
         self.slots = slots
 
-    def load(self, buffers: Sequence[Tensor], text: Sequence[int]) -> None:
-        """Takes over committed rows from elsewhere: 2 L tensors [K, n, D] for a text of n tokens."""
-        self.rollback(0)
-        if len(text) > self.slots:
-            self.grow(len(text))
-        for i, buffer in enumerate(buffers):
-            store = buffer.new_zeros((1, buffer.shape[0], self.slots, buffer.shape[2]))
-            store[0, :, : len(text)] = buffer
-            self._store[i] = store
-        self._marks = torch.stack([_fingerprints(buffer) for buffer in buffers])
-        self.text, self.length = list(text), len(text)
-
     def violations(self) -> Iterator[Broken]:
         """Every invariant that does not hold: text, room, unwritten, committed, finite."""
         if len(self.text) != self.length or self._marks.shape[1] != self.length:

@@ -29,7 +29,7 @@ class EagerEngine(StagedEngine):
     def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
         manifest = bundle.manifest
         graphs = required_set(bundle.folder, manifest, "ge" if npu else "onnx")
-        super().__init__(bundle, graphs.graphs)
+        super().__init__(bundle, graphs.graphs, self._run_draft)
         weights = bundle_npu_weights(bundle.folder, graphs) if npu else onnx_weights(bundle.folder, manifest)
         self.decoder, self.drafter = bundle_modules(manifest, weights)
         self.dtype = weights["norm.weight"].dtype
@@ -48,17 +48,16 @@ class EagerEngine(StagedEngine):
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         order = np.arange(len(chunk_n))
         output = self._run(state.kv, chunk_n, order, order[None] <= order[:, None])
-        state.extended(chunk_n, output.features_BRF[0])
+        state.extended(chunk_n, output.features_RF)
         return output
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
-        output = self._run(state.kv, tokens_T, tree.depths, tree.mask, state.kv.next_branch(tree.rows))
-        state.branched(tokens_T, output.features_BRF[0])
-        return output
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        branch = state.kv.next_branch(draft.tree.rows)
+        return [self._run(state.kv, draft.tokens_T, draft.tree.depths, draft.tree.mask, branch)]
 
     @torch.inference_mode()
-    def run_draft(
+    def _run_draft(
         self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Any]
     ) -> dict[str, NDArray]:
         module = self.draft_steps[graph.name].module
@@ -96,5 +95,4 @@ class EagerEngine(StagedEngine):
             buffer.copy_(written.view_as(buffer))
         if branch is not None:
             branch.copy_(out.branch_L2TKD)
-        values = (out.logits_RV.float(), out.choice_R, out.features_RF.float())
-        return TeacherOutput(*(value[None].numpy() for value in values))
+        return TeacherOutput(out.logits_RV.float().numpy(), out.choice_R.numpy(), out.features_RF.float().numpy())

@@ -18,7 +18,7 @@ from draftwood.compiler.targets.bundled import required_set
 from draftwood.errors import InvariantError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.acceptance import fill_tree
+from draftwood.runtime.engines.inputs import fill_tree
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.tools.reference.ranks import RankBuffers, of_rank

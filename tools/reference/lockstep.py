@@ -1,11 +1,9 @@
-"""Whole texts of two engines compared; where a token differs, the step at which it happened is written down."""
+"""Two engines in lockstep: the first step at which they draw another token, and the first tensor that differs there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,93 +12,18 @@ from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy
+from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.sampling import Sampling, draw, margin
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft, StepOutcome, TeacherOutput, speculative_step
-from draftwood.tools.comparison import single
-from draftwood.tools.comparison.single import Rows, rows_of
-from draftwood.tools.measure.bench import explain, logit_noise
-from draftwood.tools.reference.dump import StepDump, observed
-from draftwood.trees import TreeBuffers
-
-Side = Literal["reference", "engine"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextDifference:
-    """Where a text leaves the reference's plain one, and how near its decision was to another.
-
-    ``margin`` and ``tolerance`` are those of ``draftwood bench``: a ``tie`` is a decision closer than the noise of
-    both engines' logits. ``dump`` is the folder of the step, where one was asked for and the step was found.
-    """
-
-    side: Side
-    mode: str
-    position: int
-    expected: int
-    got: int
-    margin: float
-    tolerance: float
-    tie: bool
-    dump: str | None
-
-
-def compare_texts(
-    engine: StagedEngine,
-    reference: StagedEngine,
-    prompt: Sequence[int],
-    options: Options,
-    modes: dict[str, Policy],
-    dump: Path | None = None,
-) -> tuple[tuple[int, ...], list[TextDifference]]:
-    """The reference's text in its first mode, plain decoding, and how all other texts differ from it.
-
-    Args:
-        modes: name -> policy; both engines decode in each.
-        dump: where the first step goes at which a text that differs by more than a tie goes wrong; the names of
-            side and mode are added.
-    """
-    (plain, policy), *_ = modes.items()
-    base = Decoding(reference, prompt, options, policy).run().token_ids
-    found = []
-    for side, one, other in (("reference", reference, engine), ("engine", engine, reference)):
-        for mode, policy in modes.items():
-            if one is reference and mode == plain:
-                continue
-            text = Decoding(one, prompt, options, policy).run().token_ids
-            if text != base:
-                found.append(_difference(side, mode, one, other, prompt, base, text, options, policy, dump))
-    return base, found
-
-
-def _difference(
-    side: Side,
-    mode: str,
-    one: StagedEngine,
-    other: StagedEngine,
-    prompt: Sequence[int],
-    base: tuple[int, ...],
-    text: tuple[int, ...],
-    options: Options,
-    policy: Policy,
-    dump: Path | None,
-) -> TextDifference:
-    whole = [*prompt, *base]
-    noise = logit_noise(one, whole) + logit_noise(other, whole)
-    found = explain(other if side == "engine" else one, mode, prompt, base, text, options.sampling, noise)
-    step = None if found.tie or dump is None else first_difference(one, other, prompt, options, policy, found.tolerance)
-    folder = step.write(dump.with_name(f"{dump.name}-{side}-{mode}")) if step and dump else None
-    return TextDifference(
-        side=side,
-        mode=mode,
-        position=found.position,
-        expected=found.plain_token,
-        got=found.speculative_token,
-        margin=found.margin,
-        tolerance=found.tolerance,
-        tie=found.tie,
-        dump=str(folder) if folder else None,
-    )
+from draftwood.runtime.speculation.step import (
+    Draft,
+    HostParts,
+    Outcome,
+    Prefill,
+    TeacherOutput,
+    speculative_step,
+)
+from draftwood.tools.comparison.compare import TOLERANCE, host, relative_difference
 
 
 def first_difference(
@@ -110,22 +33,20 @@ def first_difference(
     options: Options,
     policy: Policy,
     allowed: float = 0.0,
-) -> StepDump | None:
-    """Decodes with ``engine`` while ``reference`` runs every step too; the first step that draws another token.
+) -> str | None:
+    """Decodes with ``engine`` while ``reference`` runs every step too; says what the first wrong step does wrong.
 
-    A row's draw may differ where the reference's own margin is within ``allowed``.
+    A row's draw may differ where the reference's own margin is within ``allowed``. None where no step is wrong.
     """
     try:
         Decoding(_Lockstep(engine, reference, allowed), prompt, options, policy).run()
     except _Found as found:
-        return found.dump
+        return str(found)
     return None
 
 
 class _Found(Exception):
-    def __init__(self, dump: StepDump) -> None:
-        super().__init__(dump.message)
-        self.dump = dump
+    pass
 
 
 class _BothStates(SequenceState):
@@ -134,22 +55,24 @@ class _BothStates(SequenceState):
     def __init__(self, engine: SequenceState, reference: SequenceState) -> None:
         super().__init__(engine.kv, engine.draft, engine.sampling)
         self.engine, self.reference = engine, reference
-        self.text: list[int] = []
-        self.tokens_T: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def grow(self, slots: int) -> None:
         for state in (self.engine, self.reference):
             state.grow(slots)
 
-    def commit(self, rows: Sequence[int], root: int | None = None) -> None:
+    def branched(self, tokens_T: NDArray[np.int64], features_TF: NDArray[np.float32] | None = None) -> None:
+        """Both branches are open since `_Lockstep.verify` compared them."""
+
+    def commit(
+        self, rows: Sequence[int], root: int | None = None, features: NDArray[np.float32] | DeviceRows | None = None
+    ) -> None:
         for state in (self.engine, self.reference):
             state.commit(rows, root)
             state.check()
-        self.text += self.tokens_T[list(rows)].tolist()
         self.root = self.engine.root
 
 
-class _Lockstep:
+class _Lockstep(HostParts):
     """Two engines that a decoding takes for one: what it sees is the first's."""
 
     max_batch = 1
@@ -161,45 +84,60 @@ class _Lockstep:
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         return _BothStates(self._engine.begin(slots, sampling), self._reference.begin(slots, sampling))
 
-    def start(self, state: Any, prompt_n: NDArray[np.int64]) -> StepOutcome:
+    def start(self, state: Any, prompt_n: NDArray[np.int64]) -> Prefill:
         self._reference.start(state.reference, prompt_n)
-        state.text += prompt_n.tolist()
-        outcome = self._engine.start(state.engine, prompt_n)
+        done = self._engine.start(state.engine, prompt_n)
         state.root = state.engine.root
-        return outcome
+        return done
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[StepOutcome]:
+    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
         return speculative_step(self, states, gear)
 
     def draft(self, states: Sequence[Any], gear: Gear) -> list[Draft]:
         return self._engine.draft([state.engine for state in states], gear)
 
-    def verify(self, states: Sequence[Any], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, (tokens_T, _, tree, _)),) = zip(states, drafts, strict=True)
-        state.tokens_T = tokens_T
-        want = single.verify(self._reference, state.reference, tokens_T, tree)
-        got = self._engine.verify([state.engine], drafts)
-        for row in range(tree.rows):
-            position = state.length + int(tree.depths[row]) + 1
-            drawn = [draw(logits[row], state.sampling, position) for logits in (want.logits_RV, got.logits_BRV[0])]
+    def verify(self, states: Sequence[Any], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        (want,), (got,) = self._reference.verify([state.reference], drafts), self._engine.verify([state.engine], drafts)
+        for one, output in ((state.reference, want), (state.engine, got)):
+            one.branched(draft.tokens_T, output.features_RF)
+        for row in np.flatnonzero(draft.tree.valid):
+            position = state.length + int(draft.tree.depths[row]) + 1
+            drawn = [draw(output.logits_RV[row], state.sampling, position) for output in (want, got)]
             if drawn[0] != drawn[1] and margin(want.logits_RV[row], state.sampling, position) > self._allowed:
-                message = f"row {row} draws {drawn[1]} for position {position}, expected {drawn[0]}"
-                raise _Found(self._dump(state, tree, message, want, rows_of(got)))
-        return got
+                where = _first_tensor(state.engine, state.reference, draft.tree.rows, got, want)
+                raise _Found(f"row {row} draws {drawn[1]} for position {position}, expected {drawn[0]}; {where}")
+        return [got]
 
     def close(self) -> None:
         """Both belong to the caller."""
 
-    def _dump(self, state: _BothStates, tree: TreeBuffers, message: str, want: Rows, got: Rows) -> StepDump:
-        rows = state.length + tree.rows
-        return StepDump(
-            reason="tokens",
-            message=message,
-            teacher=self.bundle.manifest.teacher.digest,
-            slots=state.slots,
-            text=tuple(state.text),
-            tokens=state.tokens_T,
-            tree=tree,
-            expected=observed(state.reference, rows, want),
-            got=observed(state.engine, rows, got),
-        )
+
+def _first_tensor(
+    engine: SequenceState, reference: SequenceState, rows: int, got: TeacherOutput, want: TeacherOutput
+) -> str:
+    """The first that differs in the order of the computation: committed slots, rows of the branch by layer, outputs.
+
+    A committed slot that differs is the fault of an earlier step: the caches had parted before.
+    """
+    for name, part, mine, theirs, axis in _tensors(engine, reference, rows, got, want):
+        apart = relative_difference(mine, theirs)
+        if apart > TOLERANCE:
+            by_row = np.abs(mine - theirs).max(axis=tuple(i for i in range(mine.ndim) if i != axis))
+            first = int(np.argmax(~(by_row <= TOLERANCE * max(1.0, float(np.abs(theirs).max())))))
+            return f"{name} differs first, {part} {first}, by {apart:.1e}"
+    return "no tensor differs by more than rounding"
+
+
+def _tensors(
+    engine: SequenceState, reference: SequenceState, rows: int, got: TeacherOutput, want: TeacherOutput
+) -> Iterator[tuple[str, str, NDArray, NDArray, int]]:
+    """Name, what a row is called, what was got and what was expected, and the axis of rows."""
+    length = engine.length
+    for part, slots in (("committed slot", slice(0, length)), ("branch row", slice(length, length + rows))):
+        for i, buffers in enumerate(zip(engine.kv.buffers, reference.kv.buffers, strict=True)):
+            mine, theirs = (host(buffer[:, slots]) for buffer in buffers)
+            if mine.shape == theirs.shape:
+                yield f"{'value' if i % 2 else 'key'}_cache.{i // 2}", part, mine, theirs, 1
+    yield "features", "row", got.features_RF, want.features_RF, 0
+    yield "logits", "row", got.logits_RV, want.logits_RV, 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
-from draftwood.tools.comparison.single import rows_of
 from draftwood.tools.reference.branch_cache import BranchCache
-from draftwood.tools.reference.dump import StepDump, observed
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.hf_teacher import HfTeacher, TeacherStep
 from draftwood.trees import violations
@@ -25,16 +22,15 @@ from draftwood.trees import violations
 class HfEngine(EagerEngine):
     """Verifies with the transformers model; drafts as the eager engine does, from the transformers model's features.
 
-    Every step checks the invariants of its tree and its cache. Where ``dumps`` is given, a step that breaks one
-    is written there, to be replayed, before the InvariantError is raised.
+    Every step checks the invariants of its tree and its cache, and raises InvariantError where one is broken.
     """
 
-    def __init__(self, bundle: Bundle, teacher: HfTeacher, dumps: Path | None = None) -> None:
+    def __init__(self, bundle: Bundle, teacher: HfTeacher) -> None:
         super().__init__(bundle)
-        self.teacher, self.dumps = HfTeacher(teacher.model, self.decoder.aux_layers), dumps
+        self.teacher = HfTeacher(teacher.model, self.decoder.aux_layers)
 
     @classmethod
-    def open(cls, bundle: Bundle, folder: Path, trust_remote_code: bool = False, dumps: Path | None = None) -> HfEngine:
+    def open(cls, bundle: Bundle, folder: Path, trust_remote_code: bool = False) -> HfEngine:
         """The engine over a teacher's own folder.
 
         Raises:
@@ -46,7 +42,7 @@ class HfEngine(EagerEngine):
                 f"{folder}: not the teacher of {bundle.folder} (SHA-256 {digest[:12]}..., expected"
                 f" {expected[:12]}...); give the folder that the bundle was built from"
             )
-        return cls(bundle, HfTeacher.open(folder, trust_remote_code=trust_remote_code), dumps)
+        return cls(bundle, HfTeacher.open(folder, trust_remote_code=trust_remote_code))
 
     def new_kv(self, slots: int) -> BranchCache:
         return self.teacher.new_cache(slots)
@@ -54,51 +50,19 @@ class HfEngine(EagerEngine):
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         order = np.arange(len(chunk_n))
         output = _output(self.teacher.step(state.kv, chunk_n, order, order[None] <= order[:, None], last_only=True))
-        state.extended(chunk_n, output.features_BRF[0])
+        state.extended(chunk_n, output.features_RF)
         return output
 
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> TeacherOutput:
-        ((state, draft),) = zip(states, drafts, strict=True)
-        with self._dumping(state, draft):
-            for violation in violations(draft.tree):
-                raise InvariantError(f"tree: {violation.name} at row {violation.row}: {violation.message}")
-            state.check()
-            step = self.teacher.step(state.kv, draft.tokens_T, draft.tree.depths, draft.tree.mask)
-            state.check()
-        output = _output(step)
-        state.branched(draft.tokens_T, output.features_BRF[0])
-        return output
-
-    @contextmanager
-    def _dumping(self, state: SequenceState, draft: Draft) -> Iterator[None]:
-        try:
-            yield
-        except InvariantError as error:
-            if self.dumps is None:
-                raise
-            folder = self.dumps / f"invariant-at-{state.length}"
-            folder = self._broken(state, draft, str(error)).write(folder)
-            raise InvariantError(f"{error}; the step is in {folder}") from error
-
-    def _broken(self, state: SequenceState, draft: Draft, message: str) -> StepDump:
-        """The step that broke an invariant, beside the same one in a cache computed afresh from the text."""
-        tokens_T, tree, kv = draft.tokens_T, draft.tree, state.kv
-        fresh = self.begin(state.slots)
-        self.prefill(fresh, np.array(kv.text))
-        output = rows_of(_output(self.teacher.step(fresh.kv, tokens_T, tree.depths, tree.mask)))
-        return StepDump(
-            reason="invariant",
-            message=message,
-            teacher=self.bundle.manifest.teacher.digest,
-            slots=state.slots,
-            text=tuple(kv.text),
-            tokens=tokens_T,
-            tree=tree,
-            expected=observed(fresh, fresh.length + tree.rows, output),
-            got=observed(state, state.length + kv.open_rows),
-        )
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        (state,), (draft,) = states, drafts
+        for violation in violations(draft.tree):
+            raise InvariantError(f"tree: {violation.name} at row {violation.row}: {violation.message}")
+        state.check()
+        step = self.teacher.step(state.kv, draft.tokens_T, draft.tree.depths, draft.tree.mask)
+        state.check()
+        return [_output(step)]
 
 
 def _output(step: TeacherStep) -> TeacherOutput:
     logits_RV = step.logits_RV.float().numpy()
-    return TeacherOutput(logits_RV[None], logits_RV.argmax(-1)[None], step.features_TF.float().numpy()[None])
+    return TeacherOutput(logits_RV, logits_RV.argmax(-1), step.features_TF.float().numpy())

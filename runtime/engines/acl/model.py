@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.files import open_regular
 from draftwood.manifest import GraphSignature, TensorSignature
-from draftwood.runtime.engines.acceptance import STAYS
 from draftwood.runtime.engines.acl.memory import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
@@ -25,6 +24,7 @@ from draftwood.runtime.engines.acl.memory import (
     cut,
 )
 from draftwood.runtime.engines.acl.values import KINDS, STORED, host_type, item_bytes, store, to_host
+from draftwood.runtime.engines.device_parts import STAYS
 from draftwood.runtime.engines.sessions import fixed
 
 # aclmdlConfigAttr, and the way of loading: from a file, with work memory of the caller's.

@@ -88,7 +88,7 @@ def test_speculation_changes_no_token(bundle: Bundle, sampling: dict, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(GeEngine, "advance", StagedEngine.advance)
         plain = Decoding(engine, prompt, options, policy_for(bundle)).run()
-    assert engine.acceptance.host_draws == 0
+    assert engine.on_device.host_draws == 0
     for gear in bundle.manifest.gears:
         assert Decoding(engine, prompt, options, policy_for(bundle, gear.name)).run().token_ids == plain.token_ids
-    assert (engine.acceptance.host_draws > 0) == ("top_p" in sampling)
+    assert (engine.on_device.host_draws > 0) == ("top_p" in sampling)

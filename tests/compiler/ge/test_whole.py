@@ -89,7 +89,7 @@ def test_one_launch_changes_no_token(bundle: Bundle, engine, sampling: dict, mon
     for gear in bundle.manifest.gears:
         found = []
         for apart in (True, False):
-            monkeypatch.setattr(engine, "apart", apart)
+            monkeypatch.setattr(engine.on_device, "apart", apart)
             launched.clear()
             found.append(Decoding(engine, list(range(5, 25)), options, policy_for(bundle, gear.name)).run())
         steps = [kind for kind in launched if kind not in ("prefill", "decode", "extend")]
@@ -131,8 +131,8 @@ def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
 def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
     """Bit for bit, for the interpreter takes the same operators; and a cache that is not written shows."""
     from draftwood.tools.comparison.compare import Pair
+    from draftwood.tools.comparison.device_steps import compare_whole
     from draftwood.tools.comparison.faults import graph_mutations
-    from draftwood.tools.comparison.whole import compare_whole
     from draftwood.tools.reference.ge import GeEngine
 
     prompt, gear = np.arange(5, 25), bundle.manifest.gears[-1]

@@ -149,4 +149,4 @@ def test_another_text_goes_on_between_the_launches_of_a_prompt(
     other.join(SECONDS)
     assert engine.launches == [id(long), id(short), id(long), id(long)]
     assert got.tokens == want, "the other text's launch wrote over this one's outputs"
-    assert got.times.verify_us == 3.0, "what the other text took is no part of this one's"
+    assert got.verify_us == 3.0, "what the other text took is no part of this one's"

@@ -1,4 +1,8 @@
-"""Does a whole step in one launch leave what its parts leave, tensor by tensor?"""
+"""Does a step on the device do what the host does?
+
+Acceptance in a graph gives the tokens of the host's, and a whole step in one launch leaves what its parts leave, tensor
+by tensor.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,46 @@ from draftwood.compiler.steps.noise import level_noise
 from draftwood.manifest import Gear, TensorSignature, whole_name
 from draftwood.noise import keys_of
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.acceptance import draws_of
+from draftwood.runtime.engines.inputs import draws_of
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import StepOutcome
-from draftwood.tools.comparison.accepted import SAMPLINGS, STEPS
+from draftwood.runtime.speculation.shared_noise import SharedNoise
+from draftwood.runtime.speculation.step import Outcome, speculative_step
 from draftwood.tools.comparison.compare import DIFFERING_TOKENS, Comparison, Pair
+
+STEPS = 4
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, seed=1),
+    "filtered": Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=2),
+}
+
+
+def compare_acceptance(name: str, engine: StaticEngine, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
+    """Steps of a gear twice on one engine: accepted by its graphs, and by the host from the logits of all rows.
+
+    The difference is the share of tokens that are not the same; none may be.
+    """
+    for draws, sampling in SAMPLINGS.items():
+        got, want = (engine.begin(gear.slots, sampling) for _ in range(2))
+        texts: list[list[int]] = [[], []]
+        for text, state in zip(texts, (got, want), strict=True):
+            text += engine.start(state, prompt).tokens
+            while len(text) <= STEPS:
+                (done,) = engine.step([state], gear) if state is got else speculative_step(engine, [state], gear)
+                text += done.tokens
+        differing = [one != other for one, other in zip(*texts, strict=False)]
+        share = float(np.mean(differing))
+        yield Comparison(
+            gear=gear.name,
+            graph=gear.graph,
+            graphs=name,
+            quantity=f"{draws} tokens",
+            difference=share,
+            tolerance=0.0,
+            where=f"{len(differing)} tokens",
+        )
 
 
 def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
@@ -47,7 +84,7 @@ def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator
                     yield pair.compared(gear.name, graph, quantity, one, other, f"step {step}")
 
 
-def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list[StepOutcome]:
+def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list[Outcome]:
     """A step in one launch, and one in parts."""
     found = []
     for state, apart in zip(states, (False, True), strict=True):
@@ -59,11 +96,11 @@ def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list
 @contextmanager
 def in_parts(engine: StaticEngine, apart: bool = True) -> Iterator[None]:
     """In the body, the engine launches the parts of a step one by one, or does not."""
-    before, engine.apart = engine.apart, apart
+    before, engine.on_device.apart = engine.on_device.apart, apart
     try:
         yield
     finally:
-        engine.apart = before
+        engine.on_device.apart = before
 
 
 def _left(engine: StaticEngine, got: SequenceState, want: SequenceState) -> Iterator[tuple[str, NDArray, NDArray]]:
@@ -93,10 +130,11 @@ def _share(pair: Pair, gear: Gear, graph: str, differs: float, allowed: float, s
     )
 
 
-class _GraphNoise:
-    """The rows that a graph makes for itself, in the place of `draftwood.runtime.speculation.shared_noise`."""
+class _GraphNoise(SharedNoise):
+    """The rows that a graph makes for itself."""
 
     def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
         self._vocabulary, ids_U = bundle.manifest.dims.vocabulary, bundle.draft_ids
         self._ids_U = None if ids_U is None else torch.from_numpy(np.array(ids_U, np.int64))
         self._places = bundle.manifest.dims.path_rows

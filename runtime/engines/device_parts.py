@@ -1,0 +1,214 @@
+"""The parts of a step whose results stay on the device, for bundles that have graphs for it.
+
+What a verify launch leaves stays there, and the host learns the accepted path; where the bundle has graphs of whole
+steps, one launch drafts, verifies and accepts. A graph says which of its draws are sure. Where one of the path's is
+not, the host walks the tree itself and draws that row from its logits, the one row that is then read back. So the text
+is the host's to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from numpy.typing import NDArray
+
+from draftwood.errors import BundleError
+from draftwood.manifest import Gear, GraphSignature, whole_name
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.executor import Executor
+from draftwood.runtime.engines.inputs import draws_of, fill_commit, fill_settings, fill_tree
+from draftwood.runtime.engines.sessions import allocate, fixed
+from draftwood.runtime.speculation.draft_cache import DeviceRows
+from draftwood.runtime.speculation.drafting import Drafting
+from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.runtime.speculation.sampling import draw
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, Taken
+from draftwood.trees import Accepted, walk
+
+# T rows of a graph, V vocabulary, F features
+
+# What a verify step leaves on the device, and what else of a step may lie there.
+KEPT = ("logits", "features")
+STAYS = (*KEPT, "features.out", "features.in")
+
+# Runs the tree's rows behind the text, and leaves the outputs that the last argument gives buffers for.
+Launch = Callable[[GraphSignature, SequenceState, Draft, dict[str, Buffer]], object]
+
+
+class Left(NamedTuple):
+    """What a launch has left: buffers on the device, and of a whole step what it has accepted."""
+
+    buffers: dict[str, Buffer]
+    rows: int
+    outputs: dict[str, NDArray] | None = None
+
+
+class DeviceParts:
+    """The accept graphs and those of whole steps, with the buffers that they share; not for several threads at once.
+
+    ``apart`` asks for the parts of a step one by one, also where one launch could do them.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        graphs: Sequence[GraphSignature],
+        executor: Executor,
+        drafting: Drafting,
+        tree_graph: Callable[[int, int], GraphSignature],
+        launch: Launch,
+    ) -> None:
+        self._bundle, self._executor, self._drafting = bundle, executor, drafting
+        self._tree_graph, self._launch = tree_graph, launch
+        accepts = [graph for graph in graphs if graph.kind == "accept"]
+        self._accepts = {(graph.rows, _draws(graph)): graph for graph in accepts}
+        self._wholes = {graph.name: graph for graph in graphs if graph.kind == "whole"}
+        self._inputs: dict[str, dict[str, NDArray]] = {}
+        self._kept: dict[int, dict[str, Buffer]] = {}
+        self.apart = False
+        # Rows that were not sure, and that the host has drawn.
+        self.host_draws = 0
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the bundle's graphs accept; a target may leave it to the host."""
+        return bool(self._accepts)
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether the bundle has graphs of whole steps."""
+        return bool(self._wholes)
+
+    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
+        """For every text a tree of the gear behind its root."""
+        return [self._drafting.draft(state, gear) for state in states]
+
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
+        """Runs a tree's rows; logits and features stay where they are."""
+        (state,), (draft,) = states, drafts
+        graph = self._tree_graph(draft.tree.rows, state.slots)
+        kept = self._kept_of(graph)
+        self._launch(graph, state, draft, kept)
+        return [Left(kept, graph.rows)]
+
+    def whole(self, states: Sequence[SequenceState], gear: Gear) -> tuple[list[Draft], list[Left]] | None:
+        """A step in one launch; None where its parts have launches of their own."""
+        (state,) = states
+        graph = self._wholes.get(whole_name(gear.name, draws_of(state.sampling)))
+        if self.apart or graph is None or graph.slots != state.slots:
+            return None
+        inputs, buffers = self._given(state, gear, graph)
+        outputs = self._executor.run(graph, inputs, buffers)
+        draft = self._drafting.tree(gear, state.root, outputs)
+        if gear.draft and state.draft:
+            state.draft.drafted(state.root)
+        return [draft], [Left(buffers, graph.rows, outputs | {"path": outputs["path.out"]})]
+
+    def accept(self, states: Sequence[SequenceState], drafts: Sequence[Draft], verified: Sequence[Left]) -> list[Taken]:
+        """What was accepted of a draft, and the features of the path's rows, or its last.
+
+        Raises:
+            NumericError: the teacher's logits are no numbers.
+        """
+        (state,), (draft,), (left,) = states, drafts, verified
+        if left.outputs is None:
+            left = self._accepted(state, draft, left)
+        assert left.outputs is not None
+        count = int(left.outputs["length"][0])
+        path = left.outputs["path"][:count].tolist()
+        accepted = self._walked(state, draft, left.buffers["logits"], left.outputs, path)
+        kept = left.buffers.get("features.out")
+        if kept is None:
+            return [(accepted, None)]
+        if list(accepted.rows) != path:
+            return [(accepted, self._executor.read(left.buffers["features"])[list(accepted.rows)])]
+        return [(accepted, DeviceRows(kept, min(count, int(kept.shape[0])), self._executor.read))]
+
+    def _accepted(self, state: SequenceState, draft: Draft, left: Left) -> Left:
+        """The launch of an accept graph on what a verify graph has left."""
+        draws = draws_of(state.sampling)
+        if (left.rows, draws) not in self._accepts:
+            raise BundleError(f"{self._bundle.folder}: no graph accepts {left.rows} rows; build the bundle again")
+        graph = self._accepts[left.rows, draws]
+        inputs, rows = self._small(graph), draft.tree.rows
+        fill_tree(inputs, draft.tokens_T, draft.tree)
+        inputs["parents"][:rows], inputs["parents"][rows:] = draft.tree.parents, 0
+        fill_settings(inputs, state.sampling, state.length + 1, self._bundle.manifest.dims.vocabulary)
+        next_rows = self._next_rows(state, graph)
+        buffers = left.buffers | next_rows if next_rows else {"logits": left.buffers["logits"]}
+        return Left(buffers, left.rows, self._executor.run(graph, inputs, buffers))
+
+    def _walked(
+        self, state: SequenceState, draft: Draft, logits_TV: Buffer, outputs: dict[str, NDArray], path: list[int]
+    ) -> Accepted:
+        """The graph's path where all its rows are sure, else the host's own."""
+        drawn_T, sure_T = outputs["drawn"], outputs["sure"]
+        if sure_T[path].all():
+            return Accepted(tuple(path), int(drawn_T[path[-1]]), tuple(draft.tree.ranks[path[1:]].tolist()))
+
+        def drawn(row: int, depth: int) -> int:
+            if sure_T[row]:
+                return int(drawn_T[row])
+            self.host_draws += 1
+            return draw(self._executor.read(logits_TV[row]), state.sampling, state.length + depth + 1)
+
+        return walk(draft.tree, draft.tokens_T, drawn)
+
+    def _given(
+        self, state: SequenceState, gear: Gear, graph: GraphSignature
+    ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
+        """What a whole step reads: small inputs, and what lies on the device."""
+        inputs, kv = self._small(graph), state.kv
+        buffers = {"branch": kv.branch, "branch.out": kv.next_branch(kv.padded), **self._kept_of(graph)}
+        caches = kv.buffers
+        inputs["root"][0] = state.root
+        fill_commit(inputs, kv)
+        fill_settings(inputs, state.sampling, state.length + 1, self._bundle.manifest.dims.vocabulary)
+        if gear.draft:
+            inputs, waiting = self._waiting(state, inputs)
+            buffers, caches = buffers | waiting, [*state.draft.buffers, *caches] if state.draft else caches
+        return inputs, buffers | self._next_rows(state, graph) | dict(zip(graph.caches, caches, strict=True))
+
+    def _waiting(
+        self, state: SequenceState, inputs: dict[str, NDArray]
+    ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
+        """The rows that the drafter has not seen; their features are taken from the device where they lie there."""
+        cache = state.draft
+        assert cache is not None, "a gear that drafts belongs to a bundle with a drafter"
+        self._drafting.settle(state, len(inputs["features.in"]))
+        cache.reserve(state.slots)
+        count, kept = cache.waiting, cache.on_device
+        if "tokens" in inputs:
+            inputs["tokens"][:count], inputs["waiting"][0] = cache.after(count, state.root), count
+        if kept is None:
+            inputs["features.in"][:count] = cache.features(count)
+            return inputs, {}
+        return {name: array for name, array in inputs.items() if name != "features.in"}, {"features.in": kept}
+
+    def _kept_of(self, graph: GraphSignature) -> dict[str, Buffer]:
+        """Where a graph leaves logits and features, by output."""
+        if graph.rows not in self._kept:
+            specs = {spec.name: spec for spec in graph.outputs if spec.name in KEPT}
+            self._kept[graph.rows] = {name: self._executor.zeros(fixed(spec)) for name, spec in specs.items()}
+        return self._kept[graph.rows]
+
+    def _next_rows(self, state: SequenceState, graph: GraphSignature) -> dict[str, Buffer]:
+        """Where a graph leaves the features that the next draft reads, by output."""
+        rows = next((spec.shape[0] for spec in graph.outputs if spec.name == "features.out"), None)
+        if rows is None:
+            return {}
+        assert state.draft is not None, "features are kept for a drafter"
+        return {"features.out": state.draft.next_rows(int(rows))}
+
+    def _small(self, graph: GraphSignature) -> dict[str, NDArray]:
+        """The inputs that the host writes; of features those of a whole step may lie with the host, too."""
+        if graph.name not in self._inputs:
+            held = {"branch", *KEPT, *graph.caches}
+            self._inputs[graph.name] = {spec.name: allocate(spec) for spec in graph.inputs if spec.name not in held}
+        return self._inputs[graph.name]
+
+
+def _draws(graph: GraphSignature) -> str:
+    return "sampled" if any(spec.name == "keys" for spec in graph.inputs) else "greedy"
