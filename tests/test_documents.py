@@ -46,7 +46,7 @@ SHORTER = {
     "tune": "--seconds 0.1",
     "train": "--steps 2 --batch 2 --aux-layers 0 1 2",
     "draftwood.tools.reference": "--limit 1 --max-new-tokens 8",
-    "draftwood.tools.training.distill": "--rows 8 --new-tokens 4",
+    "distill": "--rows 8 --max-new-tokens 4",
 }
 
 

@@ -22,7 +22,7 @@ from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_w
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.trace import StepEvent, Trace
-from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
+from draftwood.tools.recipe.tokenizer import save_tokenizer, train_tokenizer
 from draftwood.trees import RankPaths, Topology, write_tree
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
