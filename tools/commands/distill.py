@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " messages, or folders of such files; TIMES reads the rows so many times",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the texts; can be resumed")
-    parser.add_argument("--rows", type=int, default=14336, help="texts to write (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to 1024s (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="of a text (default %(default)s)")
     parser.add_argument("--temperature", default="0,0.8", metavar="T[,T...]", help="of the texts in turn (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
