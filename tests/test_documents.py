@@ -44,7 +44,7 @@ SHORTER = {
     "run": "--max-new-tokens 8",
     "tune": "--seconds 0.1",
     "train": "--steps 2 --batch 2 --aux-layers 0 1 2",
-    "draftwood.tools.training.distill": "--rows 8 --new-tokens 4",
+    "distill": "--rows 8 --max-new-tokens 4",
 }
 
 

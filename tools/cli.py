@@ -35,6 +35,7 @@ COMMANDS = {
     "replay": "replay policies over recorded texts, without a model",
     "tune": "measure every gear of a bundle on this machine, for the policy to choose by",
     "plan": "choose draft trees and gears from statistics and a latency table",
+    "distill": "let a teacher write the texts that its drafter learns from",
     "train": "train a drafter for a frozen teacher on the teacher's own texts",
     "export": "write a drafter in the layout that another engine serves",
     "inspect": "show a draft tree or a bundle",

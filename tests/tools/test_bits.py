@@ -38,7 +38,7 @@ def test_every_row_of_every_turn_is_counted(
 ) -> None:
     run = [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", str(NEW), "--gear", "ragged-kv128"]
     found = {}
-    for name, more in (("bitwise", ["--bitwise"]), ("ordinary", ["--one"])):
+    for name, more in (("bitwise", ["--engine", "bitwise"]), ("ordinary", ["--one"])):
         main([*run, *more, "--json"])
         found[name] = json.loads(capsys.readouterr().out)
     tree = Bundle.open(tiny_bundle).trees["ragged"][1]

@@ -1,9 +1,10 @@
 """The command line: lazy, quiet about what a user got wrong, and exact in its exit codes."""
 
 import argparse
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,26 +15,27 @@ import draftwood
 from draftwood.errors import InvariantError, TreeError
 from draftwood.tools import cli
 
-# What scripts outside the repository rely on: flags may be added, none may go.
-DECODING = {"--max-new-tokens", "--temperature", "--seed", "--json"}
-CONTRACT = {
-    "demo": {"--json"},
-    "build": {"--model", "--drafter", "--tree", "--kv", "--target", "--out", "--json"}
-    | {"--weights", "--soc", "--prefill"},
-    "check": {"--prompts", "--teacher", "--json"},
-    "run": DECODING
-    | {"--prompt", "--prompt-ids", "--chat", "--top-p", "--top-k", "--gear", "--policy"}
-    | {"--ignore-eos", "--trace"},
-    "bench": DECODING | {"--prompts", "--limit"},
-    "calibrate": {"--model", "--drafter", "--prompts", "--out", "--from-paths", "--json"},
-    "profile": {"--device", "--model", "--out", "--json"},
-    "plan": {"--stats", "--latency", "--max-nodes", "--max-depth", "--max-children", "--max-gears", "--out"}
-    | {"--explain", "--json"},
-    "train": {"--teacher", "--data", "--out", "--steps", "--seed", "--json"},
-    "bind": {"--model", "--drafter", "--json"},
-    "inspect": {"--png", "--npu", "--json"},
-    "doctor": {"--json"},
-}
+# Every flag of every command. A new one is a decision: `./draft python tests/tools/test_cli.py` writes the table anew.
+FLAGS = Path(__file__).with_name("flags.json")
+
+
+def flags() -> dict[str, list[str]]:
+    """The flags of every command, each once by its first name."""
+    found = {}
+    for name in cli.COMMANDS:
+        parser = argparse.ArgumentParser(add_help=False)
+        import_module(f"draftwood.tools.commands.{name}").add_arguments(parser)
+        found[name] = list(dict.fromkeys(flags_of(parser)))
+    return found
+
+
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from flags_of(inner)
+        elif action.option_strings and "--help" not in action.option_strings:
+            yield action.option_strings[0]
 
 
 def command(monkeypatch: pytest.MonkeyPatch, main: Callable[[argparse.Namespace], int]) -> int:
@@ -51,11 +53,13 @@ def failing(error: BaseException) -> Callable[[argparse.Namespace], int]:
     return main
 
 
-@pytest.mark.parametrize("name", CONTRACT)
-def test_flags_of_the_contract_exist(name: str) -> None:
-    parser = argparse.ArgumentParser()
-    import_module(f"draftwood.tools.commands.{name}").add_arguments(parser)
-    assert CONTRACT[name] <= set(parser._option_string_actions)
+def test_the_flags_are_those_of_the_table() -> None:
+    assert flags() == json.loads(FLAGS.read_text())
+
+
+@pytest.mark.xfail(reason="some commands have yet to be cut", strict=True)
+def test_the_flags_are_few() -> None:
+    assert sum(map(len, json.loads(FLAGS.read_text()).values())) < 120
 
 
 def test_help_lists_every_command_and_imports_none(python: Callable[..., str]) -> None:
@@ -139,3 +143,7 @@ print(main(["build", "--model", "m", "--out", "o"]))
 """
     expected = "build needs torch, which is not installed: pip install 'draftwood[build]'"
     assert python(code, blocked=["torch"]) == f"draftwood: error: {expected}\n2\n"
+
+
+if __name__ == "__main__":
+    FLAGS.write_text(json.dumps(flags(), indent=1) + "\n")

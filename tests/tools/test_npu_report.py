@@ -17,7 +17,7 @@ def test_a_laptop_is_told_what_is_absent(
 ) -> None:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     out = tmp_path / "report.json"
-    assert main(["doctor", "--npu", "--out", str(out)]) == 1
+    assert main(["doctor", "--npu", str(out)]) == 1
     text = capsys.readouterr().out
     assert "CANN          absent" in text and "atc           absent" in text
     assert "no     AscendCL: --engine acl: libascendcl.so cannot be loaded" in text
@@ -26,7 +26,7 @@ def test_a_laptop_is_told_what_is_absent(
     assert found["probes"]["acl"][0]["works"] is False and found["doctor"]["can"]["run bundles"]["ok"]
     private = [socket.gethostname(), str(Path.home()), str(tmp_path), str(Path.cwd())]
     assert [name for name in private if name in out.read_text()] == []
-    assert main(["doctor", "--npu", "--out", str(tmp_path / "no" / "report.json")]) == 2
+    assert main(["doctor", "--npu", str(tmp_path / "no" / "report.json")]) == 2
 
 
 def test_a_probe_that_takes_its_process_along_is_told() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,15 @@ from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.training import quality
-from draftwood.tools.training.corpus import Row, read_folder, read_rows
+from draftwood.tools import cli
+from draftwood.tools.recipe import teacher as recipe
+from draftwood.tools.recipe.stdlib import stdlib_rows
+from draftwood.tools.recipe.tokenizer import encode_row, save_tokenizer, train_tokenizer
 from draftwood.tools.training.distill import distill
 from draftwood.tools.training.generate import generate, load_teacher
-from draftwood.tools.training.ngram import NGrams
+from draftwood.tools.training.rows import Row, read_data, read_rows
 from draftwood.tools.training.states import States
 from draftwood.tools.training.texts import Distilled, shuffled
-from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, train_tokenizer
 from draftwood.tools.training.visited import path_of
 from draftwood.trees import RankPaths
 
@@ -79,18 +81,46 @@ def test_malformed_rows_are_named(tmp_path: Path, line: str) -> None:
         list(read_rows(path))
 
 
-def test_missing_source_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"no books\.jsonl"):
-        read_folder(tmp_path, ("books",))
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "books.jsonl"):
+        with pytest.raises(RequestError, match=f"--data {name}: no such file"):
+            read_data([str(name)])
 
 
-def test_a_source_is_weighed(tmp_path: Path) -> None:
+def test_data_is_weighed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"id": "b", "text": "y"}\n')
-    assert [row["id"] for row in read_folder(tmp_path, ("a:3", "b"))] == ["a", "a", "a", "b"]
+    weighed = [f"{tmp_path}/a.jsonl:3", f"{tmp_path}/b.jsonl"]
+    assert [row["id"] for row in read_data(weighed)] == ["a", "a", "a", "b"]
+    assert [row["id"] for row in read_data([f"{tmp_path}:2"])] == ["a", "b", "a", "b"]
     for times in ("0", "", "-1", "two"):
-        with pytest.raises(RequestError, match="NAME:TIMES"):
-            read_folder(tmp_path, (f"a:{times}",))
+        with pytest.raises(RequestError, match="PATH:TIMES"):
+            read_data([f"{tmp_path}/a.jsonl:{times}"])
+
+
+def test_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_data([str(tmp_path)])
+
+
+def test_the_standard_library_has_rows_of_both_forms() -> None:
+    rows = list(islice(stdlib_rows(), 400))
+    assert {"text" in row for row in rows} == {True, False}
+    assert len({row["id"] for row in rows}) == 400
+
+
+def test_the_recipe_makes_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of it, stopped and resumed, give a model folder that opens."""
+    lines = [json.dumps({**row, "id": f"{i}/{row['id']}"}) for i in range(12) for row in ROWS]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(recipe, "VOCABULARY", 300)
+    words = ["teacher", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--steps", "2", "--batch", "2"]
+    for more in (["--until", "1"], []):
+        monkeypatch.setattr("sys.argv", [*words, "--window", "16", *more])
+        assert recipe.main() == 0
+    assert load_teacher(tmp_path / "out" / "model").config.vocab_size == 300
+    assert "valid_bits_per_byte" in (tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1]
 
 
 def test_chat_template_frames_like_the_corpus(tmp_path: Path) -> None:
@@ -283,28 +313,11 @@ def test_paths_equal_a_naive_count() -> None:
     assert paths == counted
 
 
-def test_ngram_shares_add_up_and_memorise() -> None:
-    tokens = np.random.default_rng(0).integers(0, 20, 3000).astype(np.uint16)
-    grams = NGrams(tokens, 20)
-    grams.tune(tokens[-500:] % 7)
-    for context in (tokens[:3], np.array([19, 19, 19], np.uint16), np.array([0, 1, 2], np.uint16)):
-        endings = [np.append(context, token).astype(np.uint16) for token in range(20)]
-        assert sum(np.exp(-grams.nats(ending)) for ending in endings) == pytest.approx(1.0)
-    loop = np.tile(np.arange(20, dtype=np.uint16), 100)
-    assert NGrams(loop, 20).nats(loop) < 0.05
-
-
-def test_quality_reports(teacher: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    lines = [json.dumps({"id": f"{i}/{row['id']}", **{k: v for k, v in row.items() if k != "id"}})
-             for i in range(12) for row in ROWS]  # fmt: skip
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the old"}\n{"prompt": "ships"}\n')
-    monkeypatch.setattr(quality, "stdlib_rows", lambda: iter(()))
-    wanted = ["--teacher", str(teacher), "--data", str(tmp_path), "--sources", "mine", "--new-tokens", "9"]
-    assert quality.main([*wanted, "--prompts", str(tmp_path / "prompts.jsonl"), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert 0 < result["4gram_bits_per_byte"] < result["teacher_bits_per_byte"]  # the teacher was never trained
-    assert 0 < result["greedy"]["distinct_4grams"] <= 1 and len(result["sampled"]["samples"]) == 2
-    (tmp_path / "bad.jsonl").write_text('{"text": "no prompt"}\n')
-    assert quality.main([*wanted, "--prompts", str(tmp_path / "bad.jsonl")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    words = ["distill", "--teacher", teacher, "--out", tmp_path / "out", "--rows", 4, "--max-new-tokens", 2]
+    assert cli.main([str(word) for word in [*words, "--data", tmp_path / "rows.jsonl"]]) == 0
+    assert "draftwood train" in capsys.readouterr().out
+    assert set(Distilled.open(tmp_path / "out").index_W["temperature"]) == {np.float32(0), np.float32(0.8)}
+    assert cli.main([str(word) for word in [*words, "--data", tmp_path / "none"]]) == 2
+    assert cli.main([str(word) for word in [*words[:-1], 0, "--data", tmp_path / "rows.jsonl"]]) == 2

@@ -21,7 +21,7 @@ from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.tools import demo
-from draftwood.tools.demo.widen import main, widen, widen_drafter
+from draftwood.tools.demo.widen import widen, widen_drafter
 from draftwood.trees import Topology
 
 SIZES = {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2}
@@ -181,19 +181,6 @@ def test_medusa_logits_are_kept(tmp_path: Path, tied: bool, hidden: int) -> None
     expected = head_outputs(opened, outputs(small)[0], small.lm_head.weight)
     got = head_outputs(widened, outputs(model)[0], model.lm_head.weight)
     assert (expected - got).abs().max() <= TOLERANCE * expected.abs().max()
-
-
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_teacher(tmp_path / "small")
-    save_heads(tmp_path / "heads", tied=True)
-    paths = [str(tmp_path / name) for name in ("small", "wide", "heads", "wide_heads")]
-    flags = ["--hidden", "64", "--kv-heads", "2", "--dtype", "bfloat16", "--drafter", *paths[2:]]
-    assert main([*paths[:2], *flags]) == 0
-    wide = Checkpoint.open(tmp_path / "wide").config
-    assert MedusaCheckpoint.open(tmp_path / "wide_heads", wide).dtype == torch.bfloat16
-    assert "2 layers of 64, 4 heads over 2, bfloat16" in capsys.readouterr().out
-    assert main([*paths[:2], *flags]) == 2
-    assert "exists" in capsys.readouterr().err
 
 
 DRAFT_KINDS = ["eagle3", "fasteagle"]

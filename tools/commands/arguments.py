@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from draftwood.runtime.policy import Policies, PolicyName
 
 
-def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
-    """What decides a text; ``options`` reads it back."""
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps every token (default)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on past the end token")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
-    parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
+# What decides a text: flags by name.
+_DECODING: dict[str, dict[str, Any]] = {
+    "max-new-tokens": {"type": int, "default": 128, "metavar": "N"},
+    "temperature": {"type": float, "default": 0.0, "metavar": "T", "help": "0 decodes greedily (default)"},
+    "top-p": {"type": float, "default": 1.0, "metavar": "P"},
+    "top-k": {"type": int, "default": 0, "metavar": "K", "help": "0 keeps every token (default)"},
+    "seed": {"type": int, "default": 0, "metavar": "S"},
+    "ignore-eos": {"action": "store_true", "help": "go on past the end token"},
+    "stop": {"action": "append", "default": [], "metavar": "TEXT", "help": "stop before this text; repeatable"},
+    "threads": {"type": int, "metavar": "N", "help": "processors to use (default: all)"},
+}
+
+
+def add_decoding_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
+    """What decides a text: the flags that are named, without names all of them. ``options`` reads them back."""
+    for name in names or _DECODING:
+        parser.add_argument(f"--{name}", **_DECODING[name])
 
 
 def add_engine_argument(parser: argparse.ArgumentParser) -> None:
     """Which engine decodes; any that is registered."""
     from draftwood.runtime.engines import engine_names
 
-    engine = parser.add_mutually_exclusive_group()
-    engine.add_argument(
+    parser.add_argument(
         "--engine",
         choices=engine_names(),
-        help="cpu: onnxruntime; npu: an Ascend NPU; ge: the NPU's graphs, interpreted, slow; static and eager are there"
-        " to compare with (default: npu where the machine and the bundle have one, else cpu)",
-    )
-    engine.add_argument(
-        "--bitwise",
-        dest="engine",
-        action="store_const",
-        const="bitwise",
-        help="on a CPU: every row of every tree has the bits of plain decoding; the bundle is built with --bitwise",
+        help="cpu: onnxruntime; bitwise: the same, and every row of every tree has the bits of plain decoding (of a"
+        " bundle that was built with --bitwise); npu: an Ascend NPU; ge: the NPU's graphs, interpreted, slow; static"
+        " and eager are there to compare with (default: npu where the machine and the bundle have one, else cpu)",
     )
 
 
@@ -89,7 +89,8 @@ def decoding_options(args: argparse.Namespace) -> Asked:
     """What ``generate`` and ``stream`` of an opened bundle take, from parsed arguments."""
     from draftwood.runtime.decoding import Asked
 
-    return Asked(**{name: getattr(args, name) for name in Asked.__annotations__})
+    # What a command has no flag for is left out, and so has its default.
+    return cast(Asked, {name: value for name, value in vars(args).items() if name in Asked.__annotations__})
 
 
 def options(args: argparse.Namespace) -> Options:

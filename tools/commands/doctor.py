@@ -43,10 +43,10 @@ CPU_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--npu", action="store_true", help="try what an NPU can do, and write a report to send")
     parser.add_argument(
-        "--out", type=Path, default=Path("npu-report.json"), metavar="FILE", help="of --npu (default npu-report.json)"
-    )
+        "--npu", nargs="?", type=Path, const=Path("npu-report.json"), metavar="FILE",
+        help="try what an NPU can do, and write a report to send (default npu-report.json)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -63,10 +63,10 @@ def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
     tried = npu_report(found)
     text = json.dumps(tried, indent=2)
     try:
-        write_whole(args.out, text.encode() + b"\n")
+        write_whole(args.npu, text.encode() + b"\n")
     except OSError as error:
-        raise RequestError(f"--out {args.out}: cannot be written ({error.strerror}); name another file") from None
-    print(text if args.json else f"{describe(tried)}\n\nwritten to {args.out}; it holds no names and no folders")
+        raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
+    print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
     return 0 if all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts) else 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,21 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=names(), metavar="KIND", help=f"one of {', '.join(names())}")
     parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR",
-        help="texts of the teacher, written by python -m draftwood.tools.training.distill",
-    )  # fmt: skip
+        "--data", type=Path, required=True, metavar="DIR", help="texts of the teacher, written by draftwood distill"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for drafter, log and checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="folder for the teacher's states (default DATA/states)"
-    )
-    parser.add_argument("--cache-gb", type=float, default=8.0, help="largest size of that folder (default %(default)s)")
-    parser.add_argument("--save-every", type=int, default=250, help="steps between checkpoints (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the final accuracy as JSON")
     _add_options(parser.add_argument_group("of a kind"), kinds())
 
 
@@ -60,19 +52,18 @@ def main(args: argparse.Namespace) -> int:
     known = {name for kind in kinds() for name in kind.options}
     options = {name: value for name in known if (value := getattr(args, name)) is not None}
     if not args.data.is_dir():
-        raise RequestError(f"--data {args.data}: no such folder; write texts with draftwood.tools.training.distill")
+        raise RequestError(f"--data {args.data}: no such folder; write texts with draftwood distill")
     with Team.join() as team:
         final = train(
             args.kind, args.teacher, args.data, args.out, steps=args.steps, batch=args.batch,
-            learning_rate=args.learning_rate, seed=args.seed, save_every=args.save_every, cache=args.cache,
-            cache_gb=args.cache_gb, start=args.start, team=team, **options,
+            learning_rate=args.learning_rate, seed=args.seed, start=args.start, team=team, **options,
         )  # fmt: skip
         if team.rank == 0:
-            print(json.dumps(final) if args.json else _text(args.out, final))
+            print(_text(args.out, final))
     return 0
 
 
-def _text(out: Path, final: dict) -> str:
+def _text(out: Path, final: dict[str, dict[str, list[float]]]) -> str:
     """The final accuracy for people."""
     lines = [f"{out}: held-out texts, true token first among the candidates, by position"]
     for name, record in final.items():

@@ -1,7 +1,5 @@
 """Makes a teacher and its drafter larger without changing their function, to take timings at a size nobody trained.
 
-    python -m draftwood.tools.demo.widen SOURCE TARGET --hidden 2048 --layers 22 --heads 32 --kv-heads 4
-
 The text stays that of the small teacher, while every matrix has the large shape. New rows that nothing reads
 hold small random values, so no kernel can take a short cut. Exact in real arithmetic; in floating point the
 gains and eps are rounded once and sums run in another order, so logits agree to rounding. Where the hidden
@@ -10,11 +8,9 @@ size grows by a power of four, gains and eps are scaled without rounding.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +28,6 @@ from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, siz
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
 from draftwood.compiler.teachers.config import DType, TeacherConfig
 from draftwood.errors import RequestError
-from draftwood.tools.script import refusing
 
 # H hidden size, H' the widened one; q heads of one key/value head form a group of g, widened g'.
 
@@ -129,7 +124,7 @@ def _widened_block(
             f"{source}: hidden size is {block.hidden}; expected {teacher.hidden}, as the teacher's: a drafter of"
             " another width is not widened"
         )
-    sizes = _in_proportion(block, teacher, wide)
+    sizes: dict[str, Any] = _in_proportion(block, teacher, wide)
     _check_sizes(block, sizes)
     return replace(block, **sizes, rms_norm_eps=block.rms_norm_eps * block.hidden / wide.hidden, dtype=dtype)
 
@@ -282,28 +277,3 @@ def _new_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-
-
-@refusing
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit code, 2 when the input cannot be used."""
-    parser = argparse.ArgumentParser(prog="draftwood.tools.demo.widen", description=__doc__.splitlines()[0])
-    parser.add_argument("source", type=Path, help="teacher folder")
-    parser.add_argument("target", type=Path, help="folder to write; must not exist")
-    for name in _SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="new size (default: the source's)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the source's")
-    parser.add_argument("--seed", type=int, default=0, help="of the values that nothing reads")
-    parser.add_argument("--drafter", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="widen this drafter too")
-    args = parser.parse_args(arguments)
-    sizes = {name: getattr(args, name) for name in _SIZES}
-    wide = widen(args.source, args.target, **sizes, dtype=args.dtype, seed=args.seed)
-    if args.drafter:
-        widen_drafter(*args.drafter, args.source, wide, dtype=args.dtype, seed=args.seed)
-    shape = f"{wide.layers} layers of {wide.hidden}, {wide.heads} heads over {wide.kv_heads}"
-    print(f"{args.target}: {shape}, {wide.dtype}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from draftwood.tools.fuzz.mutate import ODD_NUMBERS, replace
 
@@ -86,7 +86,7 @@ def _external(model: ModelProto, rng: random.Random) -> str:
 
 
 def _end(model: ModelProto, rng: random.Random) -> str:
-    ends: list = [*model.graph.input, *model.graph.output]
+    ends: list[onnx.ValueInfoProto] = [*model.graph.input, *model.graph.output]
     end, spare = rng.choice(ends), onnx.TensorShapeProto.Dimension()
     changes: tuple[Callable[[], object], ...] = (
         lambda: setattr(end, "name", f"{end.name}x"),
@@ -95,6 +95,3 @@ def _end(model: ModelProto, rng: random.Random) -> str:
     )
     rng.choice(changes)()
     return f"declaration of {end.name}"
-
-
-__all__ = ["NodeProto", "changed"]

@@ -260,7 +260,7 @@ def special(path: Path, rng: random.Random) -> str:
         "link to a folder": lambda: path.symlink_to("/proc"),
         "endless file": lambda: path.symlink_to("/proc/self/mem"),
         "socket": lambda: _socket(path),
-        "unreadable": lambda: (path.write_bytes(b""), path.chmod(0)),
+        "unreadable": lambda: path.touch(mode=0),
         "missing": lambda: None,
     }
     path.unlink()

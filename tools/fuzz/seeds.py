@@ -1,16 +1,12 @@
-"""What is mutated: small files of every kind that Draftwood reads, all of them right.
-
-``python -m draftwood.tools.fuzz.seeds FOLDER`` makes them; it takes a process of its own, for torch's threads would
-not survive the forks of a worker.
-"""
+"""What is mutated: small files of every kind that Draftwood reads, all of them right."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,7 +18,8 @@ from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_w
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.trace import StepEvent, Trace
-from draftwood.tools.training.tokenizer import save_tokenizer, train_tokenizer
+from draftwood.tools.recipe.tokenizer import save_tokenizer, train_tokenizer
+from draftwood.tools.training.rows import Row
 from draftwood.trees import Topology, write_tree
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
@@ -33,7 +30,7 @@ from draftwood.trees.plan_file import Limits, format_plan
 from draftwood.trees.spec import Budget
 
 HIDDEN, VOCABULARY = 32, 280
-TEACHER = {
+TEACHER: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
@@ -98,7 +95,7 @@ def make_teacher(folder: Path) -> None:
     }
     near = torch.randn(tensors["lm_head.weight"].shape, generator=random) * 0.05
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + near}, folder / "model.safetensors")
-    rows = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
+    rows: list[Row] = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
     save_tokenizer(train_tokenizer(rows, VOCABULARY), folder)
 
 
@@ -125,7 +122,7 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
           "rms_norm_eps", "rope_theta")  # fmt: skip
 
 
-def _save_drafter(folder: Path, fields: dict, tensors: dict[str, Tensor], ids: Tensor) -> None:
+def _save_drafter(folder: Path, fields: dict[str, Any], tensors: dict[str, Tensor], ids: Tensor) -> None:
     folder.mkdir(parents=True)
     config = {name: TEACHER[name] for name in _SIZES}
     config |= {"draft_vocab_size": len(ids), "target_hidden_size": HIDDEN, "aux_layer_ids": [0, 1, 2]}
@@ -228,44 +225,23 @@ def make_files(folder: Path) -> None:
 
 
 def _latency() -> LatencyTable:
-    steps = [(1, 128), (4, 128), (7, 128), (1, 256), (7, 256)]
     entries = [
         LatencyEntry(
-            kind="decode" if rows == 1 else "verify",
-            rows=rows,
-            slots=slots,
-            seconds=1e-3 + rows * 1e-4,
-            parts={"attention": rows * 1e-4, "rest": 1e-3},
-            bytes=1000,
+            kind="decode" if rows == 1 else "verify", rows=rows, slots=slots, seconds=1e-3 + rows * 1e-4,
+            parts={"attention": rows * 1e-4, "rest": 1e-3}, bytes=1000,
         )
-        for rows, slots in steps
-    ]
+        for rows, slots in ((1, 128), (4, 128), (7, 128), (1, 256), (7, 256))
+    ]  # fmt: skip
     draft = LatencyEntry(kind="draft", depth=3, width=3, seconds=2e-4, parts={"all": 2e-4})
     return LatencyTable(source="modelled", entries=(*entries, draft), machine={"name": "none"}, notes=("made up",))
 
 
 def _trace() -> Trace:
-    trace = Trace({"bundle": "tiny"})
+    trace, times = Trace({"bundle": "tiny"}), {"draft_us": 1.0, "verify_us": 50.0, "accept_us": 2.0, "host_us": 3.0}
     for step in range(5):
-        trace.add(
-            StepEvent(
-                kind="verify" if step else "prefill",
-                step=step,
-                gear="ragged-kv128",
-                position=4 + 2 * step,
-                rows=7,
-                accepted=2,
-                path=(0,),
-                tokens=(5, 6),
-                start_us=100.0 * step,
-                draft_us=1.0,
-                verify_us=50.0,
-                accept_us=2.0,
-                host_us=3.0,
-            )
-        )
+        event = StepEvent(
+            kind="verify" if step else "prefill", step=step, gear="ragged-kv128", position=4 + 2 * step, rows=7,
+            accepted=2, path=(0,), tokens=(5, 6), start_us=100.0 * step, **times,
+        )  # fmt: skip
+        trace.add(event)
     return trace
-
-
-if __name__ == "__main__":
-    make_seeds(Path(sys.argv[1]))

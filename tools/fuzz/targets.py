@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import draftwood
@@ -23,6 +24,7 @@ from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
+from draftwood.tools.commands.arguments import given_prompt
 from draftwood.tools.commands.calibrate import figures, import_paths
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
@@ -99,9 +101,23 @@ def trees(folder: Path, rng: random.Random) -> str:
     found = []
     for path in sorted(folder.glob("*")) or [folder / "missing.json"]:
         for spec in (f"tree:{path}", f"medusa:{path}", f"medusa:{path}#two"):
-            found.append(_verdict(lambda spec=spec: [_sound(tree) for _, tree in parse_specs(spec)]))
-        found.append(_verdict(lambda path=path: _sound(parse_tree(read_text(path), str(path)))))
-    return _any(found)
+            found.append(_refusal(lambda spec=spec: [tree for _, tree in parse_specs(spec)]))  # type: ignore[misc]
+        found.append(_refusal(lambda path=path: [parse_tree(read_text(path), str(path))]))  # type: ignore[misc]
+    refused = [error for error in found if error is not None]
+    if len(refused) == len(found):  # several readings are one case: it ran if one did
+        raise refused[0]
+    return f"{len(found) - len(refused)} of {len(found)} readings"
+
+
+def _refusal(read: Callable[[], list[object]]) -> UserError | None:
+    """What the reader of trees refused with, if it did."""
+    try:
+        for tree in read():
+            _sound(tree)
+    except UserError as error:
+        str(error)
+        return error
+    return None
 
 
 def _sound(tree: object) -> None:
@@ -110,24 +126,6 @@ def _sound(tree: object) -> None:
         require(tensorize(tree), "a tree that was read")
         if parse_tree(write_tree(tree, "draftwood"), "again") != tree:
             raise Wrong("a tree is another when it is written and read again")
-
-
-def _verdict(read: object) -> UserError | None:
-    """What the reader refused with, if it did."""
-    try:
-        read()  # type: ignore[operator]
-    except UserError as error:
-        str(error)
-        return error
-    return None
-
-
-def _any(found: list[UserError | None]) -> str:
-    """Several readings are one case: it ran if one did."""
-    refused = [error for error in found if error is not None]
-    if len(refused) == len(found):
-        raise refused[0]
-    return f"{len(found) - len(refused)} of {len(found)} readings"
 
 
 def frozen(folder: Path, rng: random.Random) -> str:
@@ -186,7 +184,7 @@ def chat(folder: Path, rng: random.Random) -> str:
     """Gives a bundle the messages of a file, as ``run --chat`` does."""
     opened = Bundle.open(folder.parent / "bundle", "fast")
     asked = argparse.Namespace(prompt_ids=None, prompt=None, chat=folder / "chat.json")
-    return f"{len(prompt_ids(opened, asked))} tokens"
+    return f"{len(prompt_ids(opened, given_prompt(asked)))} tokens"
 
 
 def trace(folder: Path, rng: random.Random) -> str:

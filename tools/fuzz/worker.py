@@ -1,11 +1,10 @@
-"""A worker: forks a process for every case, watches over it, and prints one line of JSON about it.
+"""A worker: forks a process for every case, watches over it, and says what became of it.
 
 The worker imports everything once and starts no thread, so a fork costs milliseconds and the case begins warm.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import json
@@ -15,7 +14,6 @@ import resource
 import selectors
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -54,6 +52,16 @@ class Outcome:
     @property
     def good(self) -> bool:
         return self.what in OUTCOMES[:2]
+
+    @property
+    def known_by(self) -> str:
+        """What happened, and the flags that make it happen again."""
+        return f"{self.what}: --only {self.subject} --seed {self.seed} --case {self.number}"
+
+
+def case(seeds: Path, only: tuple[str, ...], seed: int, keep: Path | None, until: float, number: int) -> Outcome | None:
+    """Runs the case of a number; None where ``until``, a time of the monotonic clock, has passed."""
+    return None if time.monotonic() > until else run_case(seeds, of_case(number, only), seed, number, keep)
 
 
 def run_case(seeds: Path, subject: Subject, seed: int, number: int, keep: Path | None = None) -> Outcome:
@@ -169,25 +177,3 @@ def _verdict(subject: Subject, folder: Path, rng: random.Random) -> tuple[str, s
 def _tail(path: Path) -> str:
     text = path.read_text(errors="replace") if path.exists() else ""
     return " ".join(text.split())[-300:]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seeds", type=Path)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--numbers", type=int, nargs=3, required=True, metavar=("FIRST", "END", "STEP"))
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--seconds", type=float)
-    parser.add_argument("--keep", type=Path)
-    args = parser.parse_args()
-    until = time.monotonic() + args.seconds if args.seconds else None
-    for number in range(*args.numbers):
-        if until is not None and time.monotonic() > until:
-            break
-        outcome = run_case(args.seeds, of_case(number, tuple(args.only)), args.seed, number, args.keep)
-        print(json.dumps(asdict(outcome)), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

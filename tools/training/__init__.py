@@ -1,4 +1,4 @@
-"""Trainers of the demo models: a small teacher with its tokenizer, and drafters for a frozen teacher."""
+"""Training of a drafter for a frozen teacher: the texts that the teacher writes, its states, and the loop."""
 
 from draftwood.environment import hide_torch_npu
 

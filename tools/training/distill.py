@@ -1,20 +1,18 @@
 """Lets the frozen teacher write the texts its drafter learns from (self-distillation).
 
-    python -m draftwood.tools.training.distill --teacher DIR --data DIR --out DIR --rows 14000
-
-Prompts are user turns and beginnings of texts from the training nine tenths. Resumable: shards that are there
-are kept, and a shard depends on the settings and its number alone.
+Prompts are user turns and beginnings of texts. Resumable: shards that are there are kept, and a shard depends on the
+settings and its number alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +22,8 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.commands.calibrate import parse_temperatures
-from draftwood.tools.script import refusing
-from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
 from draftwood.tools.training.generate import generate, load_teacher
+from draftwood.tools.training.rows import Row
 from draftwood.tools.training.texts import INDEX
 
 # B rows of a batch, N new tokens
@@ -45,7 +41,7 @@ class Prompts:
 
     def __init__(self, rows: Sequence[Row], text: Tokenizer, begin: int | None, seed: int) -> None:
         if not rows:
-            raise RequestError("no rows to take prompts from; name a folder with more data")
+            raise RequestError("no rows to take prompts from; name more --data")
         self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
         self.order = np.random.default_rng(seed).permutation(len(rows))
 
@@ -149,7 +145,7 @@ def distill(
         print(record, file=sys.stderr, flush=True)
 
 
-def _check_settings(out: Path, settings: dict) -> None:
+def _check_settings(out: Path, settings: dict[str, Any]) -> None:
     path = out / "distill.json"
     if path.is_file():
         stored = json.loads(path.read_text())
@@ -160,32 +156,3 @@ def _check_settings(out: Path, settings: dict) -> None:
             )
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(settings, indent=2) + "\n")
-
-
-@refusing
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--teacher", type=Path, required=True, help="model folder of the teacher")
-    parser.add_argument("--data", type=Path, required=True, help="folder of .jsonl[.gz] rows")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the shards")
-    parser.add_argument(
-        "--sources", default=",".join(SHIPPABLE), metavar="NAME[:TIMES],...", help="file stems to read, with weights"
-    )
-    parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to whole shards of 1024")
-    parser.add_argument("--new-tokens", type=int, default=160, help="tokens a text at most")
-    parser.add_argument("--batch", type=int, default=128, help="texts written at a time")
-    parser.add_argument(
-        "--temperature", default="0,0.8", metavar="T[,T...]", help="of the texts in turn (default: 0,0.8)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(arguments)
-    rows = [*read_folder(args.data, tuple(args.sources.split(","))), *stdlib_rows()]
-    distill(
-        args.teacher, [row for row in rows if not held_out(row)], args.out, rows=args.rows,
-        new_tokens=args.new_tokens, batch=args.batch, seed=args.seed, temperatures=parse_temperatures(args.temperature),
-    )  # fmt: skip
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

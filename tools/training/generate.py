@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging
@@ -36,8 +36,14 @@ def load_teacher(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCa
     if family != "llama":
         raise RequestError(f"{folder}: a teacher of the family {family}; drafters are trained for llama only")
     logging.disable_progress_bar()
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    return placed(model).eval().requires_grad_(False)
+
+
+def placed(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model itself, moved to the GPU if there is one."""
+    nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")  # transformers has wrong types for its own
+    return model
 
 
 @torch.inference_mode()
@@ -91,7 +97,8 @@ class _Rows:
         self.feed_BT, self.seen_BC = feed_BP.to(model.device), seen_BC.to(model.device)
         self.positions_BT = (self.seen_BC[:, :longest].cumsum(1) - 1).clamp(min=0)
         self.samplings = list(samplings)
-        self.cache = Cache(layers=[InPlaceLayer(longest + new) for _ in range(model.config.num_hidden_layers)])
+        self.layers = [InPlaceLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
+        self.cache = Cache(layers=list(self.layers))
 
     def step(self, model: LlamaForCausalLM) -> Tensor:
         """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
@@ -112,7 +119,7 @@ class _Rows:
         rows = rows.to(self.feed_BT.device)
         for name in ("feed_BT", "seen_BC", "positions_BT"):
             setattr(self, name, getattr(self, name)[rows])
-        for layer in self.cache.layers:
+        for layer in self.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
 
@@ -129,6 +136,8 @@ class InPlaceLayer(CacheLayerMixin):
     """One layer's keys and values, [B, G, capacity, E], of which the first columns are in use."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int) -> None:
         super().__init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -38,8 +40,9 @@ class HybridOptimizer:
                 torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
             )
         if rest:
-            settings = {"lr": learning_rate, "betas": (0.9, 0.95), "weight_decay": 0.0, "fused": True}
-            self.parts.append(torch.optim.AdamW(rest, **settings))
+            self.parts.append(
+                torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+            )
         self.parameters = [p for _, p in named]
 
     def step(self, factor: float, clip: float = 1.0) -> None:
@@ -51,9 +54,9 @@ class HybridOptimizer:
             part.step()
             part.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> list[dict]:
+    def state_dict(self) -> list[dict[str, Any]]:
         return [part.state_dict() for part in self.parts]
 
-    def load_state_dict(self, states: list[dict]) -> None:
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)

@@ -70,7 +70,7 @@ class Distilled:
     def ended(self) -> np.ndarray:
         """bool [W]: whether the text ends with an end token, and not because its tokens were used up."""
         last = self.index_W["start"] + self.index_W["length"] - 1
-        return np.isin(self.tokens_N[last], self.ends)
+        return np.isin(self.tokens_N[last], np.array(self.ends))
 
     def spans(self) -> np.ndarray:
         """int [W]: contexts a text, those with a root and at least one token behind it."""

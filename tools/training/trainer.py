@@ -22,7 +22,6 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.batch import NONE, Batch
 from draftwood.compiler.training.student import LevelNoise, Student
 from draftwood.errors import RequestError
-from draftwood.tools.training.curves import draw_losses
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
@@ -35,6 +34,8 @@ from draftwood.tools.training.texts import Distilled, by_length, shuffled
 
 # Held-out texts that are looked at on the way; at the end all of them are.
 _GLANCE = 128
+# Of the teacher's states on disk, beside the texts; what does not fit is computed whenever it is read.
+_CACHE_BYTES = 8 * 10**9
 # Texts a batch when nothing is trained.
 _WIDE = 32
 
@@ -74,14 +75,12 @@ class Run:
 def train(
     kind: str, teacher: Path, distilled: Path, out: Path, *, steps: int = 1500, batch: int = 16,
     learning_rate: float = 2e-3, seed: int = 0, log_every: int = 25, save_every: int = 250,
-    cache: Path | None = None, cache_gb: float = 8.0, start: Path | None = None, team: Team | None = None,
-    **options: Any,
+    start: Path | None = None, team: Team | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Runs or resumes the training, writes checkpoints, a log, curves.png and the drafter; returns the accuracy.
+    """Runs or resumes the training, writes checkpoints, a log and the drafter; returns the accuracy.
 
     Args:
         batch: texts a step, over all processes.
-        cache: folder for the teacher's states; by default beside the texts.
         start: folder of a trained drafter to go on from; what it lacks begins as it does without.
         options: those of the kind.
 
@@ -89,7 +88,7 @@ def train(
         RequestError: the texts are of another teacher or too few, or ``out`` holds a run of other settings.
     """
     team, options = team or Team(), kind_named(kind).complete(options)
-    if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0 or cache_gb < 0:
+    if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0:
         raise RequestError("expected 1 or more steps, a text a batch for every process, and a positive learning rate")
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
     train_W, valid_W = _shares(texts, distilled, team)
@@ -103,7 +102,7 @@ def train(
     if start is not None:
         settings["start"] = go_on(drafter, kind, start, model)
     run = Run(out, drafter, learning_rate, settings)
-    states = States(model, texts, drafter.aux, cache or distilled / "states", int(cache_gb * 1e9))
+    states = States(model, texts, drafter.aux, distilled / "states", _CACHE_BYTES)
     _fill(run, states, train_W, valid_W, team)
     saved = run.step
     for record in _steps(run, states, train_W, steps, batch, seed, log_every, team):
@@ -148,12 +147,11 @@ def _fill(run: Run, states: States, train_W: np.ndarray, valid_W: np.ndarray, te
 
 
 def _finish(run: Run, states: States, valid_W: np.ndarray) -> dict[str, Any]:
-    """Writes the checkpoint, the drafter and the curves; returns the accuracy on all held-out texts."""
+    """Writes the checkpoint and the drafter; returns the accuracy on all held-out texts."""
     run.save()
     run.drafter.save(run.out)
     final = accuracy(run.drafter, states, valid_W)
     run.log({"step": run.step, "seconds": round(run.seconds), "final": final})
-    draw_losses(run.out / "log.jsonl", run.out / "curves.png")
     return final
 
 
@@ -169,11 +167,8 @@ def _steps(
         count_I = (part.targets(run.drafter.levels) != NONE).sum(0)
         team.add_up([count_I])
         loss, sums = run.drafter.loss(part, count_I)
-        loss.backward()
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        team.add_up([parameter.grad for parameter in parameters])
+        torch.autograd.backward(loss)
+        team.add_up([_gradient(parameter) for parameter in parameters])
         run.optimizer.step(stable_decay(run.step, steps, warmup=min(50, steps // 10 + 1), decay_share=0.5))
         run.step += 1
         run.seconds = seconds + time.monotonic() - began
@@ -181,6 +176,13 @@ def _steps(
         if run.step % log_every == 0 or run.step == steps:
             yield {"step": run.step, "of": steps, **_means(logged, team), "seconds": round(run.seconds, 1)}
             logged = []
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """A parameter's gradient, zeros where the loss did not reach it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def _means(logged: list[dict[str, Tensor]], team: Team) -> dict[str, list[float]]:
@@ -209,7 +211,8 @@ def accuracy(drafter: Student, states: States, text_W: np.ndarray) -> dict[str, 
     result = {}
     greedy_W = states.texts.index_W["temperature"][text_W] == 0
     for name, chosen_W in (("greedy", text_W[greedy_W]), ("sampled", text_W[~greedy_W])):
-        hits, count_I = {1: 0, 5: 0}, 0
+        count_I = torch.zeros(drafter.levels, dtype=torch.int64)
+        hits = {1: count_I, 5: count_I}
         for _, batch, _, ranks_NI in ranks_of(drafter, states, chosen_W, 5):
             there_NI = (batch.targets(drafter.levels) != NONE).cpu()
             count_I = count_I + there_NI.sum(0)

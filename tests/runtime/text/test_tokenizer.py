@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.training.tokenizer import CHAT_TEMPLATE
+from draftwood.tools.recipe.tokenizer import CHAT_TEMPLATE
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 LINES = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from draftwood.tools.training.corpus import Row
+from draftwood.tools.training.rows import Row
 
 BEGIN, END = "<|begin|>", "<|end|>"
 SPECIAL = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]

@@ -1,9 +1,8 @@
-"""Trains the demo teacher: a small Llama with its own tokenizer, from a folder of text.
+"""Trains the demo's teacher: a small Llama with its own tokenizer, from files of text.
 
-    python -m draftwood.tools.training.teacher --data DIR --out DIR --steps 6000
+    python -m draftwood.tools.recipe.teacher --data FILE ... --out DIR --steps 4300
 
 Resumable: the newest checkpoint under ``--out`` is continued, with more or fewer ``--steps`` if asked.
-Needs transformers (``pip install draftwood[train]``).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +20,22 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.tools.recipe.tokenizer import encode_row, save_tokenizer, texts_of, train_tokenizer
 from draftwood.tools.script import refusing
-from draftwood.tools.training.corpus import SHIPPABLE, Row, held_out, read_folder, stdlib_rows
+from draftwood.tools.training.generate import placed
+from draftwood.tools.training.rows import Row, held_out, read_data
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
-from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, texts_of, train_tokenizer
 
 # N tokens, B windows a batch, S tokens a window, H hidden size, V vocabulary.
 
+VOCABULARY, LEARNING_RATE, SEED = 8192, 4e-3, 0
+_FILES = ("train.npy", "valid.npy", "valid.json")
 
-def demo_config(vocabulary: int) -> LlamaConfig:
+
+def demo_config() -> LlamaConfig:
     """8.0 M parameters: 8 layers of 256, 4 query and 2 key/value heads of 64, tied embeddings."""
     return LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=704,
         num_hidden_layers=8,
@@ -49,22 +52,21 @@ def demo_config(vocabulary: int) -> LlamaConfig:
     )
 
 
-def prepare(data: Path, out: Path, sources: tuple[str, ...], vocabulary: int) -> tuple[np.ndarray, np.ndarray, int]:
+def prepare(data: Sequence[str], out: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Tokenizer and token arrays: (training uint16 [N], validation uint16 [N], validation bytes)."""
-    files = [out / "train.npy", out / "valid.npy", out / "valid.json"]
-    if not all(path.is_file() for path in files):
-        rows = [*read_folder(data, sources), *stdlib_rows()]
-        train = [row for row in rows if not held_out(row)]
-        valid = [row for row in rows if held_out(row)]
-        tokenizer = train_tokenizer(train, vocabulary)
+    train_file, valid_file, size_file = (out / name for name in _FILES)
+    if not size_file.is_file():
+        rows = read_data(data)
+        train, valid = ([row for row in rows if held_out(row) == held] for held in (False, True))
+        tokenizer = train_tokenizer(train, VOCABULARY)
         save_tokenizer(tokenizer, out)
         # Chat rows count twice: questions are what the demo answers.
         counted = [i for i, row in enumerate(train) for _ in range(1 + ("messages" in row))]
         order = np.random.default_rng(0).permutation(counted)
-        np.save(files[0], _pack(tokenizer, [train[i] for i in order]))
-        np.save(files[1], _pack(tokenizer, valid))
-        files[2].write_text(json.dumps({"bytes": sum(len(t.encode()) for t in texts_of(valid)), "rows": len(valid)}))
-    return np.load(files[0]), np.load(files[1]), json.loads(files[2].read_text())["bytes"]
+        np.save(train_file, _pack(tokenizer, [train[i] for i in order]))
+        np.save(valid_file, _pack(tokenizer, valid))
+        size_file.write_text(json.dumps({"bytes": sum(len(text.encode()) for text in texts_of(valid))}))
+    return np.load(train_file), np.load(valid_file), json.loads(size_file.read_text())["bytes"]
 
 
 def _pack(tokenizer: tokenizers.Tokenizer, rows: list[Row]) -> np.ndarray:
@@ -101,22 +103,18 @@ def validate(model: LlamaForCausalLM, tokens_N: np.ndarray, window: int = 512, l
     for at in range(0, count, 8):
         rows = range(at, min(at + 8, count))
         ids = np.stack([tokens_N[r * window : r * window + window + 1] for r in rows]).astype(np.int64)
-        with torch.autocast(device_of(model), dtype=torch.bfloat16):
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
             total += float(loss_of(model, torch.from_numpy(ids).to(model.device))) * len(rows)
     return total / count
 
 
-def device_of(model: torch.nn.Module) -> str:
-    return next(model.parameters()).device.type
-
-
 def train(args: argparse.Namespace) -> None:
     """Runs or resumes the training; writes checkpoints, a log and, at the end, the Hugging Face folder."""
-    torch.manual_seed(args.seed)
+    torch.manual_seed(SEED)
     args.out.mkdir(parents=True, exist_ok=True)
-    train_N, valid_N, valid_bytes = prepare(args.data, args.out, tuple(args.sources.split(",")), args.vocabulary)
-    model = LlamaForCausalLM(demo_config(args.vocabulary)).to("cuda" if torch.cuda.is_available() else "cpu")
-    optimizer = HybridOptimizer(model, args.learning_rate)
+    train_N, valid_N, valid_bytes = prepare(args.data, args.out)
+    model = placed(LlamaForCausalLM(demo_config()))
+    optimizer = HybridOptimizer(model, LEARNING_RATE)
     checkpoint, step = args.out / "checkpoint.pt", 0
     if checkpoint.is_file():
         state = torch.load(checkpoint, weights_only=True, map_location=model.device)
@@ -124,13 +122,13 @@ def train(args: argparse.Namespace) -> None:
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
     run = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
-    feed = batches(train_N, args.batch, args.window, args.seed, step)
+    feed = batches(train_N, args.batch, args.window, SEED, step)
     began, first, seen = time.monotonic(), step, 0.0
     until = min(args.steps, args.until or args.steps)
     while step < until:
-        with torch.autocast(device_of(model), dtype=torch.bfloat16):
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
             loss = run(model, next(feed).to(model.device))
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step(stable_decay(step, args.steps, warmup=200))
         step += 1
         seen = 0.98 * seen + 0.02 * loss.item() if seen else loss.item()
@@ -151,16 +149,17 @@ def _save(path: Path, model: LlamaForCausalLM, optimizer: HybridOptimizer, step:
     part.replace(path)
 
 
-def _log(out: Path, record: dict) -> None:
+def _log(out: Path, record: Mapping[str, float]) -> None:
     with (out / "log.jsonl").open("a") as log:
         log.write(json.dumps(record) + "\n")
-    print(record, file=sys.stderr, flush=True)
+    print(json.dumps(record), file=sys.stderr, flush=True)
 
 
 def _finish(out: Path, model: LlamaForCausalLM, valid_N: np.ndarray, valid_bytes: int) -> None:
     nats = validate(model, valid_N)
     bits = nats / np.log(2) * len(valid_N) / valid_bytes
-    model.to(torch.bfloat16).save_pretrained(out / "model")
+    torch.nn.Module.to(model, torch.bfloat16)
+    model.save_pretrained(out / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (out / "model" / name).write_bytes((out / name).read_bytes())
     _log(out, {"valid_nats": round(nats, 4), "valid_bits_per_byte": round(float(bits), 4)})
@@ -169,16 +168,12 @@ def _finish(out: Path, model: LlamaForCausalLM, valid_N: np.ndarray, valid_bytes
 @refusing
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of .jsonl[.gz] rows")
+    parser.add_argument("--data", nargs="+", required=True, metavar="PATH[:TIMES]", help="as draftwood distill")
     parser.add_argument("--out", type=Path, required=True, help="folder for tokenizer, checkpoints, log and model")
-    parser.add_argument("--sources", default=",".join(SHIPPABLE), help="file stems to read, separated by commas")
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=4300)
     parser.add_argument("--until", type=int, help="stop after this step, to be resumed (default: --steps)")
     parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--window", type=int, default=512, help="tokens a window")
-    parser.add_argument("--learning-rate", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="compile the step (needs a C++ compiler)")
     train(parser.parse_args())
     return 0

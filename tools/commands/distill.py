@@ -1,0 +1,38 @@
+"""``draftwood distill``: lets a teacher write the texts that its drafter learns from; `draftwood train` reads them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from draftwood.errors import RequestError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
+    parser.add_argument(
+        "--data", nargs="+", required=True, metavar="PATH[:TIMES]",
+        help="where the prompts come from: .jsonl or .jsonl.gz files of rows with an id and a text or a list of"
+        " messages, or folders of such files; TIMES reads the rows so many times",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the texts; can be resumed")
+    parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to 1024s (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="of a text (default %(default)s)")
+    parser.add_argument("--temperature", default="0,0.8", metavar="T[,T...]", help="of the texts in turn (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def main(args: argparse.Namespace) -> int:
+    from draftwood.tools.commands.calibrate import parse_temperatures
+    from draftwood.tools.training.distill import distill
+    from draftwood.tools.training.rows import held_out, read_data
+
+    if min(args.rows, args.max_new_tokens) < 1:
+        raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
+    rows = [row for row in read_data(args.data) if not held_out(row)]
+    distill(
+        args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, seed=args.seed,
+        temperatures=parse_temperatures(args.temperature),
+    )  # fmt: skip
+    print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
+    return 0

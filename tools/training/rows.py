@@ -1,0 +1,75 @@
+"""Reads the rows that a teacher learns from and gets its prompts from.
+
+A row is one JSON object a line, plain or gzip: ``{"id", "messages": [{"role", "content"}, ...]}`` or
+``{"id", "text"}``. A tenth of the rows, chosen by a hash of the id, is held out for validation.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from draftwood.errors import RequestError
+
+
+class Message(TypedDict):
+    role: str
+    content: str
+
+
+class Row(TypedDict, total=False):
+    id: str
+    messages: list[Message]
+    text: str
+
+
+def read_data(named: Sequence[str]) -> list[Row]:
+    """Reads files, and all files of folders, in the order given; ``FILE:3`` reads its rows three times.
+
+    Raises:
+        RequestError: there is no such file, none in a folder, or a row is malformed.
+    """
+    return [row for name in named for row in _read(name)]
+
+
+def _read(name: str) -> list[Row]:
+    path, times = Path(name), 1
+    if not path.exists():
+        before, colon, behind = name.rpartition(":")
+        if colon and behind.isdecimal() and int(behind):
+            path, times = Path(before), int(behind)
+    files = sorted((*path.glob("*.jsonl"), *path.glob("*.jsonl.gz"))) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise RequestError(
+            f"--data {name}: no such file, and no folder with .jsonl or .jsonl.gz files;"
+            " expected PATH or PATH:TIMES, TIMES a positive integer"
+        )
+    return [row for file in files for row in read_rows(file)] * times
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yields the rows of one ``.jsonl`` or ``.jsonl.gz`` file; names the line of a malformed one."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            yield from (_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path}: cannot be read ({error})") from None
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        row: Row = json.loads(line)
+        assert isinstance(row["id"], str) and ("messages" in row or "text" in row)
+    except (ValueError, KeyError, AssertionError, TypeError):
+        raise RequestError(f'{where}: expected {{"id", "messages"}} or {{"id", "text"}}, got {line[:60]!r}') from None
+    return row
+
+
+def held_out(row: Row) -> bool:
+    """True for the fixed validation tenth."""
+    return zlib.crc32(row["id"].encode()) % 10 == 0
