@@ -25,7 +25,7 @@ CONTRACT = {
     | {"--prompt", "--prompt-ids", "--chat", "--top-p", "--top-k", "--gear", "--plain"}
     | {"--ignore-eos", "--trace"},
     "bench": DECODING | {"--prompts", "--limit"},
-    "calibrate": {"--model", "--drafter", "--prompts", "--out", "--from-paths", "--json"},
+    "calibrate": {"--drafter", "--prompts", "--out", "--json"},
     "profile": {"--device", "--model", "--out", "--json"},
     "plan": {"--stats", "--latency", "--max-nodes", "--max-depth", "--max-children", "--max-gears", "--out"}
     | {"--explain", "--json"},

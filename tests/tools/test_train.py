@@ -30,20 +30,20 @@ from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training import student
+from draftwood.compiler.training.batch import NONE
 from draftwood.compiler.training.precision import autocast
 from draftwood.compiler.training.student import Student
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.commands import train as command
-from draftwood.tools.training import rank_paths, states, vocabulary_sizes
+from draftwood.tools.training import states
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.generate import load_teacher
-from draftwood.tools.training.rank_paths import count_paths, counted_texts
 from draftwood.tools.training.shared_noise import SharedNoise
 from draftwood.tools.training.states import States
 from draftwood.tools.training.students import begin, go_on, load
 from draftwood.tools.training.texts import INDEX, Distilled
-from draftwood.tools.training.trainer import train
+from draftwood.tools.training.trainer import ranks_of, train
 
 VOCABULARY, HIDDEN, LAYERS, PROMPT = 24, 32, 6, 3
 KINDS = ("medusa", "eagle3", "fasteagle", "dspark")
@@ -523,7 +523,7 @@ import torch
 from draftwood.compiler.training import precision
 precision.compute_dtype = lambda device: torch.float32
 from draftwood.tools.training.team import Team
-from draftwood.tools.training.trainer import train
+from draftwood.tools.training.trainer import ranks_of, train
 
 with Team.join() as team:
     assert team.size == 2
@@ -621,31 +621,6 @@ def test_files_are_the_published_ones(folder: Path, tmp_path: Path, own_output: 
         assert (opened.config.aux_layers, opened.dtype, opened.config.mapped) == ((1, 3, 4), torch.bfloat16, False)
 
 
-def test_rank_paths_of_all_kinds_count_the_same_texts(folder: Path, tmp_path: Path, capsys) -> None:
-    folders = [folder / "counting", folder / "counted"]
-    for kind in KINDS:
-        train(kind, *folders, tmp_path / kind, steps=2, batch=16, levels=2, **AUX[kind])
-    wanted = ["--teacher", str(folders[0]), "--distilled", str(folders[1]), "--levels", "3", "--json"]
-    drafters = [str(tmp_path / kind) for kind in KINDS]
-    assert rank_paths.main([*wanted, "--drafter", *drafters, "--png", str(tmp_path / "accept.png")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (tmp_path / "accept.png").read_bytes().startswith(b"\x89PNG")
-    texts = Distilled.open(folders[1])
-    greedy = texts.held_out() & (texts.index_W["temperature"] == 0)
-    ended = texts.ended()
-    # Three levels are known up to the fifth token from the end, or to the end of a text that ended.
-    contexts = sum(int(length) - PROMPT - 1 - (0 if over else 2) for length, over in zip(
-        texts.index_W["length"][greedy], ended[greedy], strict=True))  # fmt: skip
-    assert [len(found[kind]["greedy"]["chain"]) for kind in KINDS] == [2, 3, 2, 2]
-    for kind in KINDS:
-        counted = found[kind]["greedy"]
-        assert 0 < counted["contexts"] <= contexts
-        # The steps of the tree that decides where a decoding stands, bonus token counted, cover the contexts; what a
-        # last step accepts, or passes over, may lie behind the last of them.
-        steps = counted["accept_length"]["16"] * counted["contexts"]
-        assert contexts - 3 * greedy.sum() <= steps <= contexts + 3 * greedy.sum()
-
-
 def test_position_convention(folder: Path, tmp_path: Path) -> None:
     """Medusa heads that are exact by construction: every rank is 0."""
     one_hot = torch.eye(VOCABULARY, HIDDEN)
@@ -654,19 +629,14 @@ def test_position_convention(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 3, "medusa_num_layers": 0}')
     model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "counted")
     drafter = load(tmp_path, model)
-    paths = count_paths(drafter, States(model, texts, ()), counted_texts(texts, 0.0), 3)
-    assert paths.contexts > 0 and paths.visits((0,)) == paths.contexts
-    assert {max(path, default=0) for path, _ in json.loads(paths.to_json())["paths"]} == {0}
-
-
-def test_vocabulary_sizes_are_measured(folder: Path, tmp_path: Path, capsys) -> None:
-    folders = [folder / "counting", folder / "counted"]
-    train("fasteagle", *folders, tmp_path / "out", **LEARN, **AUX["fasteagle"])
-    wanted = ["--teacher", str(folders[0]), "--distilled", str(folders[1]), "--drafter", str(tmp_path / "out")]
-    assert vocabulary_sizes.main([*wanted, "--sizes", "6", "24", "--png", str(tmp_path / "sizes.png")]) == 0
-    small, whole = map(json.loads, capsys.readouterr().out.splitlines())
-    assert small["coverage"] < whole["coverage"] == 1 and small["greedy"] < whole["greedy"]
-    assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
+    text_W = np.flatnonzero(texts.held_out() & (texts.index_W["temperature"] == 0))
+    found = [
+        (batch.targets(3), ranks_NI)
+        for _, batch, _, ranks_NI in ranks_of(drafter, States(model, texts, ()), text_W, 16)
+    ]
+    known = torch.cat([targets_NI != NONE for targets_NI, _ in found])
+    ranks = torch.cat([torch.as_tensor(ranks_NI) for _, ranks_NI in found])
+    assert known.any() and (ranks[known] == 0).all()
 
 
 def test_ablations_train_what_they_say(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.lab.counting import path_of
 from draftwood.tools.training import quality
 from draftwood.tools.training.corpus import Row, read_folder, read_rows
 from draftwood.tools.training.distill import distill
@@ -23,7 +24,6 @@ from draftwood.tools.training.ngram import NGrams
 from draftwood.tools.training.states import States
 from draftwood.tools.training.texts import Distilled, shuffled
 from draftwood.tools.training.tokenizer import encode_row, save_tokenizer, train_tokenizer
-from draftwood.tools.training.visited import path_of
 from draftwood.trees import RankPaths
 
 TEXT = "the old sailor counted 12 ships and 305 gulls near the quiet harbour before the storm came in"

@@ -27,8 +27,8 @@ from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
 from draftwood.tools.commands.arguments import add_decoding_arguments, given_prompt, options
 from draftwood.tools.demo import resolve
-from draftwood.tools.measure.bench import TIES_PER_TOKEN
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.lab.differences import TIES_PER_TOKEN
 from draftwood.tools.prompts import first_turns, read_prompts
 from draftwood.tools.reference.lockstep import compare_texts
 from draftwood.tools.reference.transformers import HfEngine

@@ -19,7 +19,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, StepOutcome, TeacherOutput, speculative_step
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.single import Rows, rows_of
-from draftwood.tools.measure.bench import explain, logit_noise
+from draftwood.tools.lab.differences import explain, logit_noise
 from draftwood.tools.reference.dump import StepDump, observed
 from draftwood.trees import TreeBuffers
 
