@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
+import draftwood
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools import demo
 from draftwood.tools.demo import counted
 from draftwood.tools.demo.sizes import bundle_name, models
 from draftwood.trees import Topology, tensorize
-from draftwood.trees.calibration import Calibration
 from draftwood.trees.gears import Limits
-from draftwood.trees.spec import MAX_ROWS, Budget
+from draftwood.trees.spec import MAX_ROWS, Budget, Specs
 
 NODES = 15
 LEAST_SLOTS = 1024
@@ -27,18 +28,27 @@ WIDTH_MULTIPLE = 16
 Trees = tuple[tuple[str, Topology | Budget], ...]
 
 
-def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callable[[str], None]) -> Path:
-    """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens; built unless it is there."""
+def planned_specs(drafter: str, nodes: int) -> tuple[str, Specs]:
+    """A plan from the shipped counts for greedy and sampled text together: its file's text, and what a build takes.
+
+    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that.
+    """
     from draftwood.trees.plan_file import format_plan
     from draftwood.trees.spec import read_specs
 
     greedy, sampled = counted(drafter, sampled=False), counted(drafter, sampled=True)
-    plan = format_plan(_plan(greedy, sampled))
-    folder = work / bundle_name("planned", size, drafter, (kv_lengths(reach), plan))
+    text = format_plan(draftwood.plan(greedy, Limits(nodes=nodes), sampled=sampled))
+    with TemporaryDirectory(prefix="draftwood-plan-") as work:
+        file = Path(work) / "plan.json"
+        file.write_text(text)
+        return text, read_specs(f"plan:{file}")
+
+
+def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callable[[str], None]) -> Path:
+    """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens; built unless it is there."""
+    text, specs = planned_specs(drafter, NODES)
+    folder = work / bundle_name("planned", size, drafter, (kv_lengths(reach), text))
     if not folder.exists():
-        file = work / f"{folder.name}.plan.json"
-        file.write_text(plan)
-        specs = read_specs(f"plan:{file}")
         _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan)
     return folder
 
@@ -132,12 +142,6 @@ def with_fields(model: Path, out: Path, **fields: object) -> Path:
     return out
 
 
-def _plan(greedy: Calibration, sampled: Calibration):  # type: ignore[no-untyped-def]
-    import draftwood
-
-    return draftwood.plan(greedy, Limits(nodes=NODES), sampled=sampled)
-
-
 def _build(
     size: str,
     drafter: str,
@@ -151,8 +155,6 @@ def _build(
     bitwise: bool = False,
 ) -> None:
     """Builds ``folder``; ``own`` takes the place of the shipped drafter."""
-    import draftwood
-
     say(f"building {folder.name}")
     slots = kv_lengths(reach)
     teacher, shipped = models(size, folder.parent, drafter)

@@ -162,7 +162,8 @@ def _time(engine: StagedEngine, subjects: list[Subject], rounds: int) -> Times:
 
     def visit() -> None:
         _visit_all(engine, subjects, prompt, times, order)
-        said = f"round {len(times.hosts)} of at least {rounds}: {len(subjects)} shapes, {time.perf_counter() - began:.0f} s"
+        passed = time.perf_counter() - began
+        said = f"round {len(times.hosts)} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
         print(said, file=sys.stderr, flush=True)
 
     in_rounds(visit, rounds, SECONDS * (len(subjects) + 1))
