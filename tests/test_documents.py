@@ -210,7 +210,7 @@ def plan(folder: Path, paths: str) -> None:
     """Writes a plan of small trees."""
     (folder / "counted.jsonl").write_text(paths)
     with chdir(folder):
-        assert cli.main(["calibrate", "--from-paths", "counted.jsonl", "--out", "counted.bin"]) == 0
+        assert cli.main(["calibrate", "counted.jsonl", "--out", "counted.bin"]) == 0
         assert cli.main(["plan", "--stats", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0
 
 

@@ -1,7 +1,6 @@
 """The cost of a mixture of experts against sums done by hand, and loads that were measured."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
 from draftwood.tools.demo import SHAPES
-from draftwood.tools.measure.experts import read_loads, write_loads
 from draftwood.trees.latency import LatencyTable
 
 B3 = DEVICES["ascend-910b3"]
@@ -64,9 +62,8 @@ def test_a_table_says_what_its_steps_touch() -> None:
     assert "of 128, by its rows: 8 at 1, 82 at 16; taken to be chosen evenly" in table.notes[-1]
 
 
-def test_measured_loads_take_the_place_of_even_ones(tmp_path: Path) -> None:
-    write_loads(tmp_path / "loads.json", [{"rows": 1, "touched": 8.0}, {"rows": 16, "touched": 38.0}])
-    loads = expert_loads(QWEN, read_loads(tmp_path / "loads.json"))
+def test_measured_loads_take_the_place_of_even_ones() -> None:
+    loads = expert_loads(QWEN, {1: 8.0, 16: 38.0})
     assert [loads.touched(rows) for rows in (1, 6, 16, 99)] == [8.0, 18.0, 38.0, 38.0]
     lower, even = (modelled_table(B3, QWEN, (1, 16), (1024,), loads=found) for found in (loads, None))
     assert lower.step_s(16, 1024) < even.step_s(16, 1024) and lower.step_s(1, 1024) == even.step_s(1, 1024)
@@ -77,12 +74,3 @@ def test_measured_loads_take_the_place_of_even_ones(tmp_path: Path) -> None:
 def test_loads_of_other_experts_are_refused(loads: dict[int, float]) -> None:
     with pytest.raises(RequestError, match="expected 8 to 128 at 1 row or more; measure them with this teacher"):
         expert_loads(QWEN, loads)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": "other", "rows": {"1": 8}}', '{"format": "draftwood.expert-loads"}']
-)
-def test_other_files_are_no_loads(tmp_path: Path, text: str) -> None:
-    (tmp_path / "loads.json").write_text(text)
-    with pytest.raises(RequestError, match="not the loads that draftwood"):
-        read_loads(tmp_path / "loads.json")

@@ -1,4 +1,4 @@
-"""The analytic model against sums done by hand, the tiling's own rules, and two published results."""
+"""The analytic model against sums done by hand, the tiling's own rules, and what a shape costs."""
 
 import math
 from dataclasses import replace
@@ -19,23 +19,11 @@ from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
 from draftwood.tools.demo import resolve
-from draftwood.tools.measure.published import (
-    EAGLE,
-    MEDUSA,
-    OPENPANGU_7B,
-    Eager,
-    accept_length,
-    break_even,
-    eager_step,
-    fitted_eager,
-    solve,
-    study,
-)
 from draftwood.trees.latency import Constant, LatencyTable
 
 B3 = DEVICES["ascend-910b3"]
 HBM = 1.6 * 2**40 * 0.6  # bytes/s that the vendor's simulator expects of a 910B3
-DIMS = OPENPANGU_7B
+DIMS = read_config(resolve("shape:openpangu-embedded-7b"))
 
 
 def seconds(ops: list[Op], on: Device = B3) -> float:
@@ -189,61 +177,6 @@ def test_a_device_without_a_public_profile_says_so() -> None:
     assert table.constants[0].mark == "assumption" and "no public profile" in table.constants[0].source
 
 
-# What follows holds the model against the two published results; docs/latency-model.md tells the story.
-
-
-def test_an_eager_stream_waits_for_the_slower_of_host_and_device() -> None:
-    op = Op(name="op", engine="vector", count=100, memory=HBM * 1e-5)  # 10 us each
-    assert Eager(device=B3, launch=4e-5).seconds([op]) == pytest.approx(100 * 4e-5 + 1e-5)
-    assert Eager(device=B3, launch=1e-6).seconds([op]) == pytest.approx(1e-6 + 100 * 1e-5)
-
-
-def test_the_published_baseline_is_the_hosts_time() -> None:
-    eager, constants = fitted_eager(B3)
-    plain = eager_step(DIMS, 1, EAGLE["prompt"] + EAGLE["answer"] // 2)
-    assert eager.seconds(plain) == pytest.approx(1 / 17.65, rel=1e-6)  # what it was fitted to
-    assert 3e-5 < eager.launch < 5e-5  # 1420 operators in 57 ms
-    assert all(constant.mark == "fitted" and constant.source.startswith("fitted to") for constant in constants)
-
-
-def test_medusas_break_even_near_1024_is_the_hosts_too() -> None:
-    found = study()["medusa"]
-    for row in found["by_length"]:
-        published, fitted, without = row["overhead"].values()
-        assert published == MEDUSA[row["length"]][1]
-        assert fitted == pytest.approx(published, rel=0.11)  # the stated error; exact where it was fitted
-        assert without < 1.15  # the device alone hardly sees the length
-    even = found["break_even"]
-    assert even["model_without_text"] is None
-    assert even["published"] == pytest.approx(813, abs=1) and 750 < even["model"] < 1024
-
-
-def test_16_nodes_are_not_the_devices_optimum() -> None:
-    found = study()
-    node = found["eagle"]["node_ms"]
-    # A node would have to cost milliseconds for 16 to be best; on the device it costs next to nothing.
-    assert 1 < node["needed_at_least"] < node["needed_at_most"] and node["model"] < 0.05
-    assert found["eagle"]["step_ms"]["model"] < found["eagle"]["step_ms"]["published"]
-    bounds = list(found["static"]["eagle3, 32000 tokens"].values())
-    assert bounds == sorted(bounds)
-
-
-@pytest.mark.parametrize(("nodes", "depth", "share"), [(1, 1, 0.5), (6, 2, 0.4), (12, 3, 0.7), (9, 9, 0.6)])
-def test_accept_length_is_that_of_the_best_tree(nodes: int, depth: int, share: float) -> None:
-    """All rank paths of up to `depth` levels and ranks below `nodes`, most likely first."""
-    level, every = [1.0], []
-    for _ in range(depth):
-        level = sorted((p * share * (1 - share) ** rank for p in level for rank in range(nodes)), reverse=True)[:nodes]
-        every += level
-    assert accept_length(nodes, depth, share) == pytest.approx(1 + sum(sorted(every, reverse=True)[:nodes]))
-
-
-def test_break_even_and_solve() -> None:
-    assert break_even([(100, 1.5), (200, 1.1), (400, 0.9)]) == pytest.approx(300)
-    assert break_even([(100, 1.5), (200, 1.1)]) is None
-    assert solve(2.0, lambda x: x * x, 0.0, 4.0) == pytest.approx(math.sqrt(2))
-
-
 def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
     import json
 
@@ -268,7 +201,7 @@ def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
         "eos_token_id": 45892,
     }
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert read_config(tmp_path) == OPENPANGU_7B
+    assert read_config(tmp_path) == DIMS
 
 
 def test_ranks_share_the_weights_and_meet_twice_a_layer() -> None:

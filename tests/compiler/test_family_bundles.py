@@ -1,7 +1,6 @@
 """Every family of teachers as a bundle: twelve greedy texts are transformers' own, with a tree and without."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,11 @@ from safetensors.torch import save_file
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.tools.measure.experts import CountingEngine, count_loads
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
 from draftwood.trees import Topology
 
 TREES = (("plain", Topology.plain()), ("ragged", Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])))
@@ -73,20 +70,6 @@ def greedy(model: Any, prompts: torch.Tensor) -> tuple[list[tuple[int, ...]], fl
     out = model.generate(prompts, max_new_tokens=NEW, output_logits=True, return_dict_in_generate=True, **settings)
     best = torch.stack(out.logits).topk(2).values
     return [tuple(text) for text in out.sequences[:, LENGTH:].tolist()], float((best[..., 0] - best[..., 1]).min())
-
-
-@pytest.mark.parametrize("family", [FAMILIES[3]], indirect=True)
-def test_trees_touch_more_experts_than_plain_decoding(family: tuple[Bundle, Any]) -> None:
-    options = Options(max_new_tokens=NEW, ignore_eos=True)
-    plain, tree = count_loads(CountingEngine(family[0]), {"one": list(range(3, 12))}, options)
-    assert (plain["rows"], plain["touched"], tree["rows"]) == (1, 3.0, 6)
-    # Of 6 experts; the one layer of two that has them.
-    assert plain["steps"] == NEW - 1 and 3.5 < tree["touched"] <= 6 and tree["low"] <= tree["high"] <= 6
-
-
-def test_a_teacher_without_experts_has_no_loads(tiny_bundle: Path) -> None:
-    with pytest.raises(RequestError, match="a teacher of family llama has no experts"):
-        CountingEngine(Bundle.open(tiny_bundle))
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)

@@ -77,7 +77,7 @@ def requests(count: int) -> list[dict[str, Any]]:
 
 
 def test_eight_threads_on_one_bundle(tiny_draft_bundles: dict[str, Path]) -> None:
-    """Every text is the plain one, whatever the other threads do; `draftwood.tools.measure.threads` does more."""
+    """Every text is the plain one, whatever the other threads do."""
     with draftwood.open(tiny_draft_bundles["fasteagle"], threads=1) as model:
         asked = requests(32)
         plain = [model.generate(**one, policy="plain").token_ids for one in asked]

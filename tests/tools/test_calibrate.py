@@ -10,11 +10,9 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.cli import main
-from draftwood.tools.commands.calibrate import executor_of, parse_temperatures
-from draftwood.tools.measure.counting import CANDIDATES, Job, count, count_all, jobs
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.commands.calibrate import parse_temperatures
+from draftwood.tools.lab.counting import CANDIDATES, Job, count, count_all, jobs, visited, widest_gear
 from draftwood.tools.prompts import read_prompts
-from draftwood.tools.training.visited import visited
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
 
@@ -43,8 +41,6 @@ def work(prompts: Path, tiny_teacher: Path, tiny_heads: Path) -> list[Job]:
         tiny_heads,
         temperatures=(0.0, 0.8),
         max_new_tokens=TOKENS,
-        seed=3,
-        levels=2,
         size=2,
     )
 
@@ -84,23 +80,6 @@ def test_every_executor_counts_the_same(work: list[Job]) -> None:
     assert shared == alone and alone.contexts.total > 0 and alone.grouped
 
 
-def test_a_dask_cluster_is_an_executor(work: list[Job]) -> None:
-    distributed = pytest.importorskip("distributed")
-    alone, shared = Calibration(), Calibration()
-    list(count_all(work[:2], alone, None))
-    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None)
-    with cluster, executor_of(1, cluster.scheduler_address) as executor:
-        list(count_all(work[:2], shared, executor))
-    assert shared == alone
-
-
-def test_a_cluster_that_is_none_is_one_line() -> None:
-    pytest.importorskip("distributed")
-    wanted = r"^--scheduler nope://x: nobody answers .*expected HOST:PORT of Dask$"
-    with pytest.raises(RequestError, match=wanted), executor_of(1, "nope://x"):
-        pass
-
-
 def test_a_stopped_run_goes_on_where_it_was(work: list[Job]) -> None:
     whole, part = Calibration(), Calibration()
     list(count_all(work, whole, None))
@@ -117,7 +96,7 @@ def test_the_command_and_a_plan_of_what_it_counted(
 ) -> None:
     (tiny_heads / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
     stats, plan = tmp_path / "stats.bin", tmp_path / "plan.json"
-    options = ["--model", tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--max-new-tokens", "40"]
+    options = [tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--max-new-tokens", "40"]
     assert main(["calibrate", *map(str, options), "--out", str(stats), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["contexts"] == summary["added"] == read_calibration(stats).contexts.total > 20
@@ -151,9 +130,9 @@ def test_refusals(
     tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Callable[..., str]
 ) -> None:
     out = ["--out", str(tmp_path / "stats.bin")]
-    assert "--model needs --drafter" in call("calibrate", "--model", tiny_teacher, *out)
+    assert "if it is a teacher, give --drafter" in call("calibrate", tiny_teacher, *out)
     assert "no weights; expected the folder of a drafter" in call(
-        "calibrate", "--model", tiny_teacher, "--drafter", tmp_path, *out
+        "calibrate", tiny_teacher, "--drafter", tmp_path, *out
     )
     assert not (tmp_path / "stats.bin").exists()
 

@@ -18,8 +18,10 @@ from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.check import check, sample_prompts
-from draftwood.tools.measure import bench as bench_command
-from draftwood.tools.measure.bench import bench, noise_of
+from draftwood.tools.lab.bench import bench
+from draftwood.tools.lab.conversations import turn_prompts
+from draftwood.tools.lab.differences import noise_of
+from draftwood.tools.lab.runner import Way, decode
 from draftwood.tools.prompts import read_prompts
 
 CHAT = [{"role": "user", "content": "the cat"}]
@@ -129,18 +131,16 @@ def test_run_refuses_in_one_line(
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_bench_finds_all_turns_identical(
-    tiny_bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: str
+    tiny_bundle: Path, prompts: Path, capsys: pytest.CaptureFixture[str], temperature: str
 ) -> None:
-    picture = tmp_path / "bench.png"
-    options = ["--prompts", prompts, "--max-new-tokens", "24", "--temperature", temperature, "--ignore-eos"]
-    report = output(capsys, "bench", tiny_bundle, *options, "--gear", "ragged-kv128", "--png", picture)
+    options = ["--prompts", prompts, "--max-new-tokens", "24", "--temperature", temperature]
+    report = output(capsys, "bench", tiny_bundle, *options, "--gear", "ragged-kv128")
     assert (report["turns"], report["identical"], report["ties"], report["differences"]) == (3, 3, 0, [])
     assert {"mean", "p1", "p50", "p99"} == set(report["speedup"])
     assert report["accept_length"]["mean"] > 1 and 0 < report["host_share"] < 1
     shares = report["accept_by_position"]
     assert shares == sorted(shares, reverse=True) and report["accept_length"]["mean"] == pytest.approx(1 + sum(shares))
     assert set(report["by_source"]) == {"cats", "hats"} and len(report["per_turn"]) == 3
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_bench_reports_a_difference_that_is_no_tie(
@@ -166,9 +166,9 @@ def test_bench_reports_a_difference_that_is_no_tie(
 def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Path) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
     answers: dict = {}
-    contexts = bench_command.turn_prompts(engine, read_prompts(prompts), answers)
+    contexts = turn_prompts(engine, read_prompts(prompts), answers)
     _, first = next(contexts)
-    result, _ = bench_command._decode(engine, first, Options(max_new_tokens=8), Policies(engine.bundle, "plain"))
+    result = decode(Way(engine, Policies(engine.bundle, "plain")), first, Options(max_new_tokens=8)).result
     answers["a"] = result.token_ids
     _, second = next(contexts)
     text = engine.bundle.tokenizer

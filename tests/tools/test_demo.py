@@ -5,23 +5,36 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.tools import demo
 from draftwood.tools.cli import main
+from draftwood.tools.commands import demo as command
 from draftwood.trees import Topology
 from draftwood.trees.prior import counted_prior
 
 
-def test_the_demo_runs_the_whole_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_runs_the_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At the native size, which is quick; what is answered does not depend on the size."""
-    assert main(["demo", "--size", "native", "--out", str(tmp_path / "b"), "--max-new-tokens", "24", "--json"]) == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in (("TUNE_SECONDS", 0.1), ("ROUNDS", 1)):
+        monkeypatch.setattr(command, name, value)
+    line = ["demo", "--size", "native", "--max-new-tokens", "24"]
+    assert main([*line, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and report["check_ok"] and len(report["prompts"]) == 12
     assert all(prompt["tokens_equal"] for prompt in report["prompts"])
-    assert {"tokens", "accept_length", "plain_tokens_per_s", "speculative_tokens_per_s", "speedup"} <= set(
-        report["prompts"][0]
-    )
-    assert sum(prompt["accept_length"] for prompt in report["prompts"]) > 12  # some drafts hit
-    assert Bundle.open(Path(report["bundle"])).manifest.drafter is not None
+    assert set(report["speedup"]) == {"fixed", "adaptive"}
+    assert all(prompt[way]["tokens_per_s"] > 0 for prompt in report["prompts"] for way in command.WAYS)
+    assert sum(prompt["fixed"]["accept_length"] for prompt in report["prompts"]) > 12  # some drafts hit
+    bundle = Bundle.open(Path(report["bundle"]))
+    assert bundle.manifest.drafter is not None and bundle.manifest.planning is not None
+    assert [gear["gear"] for gear in report["gears"]] == [gear.name for gear in bundle.manifest.gears]
+    assert tuned_times(bundle, "cpu", None)
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 answers are plain decoding's" in said and "<- the fixed tree that promises most" in said
 
 
 def test_the_shipped_models_stay_small() -> None:

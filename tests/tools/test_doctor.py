@@ -11,7 +11,7 @@ import pytest
 
 from draftwood import environment
 from draftwood.tools.commands import doctor
-from draftwood.tools.measure import machine
+from draftwood.tools.lab import machine
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 ASK = "from draftwood.tools.cli import main; print(main(['doctor', '--json']))"

@@ -42,13 +42,13 @@ def test_conversations_take_lengths_in_turn_and_later_turns_none(tokenizer: Toke
 
 @pytest.mark.parametrize("text", ["", "far", "-1", "1,,2", "0.5"])
 def test_lengths_that_are_none(text: str, tmp_path, capsys) -> None:
-    line = ["calibrate", "--model", "demo", "--drafter", "demo-medusa", "--behind", text]
+    line = ["calibrate", "demo", "--drafter", "demo-medusa", "--behind", text]
     assert main([*line, "--out", str(tmp_path / "x.stats")]) == 2
     assert "--behind" in capsys.readouterr().err and not (tmp_path / "x.stats").exists()
 
 
 def test_lengths_past_what_the_teacher_knows_are_named_and_left_out(tmp_path, capsys) -> None:
-    line = ["calibrate", "--model", "demo", "--drafter", "demo-medusa", "--behind", "2600,0", "--max-new-tokens", "24"]
+    line = ["calibrate", "demo", "--drafter", "demo-medusa", "--behind", "2600,0", "--max-new-tokens", "24"]
     assert main([*line, "--limit", "2", "--out", str(tmp_path / "x.stats"), "--json"]) == 0
     said = capsys.readouterr()
     assert "--behind 2600: a text has 2048 tokens at most" in said.err and json.loads(said.out)["contexts"] > 0

@@ -18,8 +18,8 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
-from draftwood.tools.measure.npu_probe import probe
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.lab.npu_probe import probe
 
 needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
 TREE = "backbone:2:3"

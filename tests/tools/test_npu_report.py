@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftwood.tools.cli import main
-from draftwood.tools.measure import npu_report
-from draftwood.tools.measure.npu_report import without_names
+from draftwood.tools.lab import npu_report
+from draftwood.tools.lab.npu_report import without_names
 
 
 def test_a_laptop_is_told_what_is_absent(

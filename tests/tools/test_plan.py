@@ -1,4 +1,4 @@
-"""What `draftwood calibrate --from-paths` and `draftwood plan` write and say."""
+"""What `draftwood calibrate` makes of rank paths, and `draftwood plan` write and say."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stats(lines: Path, tmp_path: Path) -> Path:
-    assert run(calibrate, "--from-paths", lines, "--out", tmp_path / "stats") == 0
+    assert run(calibrate, lines, "--out", tmp_path / "stats") == 0
     return tmp_path / "stats"
 
 
@@ -57,12 +57,12 @@ def latency(tmp_path: Path) -> Path:
 
 def test_calibrate_counts_and_says_so(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "stats"
-    assert run(calibrate, "--from-paths", lines, "--out", out, "--json") == 0
+    assert run(calibrate, lines, "--out", out, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["added"] == found["contexts"] == 3000 == found["with_length"] == found["with_confidence"]
     assert found["counted"] + found["tuning"] + found["heldout"] == 3000 and not found["grouped"]
     before = out.read_bytes()
-    assert run(calibrate, "--from-paths", lines, "--out", out) == 0
+    assert run(calibrate, lines, "--out", out) == 0
     assert out.read_bytes() == before and "0 contexts added, 3000 in all" in capsys.readouterr().out
 
 
@@ -70,26 +70,26 @@ def test_calibrate_leaves_the_statistics_alone_when_a_line_is_wrong(stats: Path,
     before = stats.read_bytes()
     (tmp_path / "bad.jsonl").write_text('{"path": [1]}\n{"path": [-1]}\n')
     with pytest.raises(TreeError, match=r"bad\.jsonl: line 2: "):
-        run(calibrate, "--from-paths", tmp_path / "bad.jsonl", "--out", stats)
+        run(calibrate, tmp_path / "bad.jsonl", "--out", stats)
     assert stats.read_bytes() == before
     with pytest.raises(RequestError, match="cannot be read"):
-        run(calibrate, "--from-paths", tmp_path / "none", "--out", stats)
+        run(calibrate, tmp_path / "none", "--out", stats)
 
 
 def test_statistics_add_up(stats: Path, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"path": [0], "group": "a"}\n' * 4)
-    assert run(calibrate, "--from-paths", tmp_path / "more.jsonl", "--out", tmp_path / "more") == 0
-    assert run(calibrate, "--merge", stats, tmp_path / "more", "--out", tmp_path / "both") == 0
+    assert run(calibrate, tmp_path / "more.jsonl", "--out", tmp_path / "more") == 0
+    assert run(calibrate, stats, tmp_path / "more", "--out", tmp_path / "both") == 0
     assert read_calibration(tmp_path / "both").contexts.total == 3004
     # Importing into one file comes to the same, byte for byte.
-    assert run(calibrate, "--from-paths", tmp_path / "more.jsonl", "--out", stats) == 0
+    assert run(calibrate, tmp_path / "more.jsonl", "--out", stats) == 0
     assert stats.read_bytes() == (tmp_path / "both").read_bytes()
     for files, out, message in (
-        ([stats], tmp_path / "both", "exists"),
-        ([stats] * 2, tmp_path / "c", "an earlier file"),
+        ([stats], tmp_path / "both", "counted already"),
+        ([stats] * 2, tmp_path / "c", "counted already"),
     ):
         with pytest.raises(RequestError, match=message):
-            run(calibrate, "--merge", *files, "--out", out)
+            run(calibrate, *files, "--out", out)
 
 
 def test_plan_json_and_file_agree(stats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

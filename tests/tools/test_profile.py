@@ -14,16 +14,16 @@ from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.tools.commands import profile as profile_command
-from draftwood.tools.measure import step_times
+from draftwood.tools.lab import latency
 from draftwood.trees import Topology, tensorize, violations
 from draftwood.trees.latency import LatencyTable
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "SECONDS", 0.0)
-    monkeypatch.setattr(step_times, "VISIT_SECONDS", 0.0)
-    monkeypatch.setattr(step_times, "HOST_TOKENS", 8)
+    monkeypatch.setattr(latency, "SECONDS", 0.0)
+    monkeypatch.setattr(latency, "VISIT_SECONDS", 0.0)
+    monkeypatch.setattr(latency, "HOST_TOKENS", 8)
 
 
 def run(*arguments: object) -> int:
@@ -42,7 +42,7 @@ def test_a_bundle_is_measured(tiny_bundle: Path, tmp_path: Path, capsys: pytest.
     # Trees of 1, 3 and 7 rows, one more inside the bundle's buffers and one past them.
     assert all(table.rows(slots) == (1, 2, 3, 7, 12) for slots in table.slots)
     steps = [entry for entry in table.entries if entry.kind in ("decode", "verify")]
-    assert all(entry.samples == 2 * step_times.STEPS and entry.seconds > 0 for entry in steps)
+    assert all(entry.samples == 2 * latency.STEPS and entry.seconds > 0 for entry in steps)
     assert {(entry.slots, entry.filled) for entry in steps} == {(128, 64), (256, 128)}
     assert table.draft_s(2, 3) > 0 and table.host_s() > 0
     assert table.machine["threads"] >= 1 and table.drafter["kind"] == "medusa"
@@ -61,7 +61,7 @@ def test_the_table_is_shown_to_people(tiny_bundle: Path, tmp_path: Path, capsys:
 def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind half the KV length, with rows of the last tree to move, and with the tree's own mask."""
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    subjects = step_times._subjects(engine, set(), 256)
+    subjects = latency._subjects(engine, set(), 256)
     states: dict[int, list[tuple[int, int]]] = defaultdict(list)
     verify = engine.verify
 
@@ -72,9 +72,9 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
         return verify(given, drafts)
 
     monkeypatch.setattr(engine, "verify", seen)
-    times = step_times.Times(defaultdict(list), defaultdict(list), [])
+    times = latency.Times(defaultdict(list), defaultdict(list), [])
     for subject in subjects:
-        step_times._visit(engine, subject, times)
+        latency._visit(engine, subject, times)
         subject.state.check()
     assert states[1] == [(128 + step, 0) for step in range(5)]
     # The ragged tree of 7 rows commits the root and row 3 in turn: one row lies out of place.
@@ -84,13 +84,13 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
 
 
 def test_a_long_visit_ends_where_the_cache_is_full(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "VISIT_SECONDS", 1e6)
+    monkeypatch.setattr(latency, "VISIT_SECONDS", 1e6)
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    plain, _, ragged = step_times._subjects(engine, set(), 128)
-    times = step_times.Times(defaultdict(list), defaultdict(list), [])
-    step_times._visit(engine, plain, times)
+    plain, _, ragged = latency._subjects(engine, set(), 128)
+    times = latency.Times(defaultdict(list), defaultdict(list), [])
+    latency._visit(engine, plain, times)
     assert plain.state.length == 127  # every slot but the spare one
-    step_times._visit(engine, ragged, times)
+    latency._visit(engine, ragged, times)
     assert not ragged.state.kv.room(7) and ragged.state.length <= 127
     # 63 steps of one token and 29 of two, the first of each not counted.
     assert {rows: len(samples) for (rows, _, _), samples in times.steps.items()} == {1: 62, 7: 28}
@@ -98,11 +98,11 @@ def test_a_long_visit_ends_where_the_cache_is_full(tiny_bundle: Path, monkeypatc
 
 def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
-    subjects = [s for slots in (128, 256) for s in step_times._subjects(engine, {2, 5}, slots)]
+    subjects = [s for slots in (128, 256) for s in latency._subjects(engine, {2, 5}, slots)]
     visits: list[tuple[int, int] | None] = []
-    monkeypatch.setattr(step_times, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.state.slots)))
-    monkeypatch.setattr(step_times, "_host_seconds", lambda *_: visits.append(None) or 0.0)
-    step_times._time(engine, subjects, rounds=3)
+    monkeypatch.setattr(latency, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.state.slots)))
+    monkeypatch.setattr(latency, "_host_seconds", lambda *_: visits.append(None) or 0.0)
+    latency._time(engine, subjects, rounds=3)
     rounds = [visits[at : at + 11] for at in range(0, len(visits), 11)]
     assert len(rounds) == 4  # one of them to warm up
     everything = {None, *((rows, slots) for rows in (1, 2, 3, 5, 7) for slots in (128, 256))}
@@ -113,14 +113,14 @@ def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monk
 def test_warm_up_is_not_counted(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
     counted: list[object] = []
-    monkeypatch.setattr(step_times, "_visit_all", lambda engine, subjects, prompt, times, order: counted.append(times))
-    times = step_times._time(engine, step_times._subjects(engine, set(), 128), rounds=2)
+    monkeypatch.setattr(latency, "_visit_all", lambda engine, subjects, prompt, times, order: counted.append(times))
+    times = latency._time(engine, latency._subjects(engine, set(), 128), rounds=2)
     assert counted[0] is not times and counted[1:] == [times, times]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 21, 64])
 def test_bushy_trees(rows: int) -> None:
-    tree = step_times.bushy(rows)
+    tree = latency.bushy(rows)
     assert tree.rows == rows and not violations(tensorize(tree)) and tree.width <= 4
     assert all(len(tree.children(row)) == 4 for row in range((rows - 1) // 4))
 
@@ -135,13 +135,13 @@ def test_bushy_trees(rows: int) -> None:
     ],
 )
 def test_the_committed_path_goes_half_way_down_and_lies_scattered(tree: Topology, path: tuple[int, ...]) -> None:
-    assert step_times.committed_path(tree) == path
+    assert latency.committed_path(tree) == path
 
 
 def test_quartiles_surround_the_median() -> None:
-    entry = step_times._entry("host", [random.Random(0).random() for _ in range(9)])
+    entry = latency._entry("host", [random.Random(0).random() for _ in range(9)])
     assert entry.quartiles and entry.quartiles[0] <= entry.seconds <= entry.quartiles[1] and entry.samples == 9
-    known = step_times._entry("host", [5e-3, 1e-3, 2e-3, 4e-3, 3e-3])
+    known = latency._entry("host", [5e-3, 1e-3, 2e-3, 4e-3, 3e-3])
     assert (known.quartiles, known.seconds) == ((2e-3, 4e-3), 3e-3)
 
 
@@ -254,5 +254,5 @@ def test_a_bundle_without_a_drafter(tiny_bundle: Path) -> None:
     }
     manifest = msgspec.structs.replace(whole.manifest, drafter=None, **plain)
     engine = CpuEngine(replace(whole, manifest=manifest, trees={"plain": whole.trees["plain"]}))
-    table = step_times.measure(engine, (4,), (128,), rounds=1)
+    table = latency.measure(engine, (4,), (128,), rounds=1)
     assert table.rows(128) == (1, 4) and table.draft_s(3, 3) == 0.0 and table.drafter == {}

@@ -23,7 +23,7 @@ from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import single
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.hf_teacher import HfTeacher
 from draftwood.tools.reference.texts import check_texts, compare_texts

@@ -17,10 +17,10 @@ from draftwood.runtime.policy.tuned import keep_times, tuned_file, tuned_times
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
+from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.lab.timer import tune
 from draftwood.tools.measure.replay import Replay, Text, read_surveys, report
 from draftwood.tools.measure.survey import survey
-from draftwood.tools.measure.traffic import widest_gear
-from draftwood.tools.measure.tune import tune
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=11)}
 
@@ -143,10 +143,10 @@ def test_tuned_times_are_kept_for_this_bundle_and_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bundle = Bundle.open(tiny_bundle)
     assert tuned_times(bundle, "cpu", 1) == () and not Gears.of(bundle).times.absolute
-    assert main(["tune", str(tiny_bundle), "--engine", "cpu", "--threads", "1", "--seconds", "0.05", "--json"]) == 0
-    kept = json.loads(capsys.readouterr().out)
+    assert main(["tune", str(tiny_bundle), "--engine", "cpu", "--threads", "1", "--seconds", "0.05"]) == 0
     times = tuned_times(bundle, "cpu", 1)
-    assert [(one.gear, one.length, one.us, one.late) for one in times] == [tuple(row.values()) for row in kept["times"]]
+    shown = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert shown == [[o.gear, str(o.length), str(o.late), f"{o.us / 1000:.3f}"] for o in times]
     assert {one.gear for one in times} == {gear.name for gear in bundle.manifest.gears}
     assert Policies(bundle, times=times).gears.times.absolute
     assert tuned_times(bundle, "cpu", 2) == () == tuned_times(bundle, "npu", 1)

@@ -17,6 +17,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools import cli
+from draftwood.tools.lab.counting import path_of
 from draftwood.tools.recipe import teacher as recipe
 from draftwood.tools.recipe.stdlib import stdlib_rows
 from draftwood.tools.recipe.tokenizer import encode_row, save_tokenizer, train_tokenizer
@@ -25,7 +26,6 @@ from draftwood.tools.training.generate import generate, load_teacher
 from draftwood.tools.training.rows import Row, read_data, read_rows
 from draftwood.tools.training.states import States
 from draftwood.tools.training.texts import Distilled, shuffled
-from draftwood.tools.training.visited import path_of
 from draftwood.trees import RankPaths
 
 TEXT = "the old sailor counted 12 ships and 305 gulls near the quiet harbour before the storm came in"

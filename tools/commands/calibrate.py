@@ -1,4 +1,8 @@
-"""``draftwood calibrate``: the rank paths that a teacher's text took, counted into one file of statistics."""
+"""``draftwood calibrate``: the rank paths that a teacher's text takes, counted into one file of statistics.
+
+What is counted says the source: a bundle answers and its own steps are counted; a teacher's folder, with ``--drafter``,
+answers and its answers are ranked; a ``.jsonl`` file has rank paths found elsewhere; statistics files are added.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.files import read_regular
-from draftwood.tools.commands.arguments import add_verify_argument
 
 if TYPE_CHECKING:
     from draftwood.runtime.text.tokenizer import Tokenizer
@@ -23,16 +26,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sources = parser.add_mutually_exclusive_group(required=True)
-    sources.add_argument("bundle", type=Path, nargs="?", metavar="BUNDLE", help="count what its own decoding accepts")
-    sources.add_argument(
-        "--from-paths",
-        type=Path,
-        metavar="FILE.jsonl",
-        help='rank paths found elsewhere, a line each: {"path": [0, 2], "context": 412, "confidence": 0.81}',
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="a bundle, whose own decoding is counted; or a teacher's folder (or demo), with --drafter; or files:"
+        ' statistics to add up, and .jsonl with rank paths, a line each: {"path": [0, 2], "context": 412}',
     )
-    sources.add_argument("--merge", type=Path, nargs="+", metavar="STATS", help="statistics to add up into a new file")
-    sources.add_argument("--model", metavar="DIR", help="a teacher that answers --prompts; or demo")
     parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked; or demo-medusa ...")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument("--limit", type=int, metavar="N", help="prompts to use (default: all)")
@@ -43,12 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
-    parser.add_argument("--levels", type=int, default=5, metavar="D", help="how deep an EAGLE-3 layer is followed")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that answer and count")
-    parser.add_argument("--scheduler", metavar="HOST:PORT", help="answer and count on the workers of this Dask cluster")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that answer, of a teacher")
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
-    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -56,21 +52,17 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.calibration_file import read_calibration, write_calibration
 
-    if args.merge:
-        calibration = merge(args.merge, args.out)
-        added = calibration.contexts.total
+    calibration = read_calibration(args.out) if args.out.exists() else Calibration()
+    before = calibration.contexts.total
+    if args.drafter:
+        answer_prompts(calibration, args)
+    elif len(args.sources) == 1 and Path(args.sources[0]).is_dir():
+        count_bundle(calibration, args)
     else:
-        calibration = read_calibration(args.out) if args.out.exists() else Calibration()
-        before = calibration.contexts.total
-        if args.bundle:
-            count_bundle(calibration, args)
-        elif args.from_paths:
-            import_paths(calibration, args.from_paths)
-        else:
-            answer_prompts(calibration, args)
-        added = calibration.contexts.total - before
+        for source in args.sources:
+            add_file(calibration, Path(source))
     write_calibration(calibration, args.out)
-    summary = {"out": str(args.out), "added": added, **figures(calibration)}
+    summary = {"out": str(args.out), "added": calibration.contexts.total - before, **figures(calibration)}
     print(json.dumps(summary) if args.json else text(summary))
     return 0
 
@@ -82,32 +74,33 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
         RequestError: the bundle has no drafter or no tokenizer, or an option makes no sense.
         BundleError: the bundle cannot be opened.
     """
+    from draftwood.manifest import MANIFEST_FILE
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines import open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.speculation.sampling import Sampling
-    from draftwood.tools.measure.traffic import count_traffic
+    from draftwood.tools.lab.counting import count_traffic
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
-    bundle = Bundle.open(args.bundle, args.verify)
+    folder = Path(args.sources[0])
+    if not (folder / MANIFEST_FILE).exists():
+        raise RequestError(f"{folder}: no bundle; if it is a teacher, give --drafter, whose candidates are ranked")
+    bundle = Bundle.open(folder)
     if bundle.manifest.drafter is None or bundle.tokenizer is None:
         raise RequestError(
-            f"{args.bundle}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
+            f"{bundle.folder}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )
     share_threads()
     engine, prompts = open_engine(bundle), read_prompts(args.prompts, args.limit)
     if args.behind is not None:
         prompts = _behind(prompts, args, bundle.tokenizer, bundle.manifest.dims.context)
     for temperature in parse_temperatures(args.temperature):
-        sampling = Sampling(temperature=temperature, seed=args.seed)
-        options = Options(max_new_tokens=args.max_new_tokens, sampling=sampling)
+        options = Options.of(max_new_tokens=args.max_new_tokens, temperature=temperature)
         for number, _ in enumerate(count_traffic(engine, prompts, options, calibration), 1):
             if number % 16 == 0 or number == len(prompts):
                 write_calibration(calibration, args.out)
-                total = calibration.contexts.total
-                print(f"{number} of {len(prompts)} turns, {total} contexts", file=sys.stderr, flush=True)
+                _say(f"{number} of {len(prompts)} turns, {calibration.contexts.total} contexts")
 
 
 def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
@@ -120,33 +113,27 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.demo import resolve
-    from draftwood.tools.measure.counting import count_all, jobs
+    from draftwood.tools.lab.counting import count_all, jobs
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
-    if args.drafter is None:
-        raise RequestError("--model needs --drafter: the folder of the drafter whose candidates are ranked")
-    if args.scheduler and args.workers > 1:
-        raise RequestError("--scheduler and --workers do not go together; the cluster says how many workers there are")
-    if min(args.workers, args.levels, args.max_new_tokens) < 1:
-        raise RequestError("--workers, --levels and --max-new-tokens: expected 1 or more of each")
-    teacher, prompts = resolve(args.model), read_prompts(args.prompts, args.limit)
+    if len(args.sources) > 1:
+        raise RequestError(f"--drafter {args.drafter}: expected one teacher before it, got {' '.join(args.sources)}")
+    if min(args.workers, args.max_new_tokens) < 1:
+        raise RequestError("--workers and --max-new-tokens: expected 1 or more of each")
+    teacher, prompts = resolve(args.sources[0]), read_prompts(args.prompts, args.limit)
     if args.behind is not None:
         prompts = _behind(prompts, args, Tokenizer.load(teacher), Checkpoint.open(teacher).config.max_positions)
-    work = jobs(
-        prompts,
-        teacher,
-        resolve(args.drafter),
-        temperatures=parse_temperatures(args.temperature),
-        max_new_tokens=args.max_new_tokens,
-        seed=args.seed,
-        levels=args.levels,
-    )
-    with executor_of(args.workers, args.scheduler) as executor:
+    temperatures = parse_temperatures(args.temperature)
+    work = jobs(prompts, teacher, resolve(args.drafter), temperatures=temperatures, max_new_tokens=args.max_new_tokens)
+    with executor_of(args.workers) as executor:
         for number, _ in enumerate(count_all(work, calibration, executor), 1):
             write_calibration(calibration, args.out)
-            total = calibration.contexts.total
-            print(f"{number} of {len(work)} jobs, {total} contexts", file=sys.stderr, flush=True)
+            _say(f"{number} of {len(work)} jobs, {calibration.contexts.total} contexts")
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def _behind(prompts: list[Prompt], args: argparse.Namespace, tokenizer: Tokenizer, context: int) -> list[Prompt]:
@@ -158,8 +145,7 @@ def _behind(prompts: list[Prompt], args: argparse.Namespace, tokenizer: Tokenize
         raise RequestError(f"--behind {args.behind}: expected tokens of 0 or more, separated by commas, such as 0,512")
     found = behind_in_turn(prompts, lengths, tokenizer, context - args.max_new_tokens)
     if len(found) < len(prompts):
-        said = f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out"
-        print(said, file=sys.stderr)
+        _say(f"--behind {max(lengths)}: a text has {context} tokens at most; what is longer is left out")
     return found
 
 
@@ -175,13 +161,8 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 
 @contextmanager
-def executor_of(workers: int, scheduler: str | None) -> Iterator[Executor | None]:
-    from draftwood.tools.cluster import cluster
-
-    if scheduler:
-        with cluster(scheduler) as client:
-            yield client.get_executor()
-        return
+def executor_of(workers: int) -> Iterator[Executor | None]:
+    """Processes of this machine; None where one is enough."""
     if workers == 1:
         yield None
         return
@@ -190,40 +171,31 @@ def executor_of(workers: int, scheduler: str | None) -> Iterator[Executor | None
         yield pool
 
 
-def import_paths(calibration: Calibration, file: Path) -> int:
-    """Adds the lines of ``file`` that are not counted yet; returns how many.
+def add_file(calibration: Calibration, file: Path) -> None:
+    """Adds rank paths that are not counted yet, or statistics none of which was counted.
 
     Raises:
-        RequestError: the file cannot be read.
-        TreeError: a line that is no rank path.
+        RequestError: the file cannot be read, or holds what was counted already.
+        TreeError: a line that is no rank path, or no statistics.
     """
+    from draftwood.trees.calibration_file import read_calibration
     from draftwood.trees.path_lines import add_lines
 
-    try:
-        return add_lines(calibration, read_regular(file), str(file))
-    except OSError as error:
-        raise RequestError(f"--from-paths {file}: cannot be read: {error.strerror}; check the path") from error
-
-
-def merge(files: list[Path], out: Path) -> Calibration:
-    """The sum of several statistics.
-
-    Raises:
-        RequestError: ``out`` exists, or two of them counted the same source.
-        TreeError: one cannot be read.
-    """
-    from draftwood.trees.calibration import Calibration
-    from draftwood.trees.calibration_file import read_calibration
-
-    if out.exists():
-        raise RequestError(f"--out {out}: exists; merged statistics go into a new file, so that none counts twice")
-    merged = Calibration()
-    for file in files:
-        one = read_calibration(file)
-        if twice := sorted(one.sources.keys() & merged.sources.keys()):
-            raise RequestError(f"--merge {file}: counted {twice[0]}, which an earlier file counted too; leave one out")
-        merged.merge(one)
-    return merged
+    if not file.exists():
+        raise RequestError(
+            f"{file}: cannot be read: no such file; expected a bundle, statistics, rank paths as .jsonl, or a teacher"
+            " with --drafter"
+        )
+    if file.suffix == ".jsonl":
+        try:
+            add_lines(calibration, read_regular(file), str(file))
+        except OSError as error:
+            raise RequestError(f"{file}: cannot be read: {error.strerror}; check the path") from error
+        return
+    one = read_calibration(file)
+    if twice := sorted(one.sources.keys() & calibration.sources.keys()):
+        raise RequestError(f"{file}: counted {twice[0]}, which is counted already; leave one out")
+    calibration.merge(one)
 
 
 def figures(calibration: Calibration) -> dict[str, Any]:

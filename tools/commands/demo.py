@@ -1,8 +1,8 @@
-"""``draftwood demo``: the whole line on the shipped models, from planning a tree to answering prompts.
+"""``draftwood demo``: the whole line on the shipped models, the way a user goes.
 
-Plans the best draft tree of several sizes from the rank paths that were counted when the demo drafter was
-trained, builds and checks a bundle, times every gear on this machine, takes the one that promises the most
-tokens a second, and answers prompts with and without speculation.
+Plans draft trees from the rank paths that `calibrate` counted when the demo drafter was trained, builds the plan's
+gears into a bundle, checks it, times its gears on this machine as `tune` does, and answers prompts with the default
+policy, beside plain decoding and beside the one fixed tree that promises most.
 
 The models are widened with zeros to 110 M parameters unless asked otherwise: the same tokens, at the cost of a
 model for which speculation is worth while. At the native 8 M a step costs little more than its overhead.
@@ -17,49 +17,35 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
-from draftwood.tools.measure.weigh import Weighed, best_tree, weigh
-from draftwood.tools.prompts import read_prompts
 from draftwood.version import __version__
 
 if TYPE_CHECKING:
+    from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.cpu import CpuEngine
-    from draftwood.trees import RankPaths, Topology
+    from draftwood.trees import RankPaths
+    from draftwood.trees.spec import Specs
 
-TREE_ROWS = (4, 6, 12)
-SLOTS = 512
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """One prompt answered both ways."""
-
-    id: str
-    tokens: int
-    tokens_equal: bool
-    accept_length: float
-    plain_seconds: float
-    speculative_seconds: float
-    plain_tokens_per_s: float
-    speculative_tokens_per_s: float
-    speedup: float
-    text: str
+NODES = 11  # of the largest tree; two smaller ones stand beside it
+SLOTS, PREFILL_ROWS = 512, (128,)
+TUNE_SECONDS, ROUNDS = 5.0, 3
+PLAIN, FIXED, ADAPTIVE = WAYS = ("plain", "fixed", "adaptive")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, metavar="BUNDLE", help="where to build the bundle (default: a cache folder)"
+        "--drafter",
+        choices=demo.ALL_DRAFTERS,
+        default="demo-eagle3-w8a8",
+        help="-w8a8: its linear layers in eight bits (default: %(default)s)",
     )
-    parser.add_argument("--drafter", choices=demo.ALL_DRAFTERS, default="demo-eagle3-w8a8", help="default: %(default)s")
     parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -69,28 +55,34 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.runtime.policy.tuned import keep_times
     from draftwood.tools.comparison.check import check, sample_prompts
+    from draftwood.tools.lab.timer import best_fixed, tune
 
-    paths = demo.counted(args.drafter, sampled=False).rank_paths()
-    trees = [(f"planned-{rows}", paths.best_tree(rows - 1)) for rows in TREE_ROWS]
+    paths, specs = demo.counted(args.drafter, sampled=False).rank_paths(), planned(args.drafter)
     if not args.json:
-        _print_plan(paths, trees)
-    folder = args.out or _cache_folder(args)
-    built = _built(trees, folder, args)
+        _print_plan(args.drafter, paths, specs)
+    folder = _cache_folder(args)
+    built = _built(specs, folder, args)
     share_threads()
     bundle = Bundle.open(folder)
-    _say("checking every gear against eager PyTorch")
+    _say("checking every graph against eager PyTorch")
     report = check(bundle, list(sample_prompts(bundle, None, 1)))
     engine = CpuEngine(bundle)
-    _say("timing the gears on this machine")
-    candidates = weigh(engine, paths)
-    speculative = best_tree(candidates).gear
-    answers = [answer(engine, prompt, speculative, args.max_new_tokens) for prompt in read_prompts(None)]
-    ok = bool(report["ok"]) and all(one.tokens_equal for one in answers)
+    _say("timing the gears on this machine, as draftwood tune does")
+    times = tune(engine, TUNE_SECONDS)
+    keep_times(bundle, "cpu", None, times)
+    fixed = best_fixed(bundle, paths, times)
+    gears = _gears(bundle, paths, times, fixed)
+    if not args.json:
+        _print_bundle(folder, report, gears)
+    answers = answer_all(engine, fixed, times, args.max_new_tokens)
+    ok = bool(report["ok"]) and all(one["tokens_equal"] for one in answers)
     if args.json:
-        print(json.dumps(_summary(folder, built, report, candidates, speculative, answers, ok)))
+        found = {"ok": ok, "bundle": str(folder), "build_seconds": round(built, 1), "check_ok": report["ok"]}
+        print(json.dumps(found | {"gears": gears, "speedup": speedups(answers), "prompts": answers}))
     else:
-        _print_answers(folder, report, candidates, speculative, answers)
+        _print_answers(answers, fixed)
     return 0 if ok else 1
 
 
@@ -98,147 +90,188 @@ def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
+def planned(drafter: str) -> Specs:
+    """The plan from the counts that are shipped, as ``build --tree plan:FILE`` reads it."""
+    from draftwood.tools.lab.bundles import planned_specs
+
+    return planned_specs(drafter, NODES)[1]
+
+
 def _cache_folder(args: argparse.Namespace) -> Path:
     """A folder named by what goes into the bundle and by the code that builds it, so that nothing old is met."""
-    content = hashlib.sha256(f"{__version__} {SCHEMA_VERSION}".encode())
+    content = hashlib.sha256(f"{__version__} {SCHEMA_VERSION} {NODES} {SLOTS} {PREFILL_ROWS}".encode())
     package = Path(demo.FOLDER).parents[1]
     sources = [demo.FOLDER, *(package / folder for folder in ("trees", "kernels", "compiler"))]
     for path in sorted(path for folder in sources for path in folder.rglob("*")):
-        if path.suffix in (".safetensors", ".json", ".py"):
+        if path.suffix in (".safetensors", ".json", ".py", ".stats"):
             content.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
     return cache_home() / "draftwood" / f"{args.drafter}-{args.size}-{content.hexdigest()[:16]}"
 
 
-def _built(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> float:
+def _built(specs: Specs, folder: Path, args: argparse.Namespace) -> float:
     """Sees to it that the bundle is there; returns the seconds it took.
 
-    In the demo's own cache folder what another demo made is used, also one that is still at it; what does not open
-    is made again.
+    What another demo made is used, also one that is still at it; what does not open is made again.
     """
     from draftwood.compiler.bundle.staging import exclusive
     from draftwood.runtime.bundle import Bundle
 
     began = time.monotonic()
-    if folder != _cache_folder(args):
-        _build(trees, folder, args)
-        return time.monotonic() - began
     with exclusive(folder, tell=_say):
         try:
             Bundle.open(folder)
             _say(f"taking the bundle that was built before, {folder}")
         except BundleError:
             shutil.rmtree(folder, ignore_errors=True)
-            _build(trees, folder, args)
+            _build(specs, folder, args)
     return time.monotonic() - began
 
 
-def _build(trees: list[tuple[str, Topology]], folder: Path, args: argparse.Namespace) -> None:
+def _build(specs: Specs, folder: Path, args: argparse.Namespace) -> None:
     import draftwood
     from draftwood.tools.demo.sizes import models
-    from draftwood.trees import Topology
 
     with tempfile.TemporaryDirectory(prefix="draftwood-demo-") as work:
         _say(f"widening the models to {args.size}" if args.size != "native" else "taking the models as they are")
         teacher, drafter = models(args.size, Path(work), args.drafter)
-        planned = (("plain", Topology.plain()), *trees)
         request = draftwood.BuildRequest(
-            model=teacher, drafter=drafter, trees=planned, slots=(SLOTS,), int8_drafter=demo.in_int8(args.drafter)
+            model=teacher,
+            drafter=drafter,
+            trees=specs.trees,
+            slots=(SLOTS,),
+            prefill_rows=PREFILL_ROWS,
+            int8_drafter=demo.in_int8(args.drafter),
+            plan=specs.plan,
         )
         draftwood.build(request, folder, progress=lambda what: _say(f"building {what}"))
 
 
-def answer(engine: CpuEngine, prompt: Any, gear: str, max_new_tokens: int) -> Answer:
-    """Answers one prompt plainly and with the gear, and compares the tokens."""
-    from draftwood.runtime.decoding import Decoding, Options
-    from draftwood.runtime.policy import policy_for
+def _gears(bundle: Bundle, paths: RankPaths, times: Sequence[Any], fixed: str) -> list[dict[str, Any]]:
+    """What every gear promises: tokens a step by the counts, milliseconds a step as measured."""
+    from draftwood.tools.lab.timer import TYPICAL, us_at
 
-    tokenizer = engine.bundle.tokenizer
-    assert tokenizer is not None, "the demo teacher has a tokenizer"
-    ids, options = (
-        tokenizer.chat([{"role": "user", "content": prompt.text}]),
-        Options(max_new_tokens=max_new_tokens),
-    )
-    plain = Decoding(engine, ids, options, policy_for(engine.bundle)).run()
-    fast = Decoding(engine, ids, options, policy_for(engine.bundle, gear)).run()
-    rates = [max(len(r.token_ids) - 1, 1) / max(r.decode_seconds, 1e-9) for r in (plain, fast)]
-    return Answer(
-        id=prompt.id,
-        tokens=len(plain.token_ids),
-        tokens_equal=plain.token_ids == fast.token_ids,
-        accept_length=fast.accept_length_mean,
-        plain_seconds=plain.decode_seconds,
-        speculative_seconds=fast.decode_seconds,
-        plain_tokens_per_s=rates[0],
-        speculative_tokens_per_s=rates[1],
-        speedup=rates[1] / rates[0],
-        text=fast.text or "",
-    )
+    found = []
+    for gear in bundle.manifest.gears:
+        tree, ms = bundle.trees[gear.tree][0], us_at(times, gear.name, TYPICAL) / 1e3
+        expected = paths.expected_accept_length(tree)
+        found.append(
+            {
+                "gear": gear.name,
+                "rows": tree.rows,
+                "expected_accept_length": expected,
+                "ms_a_step": ms,
+                "expected_tokens_per_s": 1e3 * expected / ms,
+                "fixed": gear.name == fixed,
+            }
+        )
+    return found
 
 
-def _total_speedup(answers: list[Answer]) -> float:
-    """All prompts taken together: a long answer counts for what it is."""
-    return sum(one.plain_seconds for one in answers) / sum(one.speculative_seconds for one in answers)
+def answer_all(engine: CpuEngine, fixed: str, times: Sequence[Any], max_new_tokens: int) -> list[dict[str, Any]]:
+    """The built-in prompts, answered each way in turns; of the rounds' times the median."""
+    from draftwood.runtime.decoding import Options
+    from draftwood.runtime.policy import Policies
+    from draftwood.tools.lab.conversations import turn_prompts
+    from draftwood.tools.lab.runner import Way, measure, median_seconds, warm_up
+    from draftwood.tools.prompts import read_prompts
 
-
-def _summary(
-    folder: Path,
-    built: float,
-    report: dict[str, Any],
-    candidates: list[Weighed],
-    gear: str,
-    answers: list[Answer],
-    ok: bool,
-) -> dict[str, Any]:
-    return {
-        "ok": ok,
-        "bundle": str(folder),
-        "build_seconds": round(built, 1),
-        "check_ok": report["ok"],
-        "gear": gear,
-        "gears": [asdict(candidate) for candidate in candidates],
-        "speedup_mean": float(np.mean([one.speedup for one in answers])),
-        "speedup_total": _total_speedup(answers),
-        "prompts": [asdict(one) for one in answers],
+    bundle, options = engine.bundle, Options(max_new_tokens=max_new_tokens)
+    policies = {
+        PLAIN: Policies(bundle, "plain"),
+        FIXED: Policies(bundle, "fixed", fixed),
+        ADAPTIVE: Policies(bundle, times=tuple(times)),
     }
+    ways = {name: Way(engine, chosen) for name, chosen in policies.items()}
+    prompts, found = read_prompts(None), list[dict[str, Any]]()
+    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, {})):
+        if not found:
+            warm_up(ways, ids, options)
+        _say(f"answering {prompt.id}, {number + 1} of {len(prompts)}")
+        figures, plain = measure(ways, ids, options, ROUNDS, number)
+        answer: dict[str, Any] = {
+            "id": prompt.id,
+            "tokens": len(plain.token_ids),
+            "tokens_equal": all(one["equal"] for one in figures.values()),
+            "text": plain.text or "",
+        }
+        for name, one in figures.items():
+            seconds = max(median_seconds(one), 1e-9)
+            answer[name] = {
+                "seconds": seconds,
+                "tokens_per_s": max(one["tokens"] - 1, 1) / seconds,
+                "accept_length": (one["tokens"] - 1) / max(one["steps"], 1),
+            }
+        found.append(answer)
+    return found
 
 
-def _print_plan(paths: RankPaths, trees: list[tuple[str, Topology]]) -> None:
-    from draftwood.trees import draw_text
+def speedups(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Over plain decoding, all prompts taken together: a long answer counts for what it is."""
+    seconds = {name: sum(one[name]["seconds"] for one in answers) for name in WAYS}
+    return {name: seconds[PLAIN] / seconds[name] for name in (FIXED, ADAPTIVE)}
 
-    name, tree = trees[1]
-    print(f"{name}: the {tree.nodes} nodes visited most often in {paths.contexts} counted contexts;")
-    print(f"expected accept length {paths.expected_accept_length(tree):.2f} tokens a step\n")
+
+def _print_plan(drafter: str, paths: RankPaths, specs: Specs) -> None:
+    from draftwood.trees import Topology, draw_text
+
+    trees = [(name, tree) for name, tree in specs.trees if isinstance(tree, Topology) and tree.nodes]
+    name, tree = trees[len(trees) // 2]
+    rows, bits = ", ".join(str(tree.rows) for _, tree in trees), ", its linear layers in eight bits (w8a8)"
     labels = {row: f"{100 * paths.visits(path) / paths.contexts:.0f} %" for row, path in enumerate(tree.paths, 1)}
+    print(f"drafter: {drafter}{bits if demo.in_int8(drafter) else ''}")
+    print(
+        f"plan: draft trees of {rows} rows. A row is a token that the teacher checks in one step; the root is the last"
+    )
+    print(
+        f"token of the text. They are chosen from {paths.contexts} places in other texts, at which `draftwood calibrate`"
+    )
+    print("counted how often the teacher's next tokens were the drafter's first, second, ... choices.\n")
+    print(f"{name}, which should gain {paths.expected_accept_length(tree):.2f} tokens a step. (0, 0) is the first")
+    print("choice (0) behind a first choice (0); percent: how often the teacher wrote just that.\n")
     print(draw_text(tree, labels), end="\n\n", flush=True)
 
 
-def _print_answers(
-    folder: Path, report: dict[str, Any], candidates: list[Weighed], gear: str, answers: list[Answer]
-) -> None:
-    drafts = [one for one in report["comparisons"] if one["quantity"].startswith("draft")]
-    worst = max(one["difference"] for one in report["comparisons"] if one not in drafts)
-    apart = max((one["difference"] for one in drafts if one["quantity"] == "draft scores"), default=0.0)
+def _print_bundle(folder: Path, report: dict[str, Any], gears: Sequence[dict[str, Any]]) -> None:
+    scored = [one for one in report["comparisons"] if one["quantity"] == "draft scores"]
+    worst = max(one["difference"] for one in report["comparisons"] if not one["quantity"].startswith("draft"))
     caught = sum(control["caught"] for control in report["controls"])
-    print(f"bundle {folder}")
+    print(f"bundle: {folder}")
     print(
-        f"check: {len(report['comparisons'])} comparisons with eager PyTorch, largest difference {worst:.1e} of"
-        f" {report['tolerance']:.0e} allowed, of drafts {apart:.0e}; {caught} of {len(report['controls'])} deliberate"
-        " faults caught\n"
+        f"check: {len(report['comparisons'])} comparisons with eager PyTorch", "passed." if report["ok"] else "FAILED."
     )
-    print(f"{'gear':18} {'rows':>4} {'expected accept':>15} {'ms a step':>10} {'expected tokens/s':>18}")
-    for c in candidates:
-        mark = "  <-" if c.gear == gear else ""
+    print(f"Largest error {worst:.1e} (limit {report['tolerance']:.0e}).")
+    if scored:
+        score = max(scored, key=lambda one: one["difference"])
         print(
-            f"{c.gear:18} {c.rows:4} {c.expected_accept_length:15.2f} {c.draft_ms + c.verify_ms:10.2f}"
-            f" {c.expected_tokens_per_s:18.0f}{mark}"
+            f"Draft scores differ by {score['difference']:.0e} (limit {score['tolerance']:.0e}): drafts are only proposed,"
         )
-    print(f"\n{'prompt':12} {'tokens':>6} {'equal':>6} {'accept':>7} {'plain/s':>8} {'tree/s':>8} {'speed-up':>9}")
+        print("so their rounding changes no text.")
+    print(f"{caught} of {len(report['controls'])} faults that were put in on purpose were found.\n")
+    print("Expected tokens a step, by the counts; milliseconds a step, timed here; tokens a second, from both.\n")
+    print(f"{'gear':18} {'rows':>4} {'tokens a step':>14} {'ms a step':>10} {'tokens/s':>9}")
+    for one in gears:
+        mark = "  <- the fixed tree that promises most" if one["fixed"] else ""
+        print(
+            f"{one['gear']:18} {one['rows']:4} {one['expected_accept_length']:14.2f} {one['ms_a_step']:10.2f}"
+            f" {one['expected_tokens_per_s']:9.0f}{mark}"
+        )
+    print(flush=True)
+
+
+def _print_answers(answers: Sequence[dict[str, Any]], fixed: str) -> None:
+    total, same = speedups(answers), sum(one["tokens_equal"] for one in answers)
+    print(
+        f"Tokens a second; the three take turns, medians of {ROUNDS} rounds. plain: a token a step. fixed: always {fixed}."
+    )
+    print("adaptive: the default policy, which chooses a gear for every step; the last two columns are its own.\n")
+    columns = f"{'prompt':12} {'tokens':>6} {'same':>5} {'plain':>7} {'fixed':>7} {'adaptive':>9}"
+    print(f"{columns} {'tokens a step':>14} {'speed-up':>9}")
     for one in answers:
+        plain, tree, adaptive = (one[name]["tokens_per_s"] for name in WAYS)
         print(
-            f"{one.id:12} {one.tokens:6} {'yes' if one.tokens_equal else 'NO':>6} {one.accept_length:7.2f}"
-            f" {one.plain_tokens_per_s:8.0f} {one.speculative_tokens_per_s:8.0f} {one.speedup:9.2f}"
+            f"{one['id']:12} {one['tokens']:6} {'yes' if one['tokens_equal'] else 'NO':>5} {plain:7.0f} {tree:7.0f}"
+            f" {adaptive:9.0f} {one[ADAPTIVE]['accept_length']:14.2f} {adaptive / plain:9.2f}"
         )
-    mean = float(np.mean([one.speedup for one in answers]))
-    print(f"\nspeed-up {_total_speedup(answers):.2f} over all tokens, {mean:.2f} as the mean of the prompts;", end=" ")
-    print(f"the answer to {answers[0].id!r}:")
-    print(answers[0].text)
+    print(f"\n{same} of {len(answers)} answers are plain decoding's, token for token, with both.")
+    print(f"Speed-up over all tokens: adaptive {total[ADAPTIVE]:.2f}, fixed {total[FIXED]:.2f}.", end=" ")
+    print(f"The answer to {answers[0]['id']!r}:\n{answers[0]['text']}")

@@ -17,8 +17,8 @@ from typing import Any
 from draftwood import environment
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
-from draftwood.tools.measure import machine
-from draftwood.tools.measure.npu_report import describe, npu_report
+from draftwood.tools.lab import machine
+from draftwood.tools.lab.npu_report import describe, npu_report
 from draftwood.version import __version__
 from draftwood.versions import LEAST
 

@@ -15,11 +15,10 @@ from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.tools.commands.arguments import add_verify_argument
 from draftwood.tools.commands.build import parse_sizes
-from draftwood.tools.measure.step_times import LEAST_ROUNDS, measure
+from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
 from draftwood.tools.show.latency import draw_staircase, table_text
 
 if TYPE_CHECKING:
-    from draftwood.compiler.device.experts import ExpertLoads
     from draftwood.compiler.device.table import DraftCost
     from draftwood.compiler.teachers.config import TeacherConfig
     from draftwood.runtime.bundle import Bundle
@@ -38,9 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument("--int8-drafter", action="store_true", help="model its linear layers in eight bits")
-    parser.add_argument(
-        "--experts", type=Path, metavar="LOADS", help="experts that steps of the model touch, as measured (a JSON file)"
-    )
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
@@ -96,19 +92,8 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
         int8_drafter=int8 or args.int8_drafter,
         teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
         prefill=PREFILL_ROWS,
-        loads=_loads(args.experts, config) if args.experts else None,
         ranks=_ranks(args.ranks, config),
     )
-
-
-def _loads(path: Path, config: TeacherConfig) -> ExpertLoads:
-    from draftwood.compiler.device.experts import expert_loads
-    from draftwood.compiler.teachers.experts import MixtureConfig
-    from draftwood.tools.measure.experts import read_loads
-
-    if not isinstance(config, MixtureConfig):
-        raise RequestError(f"--experts {path}: a teacher of family {config.family} has no experts; leave it out")
-    return expert_loads(config, read_loads(path))
 
 
 def _ranks(ranks: int, config: TeacherConfig) -> int:
@@ -170,9 +155,9 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.int8_drafter or args.experts or args.ranks != 1:
+    if args.model or args.drafter or args.int8_drafter or args.ranks != 1:
         raise RequestError(
-            "--model, --drafter, --int8-drafter, --experts and --ranks: a bundle has its own; they go with --device"
+            "--model, --drafter, --int8-drafter and --ranks: a bundle has its own; they go with --device"
         )
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))

@@ -56,9 +56,9 @@ def record(args: argparse.Namespace) -> list[Path]:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import StagedEngine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.tools.measure.bench import turn_prompts
+    from draftwood.tools.lab.bench import turn_prompts
+    from draftwood.tools.lab.timer import tune
     from draftwood.tools.measure.survey import survey
-    from draftwood.tools.measure.tune import tune
     from draftwood.tools.prompts import read_prompts
 
     bundle = Bundle.open(args.record)

@@ -27,8 +27,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    from draftwood.tools.evaluate.report.markdown import write_markdown
-    from draftwood.tools.evaluate.report.page import PICTURES, write_page
+    from draftwood.tools.lab.report.markdown import write_markdown
+    from draftwood.tools.lab.report.page import PICTURES, write_page
 
     (folder,) = args.runs
     page = write_page(folder)
@@ -41,7 +41,7 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from draftwood.tools.evaluate.report.compare import compare, sentences
+    from draftwood.tools.lab.report.compare import compare, sentences
 
     found = compare(*args.runs)
     print(json.dumps(found) if args.json else "\n".join(sentences(found)))

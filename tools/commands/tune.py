@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from draftwood.errors import RequestError
@@ -15,7 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="to measure for (default: 5)")
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
-    parser.add_argument("--json", action="store_true", help="print the times as JSON")
     add_engine_argument(parser)
 
 
@@ -23,8 +20,8 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import default_engine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.policy.tuned import keep_times, machine_name
-    from draftwood.tools.measure.tune import tune
+    from draftwood.runtime.policy.tuned import keep_times
+    from draftwood.tools.lab.timer import tune
 
     if not 0 < args.seconds <= 600:
         raise RequestError(f"--seconds {args.seconds}: expected a time of more than 0 and at most 600")
@@ -33,12 +30,8 @@ def main(args: argparse.Namespace) -> int:
     share_threads(args.threads)
     times = tune(open_engine(bundle, engine), args.seconds)
     kept = keep_times(bundle, engine, args.threads, times)
-    rows = [{"gear": one.gear, "length": one.length, "us": one.us, "late": one.late} for one in times]
-    if args.json:
-        print(json.dumps({"file": str(kept), "machine": machine_name(), "times": rows}))
-        return 0
     print(f"{'gear':28} {'text':>6} {'late':>5} {'ms a step':>10}   late: tokens that the drafter had to catch up with")
     for one in times:
         print(f"{one.gear:28} {one.length:6} {one.late:5} {one.us / 1000:10.3f}")
-    print(f"kept in {kept}", file=sys.stderr)
+    print(f"kept in {kept}")
     return 0

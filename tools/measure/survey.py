@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from draftwood.runtime.trace import StepEvent, Trace
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
 
 if TYPE_CHECKING:
     from draftwood.planned import StepTime

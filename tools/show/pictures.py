@@ -1,9 +1,9 @@
-"""PNG pictures: a draft tree, the speed-ups of a benchmark, and the frame of others."""
+"""PNG pictures: a draft tree, and the frame of others."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftwood.trees import Topology
 
@@ -93,31 +93,3 @@ def _draw_nodes(axes: "Axes", places: list[tuple[float, float]], labels: Mapping
         color = "#d9a441" if row == 0 else "#7fb3a2"
         box = {"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "0.3", "linewidth": 0.8}
         axes.text(x, y, labels[row], fontsize=8, ha="center", va="center", zorder=3, bbox=box)
-
-
-def draw_speedups(report: dict[str, Any], path: Path) -> None:
-    """Write a PNG of a benchmark: the turns' speed-ups in rising order, and what each step gained.
-
-    Args:
-        report: what ``draftwood bench`` returns.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for source in sorted({turn["source"] for turn in report["per_turn"]}):
-        ratios = sorted(turn["speedup"] for turn in report["per_turn"] if turn["source"] == source)
-        left.plot([100 * (i + 0.5) / len(ratios) for i in range(len(ratios))], ratios, label=source)
-    left.axhline(1, color="grey", linewidth=0.8)
-    left.set(
-        xlabel="turns, %",
-        ylabel="speed-up over plain decoding",
-        title=f"mean {report['speedup']['mean']:.2f}",
-    )
-    left.legend(frameon=False)
-    gains = [gain for turn in report["per_turn"] for gain in turn["accepted"]]
-    right.hist(gains, bins=[x + 0.5 for x in range(max(gains, default=1) + 1)], rwidth=0.9)
-    right.set(xlabel="tokens gained by a step", ylabel="steps", title=f"mean {report['accept_length']['mean']:.2f}")
-    figure.savefig(path, format="png", metadata={"Software": None})

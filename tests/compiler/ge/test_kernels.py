@@ -19,11 +19,11 @@ from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.experts import MixtureConfig
-from draftwood.compiler.teachers.registry import make_decoder
-from draftwood.tools.measure.published import OPENPANGU_7B
+from draftwood.compiler.teachers.registry import make_decoder, read_config
+from draftwood.tools.demo import SHAPES
 from draftwood.tools.show.npu_graphs import kernels
 
-CONFIG = replace(OPENPANGU_7B, layers=2)
+CONFIG = replace(read_config(SHAPES["shape:openpangu-embedded-7b"]), layers=2)
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,13 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.device.devices import DEVICES, device
 from draftwood.compiler.device.table import modelled_table
+from draftwood.compiler.teachers.registry import read_config
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import KNEE, next_rows
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.tools.comparison import single
-from draftwood.tools.measure.published import OPENPANGU_7B
+from draftwood.tools.demo import SHAPES
 from draftwood.trees import Topology
 
 
@@ -62,7 +63,9 @@ def test_a_long_prompt_takes_the_largest_until_its_end() -> None:
 @pytest.mark.parametrize("prefill", [(128,), (128, 512), (64, 256, 1024)])
 def test_it_is_near_what_the_model_of_a_device_finds_cheapest(name: str, prefill: tuple[int, ...]) -> None:
     """Within 2.5 % over all prompts up to 2000 tokens; a 910B4, whose knee is at 326 rows, is the furthest."""
-    table = modelled_table(device(name), OPENPANGU_7B, (1,), (4096,), prefill=prefill)
+    table = modelled_table(
+        device(name), read_config(SHAPES["shape:openpangu-embedded-7b"]), (1,), (4096,), prefill=prefill
+    )
     seconds = {entry.rows: entry.seconds for entry in table.entries if entry.kind in ("decode", "prefill")}
     best = [0.0]
     for left in range(1, 2001):

@@ -14,7 +14,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
 from draftwood.trees import Topology
 
 from .conftest import build_compiled

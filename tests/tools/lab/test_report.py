@@ -1,0 +1,210 @@
+"""The report: figures that were worked out by hand, a page without network, the tables, two runs compared."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure as Canvas
+
+from draftwood.errors import RequestError
+from draftwood.tools import cli
+from draftwood.tools.lab import draw
+from draftwood.tools.lab.report.compare import compare, sentences
+from draftwood.tools.lab.report.contents import contents
+from draftwood.tools.lab.report.page import ranges, write_page
+from draftwood.tools.lab.rows import FILE, read_rows
+from draftwood.tools.lab.sections.lengths_shown import adaptive_regret, break_even, cells_of
+from draftwood.tools.lab.sections.turn import base_seconds, bundle_factors, plain_of, total_speedup, turns_of
+from draftwood.tools.lab.sections.turns_shown import depth_shares
+from draftwood.tools.lab.spread import ratio
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PROBE = """
+<script>addEventListener("load", () => {
+  const figures = [...document.querySelectorAll("figure svg")].map(one => one.getBoundingClientRect());
+  const table = document.querySelector("section table"), head = table.querySelector("th:nth-child(9) button");
+  head.click();
+  const sorted = [...table.tBodies[0].rows].map(row => Number(row.cells[8].dataset.sort));
+  const found = {inner: innerWidth, wide: document.documentElement.scrollWidth, figures: figures.length, sorted,
+    seen: figures.filter(box => box.width > 100 && box.height > 50 && box.right <= innerWidth + 1).length};
+  document.body.insertAdjacentHTML("beforeend", `<pre id="probe">${JSON.stringify(found)}</pre>`);
+})</script>
+"""
+FRAME = """<!doctype html><link rel="icon" href="data:,"><body>
+<iframe id="frame" width="{width}" height="900" frameborder="0" srcdoc="{page}"></iframe><script>
+const frame = document.getElementById("frame");
+addEventListener("load", () => document.body.append(frame.contentDocument.getElementById("probe")))
+</script></body>"""
+
+
+class Page(HTMLParser):
+    """What a page holds: ids, links, and whatever would be asked of a network."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.asked: list[str] = []
+        self.svgs = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if tag == "a" else []
+        self.svgs += tag == "svg"
+        wanted = [found[name] for name in ("src", "srcset", "data", "action") if name in found]
+        wanted += [found["href"]] if tag in ("link", "image") and "href" in found else []
+        self.asked += [one for one in wanted if not one.startswith("data:")]
+
+
+def figures(seconds: list[float], tokens: int = 9, steps: int = 4, **more: Any) -> dict[str, Any]:
+    held = {"seconds": seconds, "first_seconds": seconds, "tokens": tokens, "steps": steps, "equal": True}
+    held |= {"accepted": [2] * steps, "depths": [steps, steps], "gears": {"tree-kv128": steps}, "host_share": 0.1}
+    return held | {"stages_us": dict.fromkeys(("draft", "verify", "accept and commit", "host"), 1.0)} | more
+
+
+def test_speedups_are_of_medians_and_all_tokens_together() -> None:
+    ways = {"plain eagle3": figures([4.0, 9.0, 5.0]), "eagle3 tree": figures([2.0, 2.5, 9.0], depths=[4, 3, 1])}
+    turn = {"id": "a", "source": "s", "prompt_tokens": 3, "ways": ways}
+    rows = [{"key": k, "at": {"size": "native", "temperature": 0.0}, "found": {"turns": [turn]}} for k in "ab"]
+    own = [turn for turn in turns_of(rows) if turn.way == "eagle3 tree"]
+    assert own[0].speedup == 2.0 and own[0].accept_length == 2.0 and total_speedup(own) == (2.0, 2.0, 2.0)
+    assert depth_shares(own) == [75.0, 25.0]
+
+
+def test_a_base_is_of_the_ways_own_bundle() -> None:
+    texts = [
+        {"plain a": figures([1.0 * n]), "plain b": figures([4.0 * n]), "b tree": figures([1.0 * n])} for n in (1, 2, 3)
+    ]
+    factors = bundle_factors(texts)
+    assert factors == pytest.approx({"plain a": 0.5, "plain b": 2.0})
+    assert base_seconds("b tree", texts[1], factors) == pytest.approx(8.0)
+    hiccup = texts[1] | {"plain b": figures([8.0, 80.0])}  # the median of 2, 8 and 80, brought to the bundle
+    assert base_seconds("b tree", hiccup, factors) == pytest.approx(8.0) and plain_of("c tree", texts[0]) == "plain"
+
+
+def test_an_interval_covers_the_ratio_and_narrows_with_more() -> None:
+    few, many = ratio([1, 2, 3], [1, 1, 1]), ratio([1, 2, 3] * 50, [1] * 150)
+    assert few.value == many.value == 2.0 and few.low < many.low < 2.0 < many.high < few.high
+
+
+def test_regret_and_break_even_are_against_the_best_in_hindsight() -> None:
+    ways = {"plain": figures([1.1]), "adaptive": figures([0.5]), "plain again": figures([0.9]), "tree": figures([0.4])}
+    at = {"size": "native", "drafter": "demo-medusa", "temperature": 0.0, "length": 128}
+    (cell,) = cells_of([{"key": "a", "at": at, "found": {"ways": ways}}])
+    assert cell.speedup("adaptive").value == pytest.approx(2.0) and adaptive_regret(cell) == pytest.approx(0.25)
+    assert cell.best == "tree" and cell.overhead("tree") == pytest.approx(2.0 / 2.5)
+    assert break_even([128, 256, 512], [1.3, 0.9, 0.8]) == "256 tokens"
+    assert break_even([128, 256, 512], [0.9, 1.1, 1.2]) == "nowhere up to 512 (but at 128)"
+
+
+def test_lines_of_rows_are_written_short() -> None:
+    assert ranges([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"
+
+
+def test_a_page_stands_alone_and_every_figure_leads_to_its_rows(tiny_run: Path) -> None:
+    text = write_page(tiny_run).read_text()
+    page, found = Page(text), contents(tiny_run)
+    assert page.asked == [] and len(set(page.ids)) == len(page.ids) and "</script>" in text and len(text) < 3e6
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert [n.question for n in found.numbers] == ["Is it exact?", "How much faster?", "Where not?"]
+    assert found.numbers[0].value == "100.0 %" and found.complete and "not complete" not in text
+    figures = sorted(path.stem for path in (tiny_run / "figures").glob("*.png"))
+    assert len(figures) == page.svgs == len(list((tiny_run / "figures").glob("*.svg"))) >= 9
+    count = len(read_rows(tiny_run))
+    assert f"<td>1-{count}</td>" in text.replace(' style="white-space: normal"', "")
+
+
+def test_a_running_folder_is_shown_as_such_and_a_prompt_cannot_steer_the_page(tiny_run: Path) -> None:
+    lines = (tiny_run / FILE).read_text().splitlines(keepends=True)
+    lines[0] = lines[0].replace('"source":"c0"', '"source":"<script>alert(1)</script>"')
+    (tiny_run / FILE).write_text("".join(lines[:7]) + lines[7][:50])
+    text = write_page(tiny_run).read_text()
+    assert "not complete" in text and "1 of 4 rows are there" in text
+    assert "<script>alert" not in text and html.escape("<script>alert(1)</script>") in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which Debian's package chromium brings")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_every_figure_and_complains_of_nothing(tiny_run: Path, width: int, tmp_path: Path) -> None:
+    held = write_page(tiny_run).read_text().replace("</body>", PROBE + "</body>")
+    page = tmp_path / "framed.html"  # a window is never narrower than 500 pixels
+    page.write_text(FRAME.format(width=width, page=html.escape(held)))
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--dump-dom",
+         "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    found = json.loads(html.unescape(re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)[-1]))
+    assert found["inner"] == width and found["seen"] == found["figures"] >= 9 and found["wide"] <= found["inner"]
+    assert found["sorted"] == sorted(found["sorted"], reverse=True) and len(found["sorted"]) > 1
+
+
+def test_tables_become_markdown(tiny_run: Path, tmp_path: Path) -> None:
+    line = ["report", str(tiny_run), "--markdown", str(tmp_path / "measured.md"), "--json"]
+    assert cli.main(line) == 0
+    text = (tmp_path / "measured.md").read_text()
+    assert "# Measured" in text and "## Turns" in text and "| native | 0 | eagle3 tree | 6 | 6 of 6 |" in text
+    tables = [part for part in text.split("\n\n") if part.startswith("| ")]
+    assert all(len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1 for table in tables)
+
+
+def test_two_runs_are_compared_in_plain_sentences(tiny_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run, other)
+    rows = [json.loads(line) for line in (other / FILE).read_text().splitlines()]
+    for row in rows:
+        for held in row["found"].get("turns", [row["found"]]):
+            for way, own in held["ways"].items():
+                if way == "eagle3 tree":
+                    own["seconds"] = [second / 2 for second in own["seconds"]]
+    (other / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = compare(tiny_run, other)
+    (tree,) = [one for one in found["ways"] if one["way"] == "eagle3 tree" and one["where"] == "turns/native/0.0"]
+    assert tree["texts"] == 6 and tree["faster"] == pytest.approx([1.0, 1.0, 1.0])
+    said = list(sentences(found))
+    assert (
+        "turns/native/0.0, eagle3 tree: 100.0 % faster by time a text, 95 % interval +100.0 to +100.0 % (6 texts)"
+        in said
+    )
+    assert sum("no difference that the rows can show" in line for line in said) == len(found["ways"]) - 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["nowhere"], "No such file"), (["a", "b"], "got 2 folders"), (["a", "--compare"], "got 1 folders")],
+)
+def test_what_cannot_be_reported_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_runs_without_common_texts_are_not_compared(tiny_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run, other)
+    (other / FILE).write_text("")
+    with pytest.raises(RequestError, match="no texts in common"):
+        compare(tiny_run, other)
+
+
+@pytest.mark.parametrize(
+    ("titles", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (6, 2, 3), (7, 3, 3), (9, 3, 3)]
+)
+def test_many_panels_stand_in_rows(titles: int, rows: int, columns: int) -> None:
+    canvas = Canvas(figsize=(7.2, 3.0))
+    names = [f"panel {number}" for number in range(titles)]
+    assert [axes.get_title(loc="left") for axes in draw.panels(canvas, names)] == names
+    assert len(canvas.axes) == titles
+    assert canvas.axes[0].get_subplotspec().get_gridspec().get_geometry() == (rows, columns)
+    assert (canvas.get_size_inches()[1] > 3.0) == (rows > 1)

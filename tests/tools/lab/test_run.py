@@ -1,0 +1,127 @@
+"""A run: rows of every task, a run that was stopped and goes on, a busy machine, runs merged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood.errors import RequestError
+from draftwood.tools import cli
+from draftwood.tools.lab import busy, run
+from draftwood.tools.lab.record import read_record
+from draftwood.tools.lab.registry import SECTIONS
+from draftwood.tools.lab.rows import FILE, Rows, decoded, read_rows
+from draftwood.tools.lab.suite import read_suite
+
+
+def exact(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """What of a row does not depend on the clock; which tree is taken does, so only plain text and equality."""
+    texts: dict[str, list[Any]] = {row["key"]: [] for row in rows}
+    for text in decoded(rows):
+        texts[text.key].append((text.way, text.figures["tokens"], text.figures["equal"]))
+    return texts
+
+
+def test_every_task_has_a_row_with_equal_texts(tiny_run: Path, suite_file: Path) -> None:
+    rows = read_rows(tiny_run)
+    assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(read_suite(str(suite_file), SECTIONS))]
+    assert all(text.figures["equal"] for text in decoded(rows)) and len(list(decoded(rows))) == 6 * 2 * 4 + 4 * 3
+    turn = rows[0]["found"]["turns"][1]
+    assert turn["turn"] == 2 and turn["prompt_tokens"] > rows[0]["found"]["turns"][0]["prompt_tokens"]
+    tree, plain = turn["ways"]["eagle3 tree"], [turn["ways"][f"plain {name}"] for name in ("eagle3", "fasteagle")]
+    assert [len(one["seconds"]) for one in plain] == [1, 1] and all(one["equal"] for one in plain)
+    assert (
+        len(tree["seconds"]) == 2 and sum(tree["accepted"]) >= tree["tokens"] - 1 and tree["depths"][0] == tree["steps"]
+    )
+    assert set(rows[0]["found"]["bundles"]) == {"demo-eagle3", "demo-fasteagle"}
+    assert read_record(tiny_run)["machines"][0]["versions"]["onnxruntime"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_rows(
+    suite_file: Path, tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, measure, calls = read_rows(tiny_run), run.measure, []
+
+    def stopped(*arguments: Any) -> dict[str, Any]:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(run, "measure", stopped)
+    line = ["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "cut")]
+    assert cli.main(line) == 130
+    kept = (tmp_path / "cut" / FILE).read_bytes()
+    (tmp_path / "cut" / FILE).write_bytes(kept + whole[3]["key"].encode())  # half a line
+    assert len(read_rows(tmp_path / "cut")) == 3
+    assert cli.main(line) == 0
+    assert (tmp_path / "cut" / FILE).read_bytes().startswith(kept)
+    assert exact(read_rows(tmp_path / "cut")) == exact(whole)
+    assert len(read_record(tmp_path / "cut")["commands"]) == 2
+    measured = len(calls)
+    assert cli.main(line) == 0 and len(calls) == measured
+
+
+def test_a_busy_row_is_measured_again_and_marked(
+    suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite_file.write_text(suite_file.read_text().replace("tries = 1", "tries = 2").replace("100.0", "0.5"))
+    suite = read_suite(str(suite_file), SECTIONS).only(None, ("turns",), ())
+    above = iter([True, False, *[True] * 20])
+    monkeypatch.setattr(busy.Load, "above", lambda load, cores: cores == 0.5 and next(above))
+    rows = run.evaluate(suite, tmp_path / "run", tmp_path / "work").rows
+    assert [(row["load"]["tries"], row["load"]["busy"]) for row in rows[:3]] == [(2, False), (2, True), (2, True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("[sections.turns]", "[sections.nope]"), "no section 'nope'"),
+        (lambda text: text.replace("rounds = 2", "rounds = 0"), "expected 1 or more"),
+        (lambda text: text.replace("demo-eagle3", "mine"), "'mine' is none of"),
+        (lambda text: text.replace("tries", "tires"), "tires"),
+        (lambda text: "not TOML", "--suite"),
+    ],
+)
+def test_a_suite_that_makes_no_sense_is_one_line(
+    change: Callable[[str], str], message: str, suite_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite_file.write_text(change(suite_file.read_text()))
+    assert cli.main(["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_run_is_refused(
+    tiny_run: Path, suite_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite_file.write_text(suite_file.read_text().replace("rounds = 2", "rounds = 3"))
+    assert cli.main(["evaluate", "--suite", str(suite_file), "--out", str(tiny_run)]) == 2
+    assert "asked otherwise of 'turns'" in capsys.readouterr().err
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(json.dumps({"key": "a", "section": "turns", "at": {}, "found": {}}) + "\n{}\n")
+    with pytest.raises(RequestError, match=r"line 2: not a row \(has no 'key'\)"):
+        Rows(tmp_path)
+
+
+def test_the_load_of_a_block_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stats = iter([(100.0, 1.0), (103.0, 2.0)])
+    monkeypatch.setattr(busy, "_stat", lambda: next(stats))
+    monkeypatch.setattr(busy, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(busy.time, "perf_counter", iter([0.0, 10.0]).__next__)
+    load = busy.Meter().stop()
+    assert (load.seconds, load.foreign_cores, load.steal_cores) == (10.0, 0.3, 0.1)
+    assert load.above(0.39) and not load.above(0.41) and load.peak_mb > 10
+
+
+@pytest.mark.slow
+def test_the_quick_suite_runs_on_the_shipped_pair(tmp_path: Path) -> None:
+    """Builds three bundles, so minutes; under five of them on two quiet cores."""
+    assert cli.main(["evaluate", "--suite", "quick", "--out", str(tmp_path / "run")]) == 0
+    rows = read_rows(tmp_path / "run")
+    assert {row["section"] for row in rows} == {"turns", "lengths", "exactness"}
+    assert cli.main(["report", str(tmp_path / "run")]) == 0

@@ -1,0 +1,122 @@
+"""Every section on a tiny bundle: its rows, what it shows of them, and figures that were worked out by hand."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.tools import demo
+from draftwood.tools.lab import bundles, opened, peers
+from draftwood.tools.lab.registry import SECTIONS
+from draftwood.tools.lab.report.contents import contents
+from draftwood.tools.lab.report.markdown import markdown
+from draftwood.tools.lab.run import evaluate
+from draftwood.tools.lab.section import Figure, Table
+from draftwood.tools.lab.sections import budget, exactness, shapes, steps
+from draftwood.tools.lab.sections import peers as programs
+from draftwood.tools.lab.suite import Ask, Suite
+from draftwood.trees import Topology
+from draftwood.trees.calibration import Calibration
+
+ONE = {"drafters": ("demo-medusa",), "max_new_tokens": 6, "rounds": 2, "limit": 2}
+SUITE = Suite(
+    name="all",
+    tries=1,
+    busy_cores=100.0,
+    sections={
+        "exactness": Ask(drafters=("demo-medusa",)),
+        "shapes": Ask(**ONE, nodes=(2, 3)),
+        "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
+        "bitwise": Ask(**ONE),
+        "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
+        "peers": Ask(**ONE),
+        "ablations": Ask(**ONE),
+        "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(100,), windows=(8, 0)),
+    },
+)
+
+
+@pytest.fixture
+def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles and counted paths of two levels in the place of the shipped ones; exactness with fewer texts."""
+    counted = Calibration()
+    for number, path in enumerate([(0, 0), (0, 1), (1,), (0,), (1, 0), (2,), ()] * 3):
+        counted.add(path, group=f"text {number}")
+    for module in (bundles, opened, shapes, budget, steps):
+        monkeypatch.setattr(module, "counted", lambda *_, **__: counted)
+    for name in ("planned_bundle", "tree_bundle", "windowed_bundle", "bitwise_bundle"):
+        monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
+    monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
+    monkeypatch.setattr(exactness, "TEXTS", 60)
+    monkeypatch.setattr(exactness, "STEPS", 6)
+    monkeypatch.setattr(peers, "PEERS", {"nobody": ("no_such_package", None), "broken": ("json", broken)})
+    monkeypatch.setattr(programs, "PEERS", peers.PEERS)
+
+
+def broken(model: Path, work: Path, threads: int) -> peers.Generate:
+    raise RuntimeError("reads no such checkpoint")
+
+
+def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> None:
+    rows = evaluate(SUITE, tmp_path / "run", tmp_path / "work").rows
+    found = contents(tmp_path / "run")
+    assert found.complete and {chapter.section.name for chapter in found.chapters} == set(SUITE.sections)
+    keys = {row["key"] for row in rows}
+    for block in (block for chapter in found.chapters for block in chapter.blocks):
+        if isinstance(block, Table):
+            assert block.lines and len(block.lines) == len(block.rows)
+            assert all(len(line) == len(block.columns) for line in block.lines)
+            assert all(set(held) <= keys and held for held in block.rows)
+        elif isinstance(block, Figure):
+            assert block.rows and set(block.rows) <= keys
+    assert all(row["found"]["failed"] == 0 and row["found"]["cases"] for row in rows if row["section"] == "exactness")
+    (missing,) = {tuple(row["found"]["missing"].items()) for row in rows if row["section"] == "peers"}
+    why = "cannot open the checkpoint: reads no such checkpoint"
+    assert missing == (("nobody", "no export of the checkpoint to it yet"), ("broken", why))
+    assert "Missing: nobody" in markdown(found)
+    for row in (row for row in rows if row["section"] == "bitwise"):
+        ours, theirs = (list(row["found"]["bits"][name].values()) for name in ("bitwise", "ordinary"))
+        assert all(kind["rows"] == kind["equal"] for kind in ours) and any(kind["rows"] for kind in ours)
+        # The control: the ordinary engine's rows differ by rounding, which the same comparison must see.
+        assert any(kind["equal"] < kind["rows"] and kind["apart"] > 0 for kind in theirs)
+
+
+def test_every_section_is_registered_under_its_own_name() -> None:
+    assert all(section.name == name and section.question.endswith("?") for name, section in SECTIONS.items())
+
+
+def test_exactness_catches_a_draw_that_depends_on_the_tree(all_tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness, "TEXTS", 400)
+    monkeypatch.setattr(exactness, "draw", lambda logits_V, sampling, position: int(np.argmax(logits_V)))
+    assert exactness.sampler(None, None)["failed"] == len(list(exactness.small_trees(3)))
+
+
+def test_small_trees_are_all_of_them() -> None:
+    assert [tree.paths for tree in exactness.small_trees(1)] == [((0,),), ((1,),)]
+    trees = list(exactness.small_trees(3))
+    assert len(trees) == len(set(trees)) and max(tree.nodes for tree in trees) == 3
+    assert Topology.chain(3) in trees and Topology.from_paths([(0,), (1,), (0, 0)]) in trees
+
+
+def test_the_chance_of_a_chi_square_is_the_known_one() -> None:
+    # Tables: 95 % of 15 degrees of freedom is 24.996.
+    assert exactness.chi_square_chance(24.996, 15) == pytest.approx(0.05, abs=1e-4)
+
+
+def test_a_sweet_spot_is_the_fastest_budget() -> None:
+    point = shapes.Point("native", "eagle3", 0.0, "M 16 D 4", 17, 3.0, 2.0, budget_interval(1.5), ["a"])
+    slow = dataclasses.replace(point, way="M 64 D 8", tokens_a_step=4.0, ms_a_step=6.0, speedup=budget_interval(0.9))
+    said = budget._sweet_spot([slow, point])
+    assert "the sweet spot is M = 16, D = 4" in said and "longest accept length has M = 64, D = 8" in said
+
+
+@pytest.mark.parametrize("drafter", demo.DRAFTERS)
+def test_a_budget_ends_where_the_drafter_does(drafter: str) -> None:
+    found = dict(budget.trees_of(drafter, Ask(nodes=(16,), depths=(3, 12))))
+    assert all(demo.can_draft(drafter, tree) for tree in found.values()) and "M 16 D 3" in found
+    assert ("M 16 D 12" in found) == (drafter == "demo-eagle3")
+
+
+def budget_interval(value: float) -> shapes.Interval:
+    return shapes.Interval(value, value, value)

@@ -1,0 +1,73 @@
+"""Conversations: prompts by conversation, the token ids of every turn, and long prompts made of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from draftwood.runtime.engines import Engine
+from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.documents import behind_documents
+from draftwood.tools.prompts import Prompt, chat_ids
+
+# Long texts begin with every seventh prompt, so that few texts are of many kinds.
+STRIDE = 7
+
+
+class Conversation:
+    """What was asked and answered so far, and the ids that a model reads of it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._messages = tokenizer, list[dict[str, str]]()
+
+    def ask(self, prompt: Prompt) -> list[int]:
+        """The ids of the next turn, behind all turns before it and their answers."""
+        self._messages.append({"role": "user", "content": prompt.text})
+        return chat_ids(self._tokenizer, self._messages)
+
+    def answer(self, token_ids: Sequence[int]) -> None:
+        """What the model said to the last turn."""
+        self._messages.append({"role": "assistant", "content": self._tokenizer.decode(token_ids)})
+
+
+def turn_prompts(
+    engine: Engine, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[Prompt, list[int]]]:
+    """Token ids of every turn; the answer to a conversation's last turn is looked up by the conversation's name."""
+    begun: dict[str, Conversation] = {}
+    for prompt in prompts:
+        conversation = begun.setdefault(prompt.conversation, Conversation(tokenizer_of(engine)))
+        if prompt.conversation in answers:
+            conversation.answer(answers[prompt.conversation])
+        yield prompt, conversation.ask(prompt)
+
+
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """The bundle's, which whoever has text prompts has checked to be there."""
+    assert engine.bundle.tokenizer is not None, "text prompts need a tokenizer"
+    return engine.bundle.tokenizer
+
+
+def by_conversation(prompts: Sequence[Prompt], limit: int | None = None) -> list[list[Prompt]]:
+    """Turns by conversation; with a limit, conversations are taken from the sources in turn, evenly over each."""
+    whole: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        whole.setdefault(prompt.conversation, []).append(prompt)
+    if limit is None or limit >= len(whole):
+        return list(whole.values())
+    sources: dict[str, list[list[Prompt]]] = {}
+    for turns in whole.values():
+        sources.setdefault(turns[0].source, []).append(turns)
+    share, more = divmod(limit, len(sources))
+    found = []
+    for number, own in enumerate(sources.values()):
+        count = min(share + (number < more), len(own))
+        found += [own[at * len(own) // count] for at in range(count)]
+    return found
+
+
+def long_texts(engine: Engine, prompts: Sequence[Prompt], length: int) -> Iterator[tuple[str, list[int]]]:
+    """Names and ids of prompts of about ``length`` tokens: documents before a question, both of the prompts."""
+    tokenizer = tokenizer_of(engine)
+    for at in (at for first in range(STRIDE) for at in range(first, len(prompts), STRIDE)):
+        if found := behind_documents(prompts, at, length, tokenizer):
+            yield found.id, Conversation(tokenizer).ask(found)

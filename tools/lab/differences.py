@@ -1,0 +1,116 @@
+"""Where two texts part, and whether rounding explains it.
+
+A difference is excused as a numeric tie only where the teacher's own decision was closer than the noise of its logits,
+which is measured; anything else is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.speculation.sampling import Sampling, margin
+from draftwood.tools.comparison import single
+from draftwood.trees import Topology, tensorize
+
+# Two logits decide, each off by the noise; and the noise is the worst of a sample, so twice that again.
+NOISE_FACTOR = 4
+TIES_PER_TOKEN = 1e-4  # more ties than this are a failure too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Where the two texts of a turn part. ``margin`` is the lead of the teacher's token over the next, in logits, the
+    noise of a draw counted."""
+
+    id: str
+    position: int
+    plain_token: int
+    speculative_token: int
+    margin: float
+    tolerance: float
+    tie: bool
+
+
+class Noise(NamedTuple):
+    """Logits of one position, computed with other rows beside it: the largest absolute difference, how many rows were
+    compared, and how many of them had equal bits."""
+
+    apart: float = 0.0
+    rows: int = 0
+    equal: int = 0
+
+    def with_(self, other: Noise) -> Noise:
+        """Both together."""
+        return Noise(max(self.apart, other.apart), self.rows + other.rows, self.equal + other.equal)
+
+
+def staged(engine: Engine) -> StagedEngine:
+    """The engine itself, or the one whose steps it takes."""
+    found = engine if isinstance(engine, StagedEngine) else getattr(engine, "behind", None)
+    assert isinstance(found, StagedEngine), "an engine that has parts"
+    return found
+
+
+def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
+    """Largest absolute difference between logits of one position computed with other rows beside it."""
+    return noise_of(engine, ids).apart
+
+
+def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
+    """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal."""
+    bundle = engine.bundle
+    rows = min(max(tree.rows for tree in bundle.manifest.trees), len(ids) - 1)
+    if rows < 2:
+        return Noise()
+    chain, one = tensorize(Topology.chain(rows - 1)), bundle.trees["plain"][1]
+    slots = max(gear.slots for gear in bundle.manifest.gears)
+    together, alone = engine.begin(slots), engine.begin(slots)
+    head, tail = np.array(ids[:-rows]), np.array(ids[-rows:])
+    engine.prefill(together, head)
+    engine.prefill(alone, head)
+    logits_TV = single.verify(engine, together, tail, chain).logits_RV.copy()
+    found = Noise()
+    for row in range(rows):
+        one_V = single.verify(engine, alone, tail[row : row + 1], one).logits_RV[0]
+        equal = np.array_equal(one_V.view(np.int32), logits_TV[row].view(np.int32))
+        found = found.with_(Noise(float(np.abs(one_V - logits_TV[row]).max()), 1, int(equal)))
+        alone.commit([0])
+    return found
+
+
+def explain(
+    engine: StagedEngine,
+    name: str,
+    ids: Sequence[int],
+    plain: Sequence[int],
+    found: Sequence[int],
+    sampling: Sampling,
+    noise: float,
+) -> Difference:
+    """The first difference of two texts behind a prompt, and whether noise in the logits explains it."""
+    at = agreement(plain, found)
+    state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
+    logits_V = single.prefill(engine, state, np.array([*ids, *plain[:at]])).logits_RV[0]
+    distance = margin(logits_V, sampling, len(ids) + at)
+    allowed = NOISE_FACTOR * noise
+    token = [text[at] if at < len(text) else -1 for text in (plain, found)]
+    return Difference(
+        id=name,
+        position=at,
+        plain_token=token[0],
+        speculative_token=token[1],
+        margin=distance,
+        tolerance=allowed,
+        tie=distance <= allowed and -1 not in token,
+    )
+
+
+def agreement(plain: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens, from the first on, two texts have in common."""
+    pairs = zip(plain, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))

@@ -1,0 +1,110 @@
+"""What this machine is made of, as far as its system says; what it does not say is None or left out."""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from draftwood import environment
+
+# What decides which matrix kernels run, x86 and Arm.
+FEATURES = (
+    *("avx2", "avx512f", "avx512_bf16", "avx_vnni", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"),
+    *("asimddp", "sve", "i8mm", "bf16"),
+)
+SET_ENV = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "~/Ascend/ascend-toolkit/set_env.sh")
+
+
+def processor(cpuinfo: str | None = None) -> dict[str, object]:
+    """Model, threads this process may use, and matrix features; `cpuinfo` as in ``/proc/cpuinfo``."""
+    text = read_text(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.split("\n"))}
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    return {
+        "model": fields.get("model name") or platform.processor() or platform.machine(),
+        "threads": usable_threads(),
+        "features": [name for name in FEATURES if name in flags],
+    }
+
+
+def usable_threads() -> int:
+    """Processors that this process may use: the scheduler's mask and a container's quota counted."""
+    with contextlib.suppress(AttributeError):  # not on every system
+        return min(len(os.sched_getaffinity(0)), _quota() or 1 << 20)
+    return os.cpu_count() or 1
+
+
+def _quota() -> int:
+    """Whole processors of the container's quota, 0 where there is none."""
+    quota, _, period = read_text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    return max(1, int(quota) // int(period)) if quota.isdecimal() and period.strip().isdecimal() else 0
+
+
+def memory() -> dict[str, int | None]:
+    """Total and available memory in bytes; a container's limit counts as its total."""
+    fields: dict[str, int] = {}
+    for line in read_text(Path("/proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = 1024 * int(value.removesuffix("kB"))
+    total = fields.get("MemTotal")
+    limit = read_text(Path("/sys/fs/cgroup/memory.max")).strip()
+    if total is not None and limit.isdecimal():
+        total = min(total, int(limit))
+    return {"total_bytes": total, "available_bytes": fields.get("MemAvailable")}
+
+
+def ascend(countable: bool) -> dict[str, Any]:
+    """CANN, torchair, the NPUs that torch_npu counts (if `countable`) and the driver's device files."""
+    cann, folder = environment.cann_available(), environment.torch_npu_folder()
+    torchair = folder is not None and (folder / "dynamo" / "torchair").is_dir()
+    return {
+        "cann": cann,
+        "cann_folder": _cann_folder() if cann else None,
+        "torchair": ("real" if cann else "offline") if torchair else None,
+        "npus": environment.npu_count() if countable else 0,
+        "npu_device_files": len(list(Path("/dev").glob("davinci[0-9]*"))),
+        "set_env": _set_env(),
+    }
+
+
+def _set_env() -> str | None:
+    with contextlib.suppress(OSError, RuntimeError):  # no home folder, or one that may not be read
+        return next((path for path in SET_ENV if Path(path).expanduser().exists()), None)
+    return None
+
+
+def _cann_folder() -> str | None:
+    """Where the libraries that ``cann_available`` loaded lie."""
+    for line in read_text(Path("/proc/self/maps")).splitlines():
+        if line.endswith("/" + environment.CANN_LIBRARIES[0]):
+            return str(Path(line[line.index("/") :]).parent)
+    folder = environment.cann_folder()
+    return str(folder) if folder else None
+
+
+def probe_attention() -> list[dict[str, Any]]:
+    """The verdicts of ``npu_probe``, in a process of its own: an operator that fails may take its process along."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "draftwood.tools.lab.npu_probe"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return [{"ability": "the probe", "works": False, "seen": str(error)[:200]}]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of the system, empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

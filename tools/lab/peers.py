@@ -1,0 +1,225 @@
+"""Other programs that decode the teacher's checkpoint, as far as they are installed (extra ``peers``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import Engine
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.speculation.sampling import Sampling
+
+if TYPE_CHECKING:
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+
+# Ids of a prompt and how many tokens at most; the new tokens, greedy, the end token counted.
+Generate = Callable[[Sequence[int], int], Sequence[int]]
+# Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
+Open = Callable[[Path, Path, int], Generate]
+LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
+
+
+def ours(engine: Engine, policies: Policies, ids: Sequence[int], count: int, temperature: float = 0.0) -> Sequence[int]:
+    """Our own program as a `Generate`, with engine and policies given."""
+    options = Options(max_new_tokens=count, sampling=Sampling(temperature=temperature))
+    policy = policies.new(options.sampling.greedy, count)
+    return Decoding(engine, ids, options, policy).run().token_ids
+
+
+def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
+    """Transformers' own loop, fp32, eager PyTorch with its default attention."""
+    from draftwood.environment import hide_torch_npu
+
+    hide_torch_npu()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    opened = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    opened.generation_config.pad_token_id = 0  # nothing is padded; unset, it is warned of
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        given = torch.tensor([list(ids)])
+        with torch.inference_mode():
+            mask = torch.ones_like(given)
+            out = opened.generate(given, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)
+        found: list[int] = out[0, len(ids) :].tolist()
+        return found
+
+    return generate
+
+
+def prompt_lookup(model: Path, work: Path, threads: int) -> Generate:
+    """Transformers' speculation without a drafter: n-grams of the text so far."""
+    return transformers_generate(model, work, threads, prompt_lookup_num_tokens=LOOKED_UP)
+
+
+def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
+    """onnxruntime-genai on its own export of the checkpoint; it takes one thread unless told."""
+    import onnxruntime_genai
+
+    folder = work / f"genai-{model.name}{'' if precision == 'fp32' else f'-{precision}'}"
+    if not (folder / "genai_config.json").exists():
+        given = ["-i", str(model), "-o", str(folder), "-p", precision, "-e", "cpu", "-c", str(work / "genai-cache")]
+        subprocess.run([sys.executable, "-c", BUILDER, *given], check=True, capture_output=True)
+    file = folder / "genai_config.json"
+    config = json.loads(file.read_text())
+    config["model"]["decoder"].setdefault("session_options", {})["intra_op_num_threads"] = threads
+    file.write_text(json.dumps(config, indent=1))
+    opened = onnxruntime_genai.Model(str(folder))
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        params = onnxruntime_genai.GeneratorParams(opened)
+        params.set_search_options(max_length=len(ids) + count, do_sample=False)
+        generator = onnxruntime_genai.Generator(opened, params)
+        generator.append_tokens(list(ids))
+        found: list[int] = []
+        while len(found) < count and not generator.is_done():
+            generator.generate_next_token()
+            found.append(int(generator.get_next_tokens()[0]))
+        return found
+
+    return generate
+
+
+def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False) -> Generate:
+    """llama.cpp on every matrix in a format of its own; ``lookup`` is its speculation from n-grams of the text."""
+    import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    teacher, path = _gguf(model, work, form)
+    # Row by row below 64 rows with flash attention: slower where rows are verified.
+    opened = llama_cpp.Llama(
+        str(path),
+        n_ctx=min(teacher.config.max_positions, 2048),
+        n_threads=threads,
+        n_threads_batch=threads,
+        flash_attn=False,
+        draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKED_UP) if lookup else None,
+        verbose=False,
+    )
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        opened.reset()  # or it would find the prompt in its cache
+        found: list[int] = []
+        for token in opened.generate(list(ids), temp=0.0, repeat_penalty=1.0):
+            found.append(int(token))
+            if len(found) == count or found[-1] in teacher.config.eos:
+                break
+        return found
+
+    return generate
+
+
+def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = False) -> Generate:
+    """OpenVINO GenAI on the matrices of a GGUF file; ``lookup`` is its speculation from n-grams of the text."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    teacher, path = _gguf(model, work, form)
+    # It wants a tokenizer to open, and is given ids.
+    words = convert_tokenizer(
+        PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json")), with_detokenizer=True
+    )
+    folder = work / f"{model.name}-openvino"
+    for name, part in zip(("tokenizer", "detokenizer"), words, strict=True):
+        openvino.save_model(part, folder / f"openvino_{name}.xml")
+    # Else a prompt that comes twice is not computed again.
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    given = {"INFERENCE_NUM_THREADS": threads, "scheduler_config": scheduler}
+    opened = openvino_genai.LLMPipeline(
+        str(path), openvino_genai.Tokenizer(str(folder)), "CPU", **given, **({"prompt_lookup": True} if lookup else {})
+    )
+    asked = openvino_genai.GenerationConfig(do_sample=False, stop_token_ids=set(teacher.config.eos))
+    asked.eos_token_id = min(teacher.config.eos, default=0)
+    asked.ignore_eos = not teacher.config.eos
+    if lookup:
+        asked.num_assistant_tokens, asked.max_ngram_size = LOOKED_UP, 3
+
+    def generate(ids: Sequence[int], count: int) -> list[int]:
+        asked.max_new_tokens = count
+        row = np.array([list(ids)], np.int64)
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(row), openvino.Tensor(np.ones_like(row)))
+        found: list[int] = opened.generate(inputs, asked).tokens[0]
+        return found
+
+    return generate
+
+
+def _gguf(model: Path, work: Path, form: str) -> tuple[Checkpoint, Path]:
+    """The checkpoint, and its file of this format, written unless it is there."""
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.lab.gguf_file import write_gguf
+
+    teacher, path = Checkpoint.open(model), work / f"{model.name}-{form}.gguf"
+    if not path.exists():
+        write_gguf(teacher, path, form)
+    return teacher, path
+
+
+# The builder as a program of its own: it imports transformers, which must not see a torch_npu that has no CANN.
+BUILDER = """
+import runpy
+from draftwood.environment import hide_torch_npu
+hide_torch_npu()
+runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+"""
+
+# By name: the package that must be there, and what opens it; None where nothing here exports to it.
+PEERS: dict[str, tuple[str, Open | None]] = {
+    "transformers generate": ("transformers", transformers_generate),
+    "transformers prompt lookup": ("transformers", prompt_lookup),
+    "onnxruntime-genai": ("onnxruntime_genai", genai),
+    "llama.cpp": ("llama_cpp", None),
+    "OpenVINO GenAI": ("openvino_genai", None),
+}
+# The same programs at fewer bits.
+QUANTISED_PEERS: dict[str, tuple[str, Open | None]] = {
+    "onnxruntime-genai int4": ("onnxruntime_genai", partial(genai, precision="int4")),
+    "llama.cpp Q8_0": ("llama_cpp", partial(llama, form="Q8_0")),
+    "llama.cpp Q4_0": ("llama_cpp", partial(llama, form="Q4_0")),
+    "llama.cpp Q4_0 prompt lookup": ("llama_cpp", partial(llama, form="Q4_0", lookup=True)),
+    "llama.cpp Q8_0 prompt lookup": ("llama_cpp", partial(llama, form="Q8_0", lookup=True)),
+    "OpenVINO GenAI int8": ("openvino_genai", partial(openvino, form="Q8_0")),
+    "OpenVINO GenAI int4": ("openvino_genai", partial(openvino, form="Q4_0")),
+    "OpenVINO GenAI int8 prompt lookup": ("openvino_genai", partial(openvino, form="Q8_0", lookup=True)),
+}
+# How to get a package; others are in our own extra.
+INSTALL = {
+    "llama_cpp": "pip install llama-cpp-python gguf",
+    "openvino_genai": "pip install openvino-genai gguf",
+}
+
+
+def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | str:
+    """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours."""
+    if why := why_missing(name):
+        return why
+    opens = (PEERS | QUANTISED_PEERS)[name][1]
+    assert opens is not None, "a peer that is not missing"
+    try:
+        return opens(model, work, threads)
+    except Exception as error:  # whatever it raises
+        told = getattr(error, "stderr", None) or b""
+        last = told.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
+        return f"cannot open the checkpoint: {last[0]:.200}"
+
+
+def why_missing(name: str) -> str:
+    """Why a peer is not there; empty if it is."""
+    package, opens = (PEERS | QUANTISED_PEERS)[name]
+    if opens is None:
+        return "no export of the checkpoint to it yet"
+    install = INSTALL.get(package, "pip install 'draftwood[peers]'")
+    return "" if importlib.util.find_spec(package) else f"not installed: {install}"

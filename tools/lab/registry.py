@@ -1,0 +1,33 @@
+"""All sections, in the order in which the report shows them."""
+
+from draftwood.tools.lab.section import Section
+from draftwood.tools.lab.sections import (
+    ablations,
+    attention,
+    bitwise,
+    budget,
+    exactness,
+    lengths,
+    peers,
+    shapes,
+    steps,
+    turns,
+    window,
+)
+
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        turns.SECTION,
+        lengths.SECTION,
+        exactness.SECTION,
+        bitwise.SECTION,
+        peers.SECTION,
+        steps.SECTION,
+        shapes.SECTION,
+        budget.SECTION,
+        window.SECTION,
+        attention.SECTION,
+        ablations.SECTION,
+    )
+}

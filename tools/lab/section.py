@@ -1,0 +1,81 @@
+"""What a section is: the tasks it asks for, how one is measured, and how rows are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from draftwood.tools.lab.suite import Ask, Suite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+    from draftwood.tools.lab.opened import Lab
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row to be measured: its section, what tells it from the section's others, and about how long it takes.
+
+    ``weight`` is in seconds on the machine that it was first measured on; progress scales it by what it sees.
+    """
+
+    section: str
+    at: dict[str, Any]
+    weight: float = 1.0
+
+    @property
+    def key(self) -> str:
+        """The row's name; two rows of a run never share one."""
+        return "/".join([self.section, *(str(value) for value in self.at.values())])
+
+    @property
+    def group(self) -> str:
+        """Tasks of a group make figures together, so they run on one machine."""
+        return f"{self.section}/{self.at.get('size', '')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures by line. ``rows`` has, for every line, the keys of the rows that it was computed from."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture: ``draw`` puts it on a canvas of matplotlib. ``name`` is that of its files."""
+
+    name: str
+    title: str
+    draw: Callable[[Canvas], None]
+    rows: Sequence[str]
+    size: tuple[float, float] = (7.2, 3.4)
+    note: str = ""
+
+
+Block = Table | Figure | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the evaluation. ``source`` names what it repeats: a paper, or ``Draftwood``."""
+
+    name: str
+    title: str
+    question: str
+    source: str
+    tasks: Callable[[Ask, Suite], Iterable[Task]]
+    # Opens and warms up what `measure` needs; none of it is measured.
+    prepare: Callable[[Task, Ask, Lab], None] = lambda task, ask, lab: None
+    measure: Callable[[Task, Ask, Lab], dict[str, Any]]
+    show: Callable[[list[Row]], Iterator[Block]]
+    # Packages without which nothing is measured, as doctor knows them.
+    needs: tuple[str, ...] = field(default=())

@@ -1,0 +1,117 @@
+"""EAGLE-Pangu's picture of a drafter's attention: how much of it goes how far back, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.tools.lab import draw
+from draftwood.tools.lab.opened import Lab
+from draftwood.tools.lab.runner import PLAIN
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.suite import Ask, Suite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+    from draftwood.tools.reference.eager import EagerEngine
+
+NAME = "attention"
+# Drafters with a cache of the text; Medusa's heads attend to nothing.
+DRAFTERS = ("demo-eagle3", "demo-fasteagle")
+TEXTS, CONTEXTS, LEVELS = 4, 8, 5
+# Distances from powers of two on; all further ones belong to the last.
+BUCKETS = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255", "256+")
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A text of a length, for a drafter; a wider model computes the same, so one size is enough."""
+    for drafter, length in product((one for one in ask.drafters if one in DRAFTERS), ask.lengths):
+        for text in range(ask.limit or TEXTS):
+            yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text}, 2.0)
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Opens the bundle."""
+    lab.on(lab.planned(task.at["size"], task.at["drafter"]), "eager")
+
+
+def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """Shares of attention by level and bucket, means over contexts inside the teacher's own greedy answer."""
+    from draftwood.tools.lab.attended import by_distance, features_of
+
+    opened = lab.planned(task.at["size"], task.at["drafter"])
+    eager = cast("EagerEngine", lab.on(opened, "eager"))
+    _, prompt = lab.text(opened.engine, task.at["length"], task.at["text"])
+    options = Options(max_new_tokens=ask.max_new_tokens, ignore_eos=True)
+    answer = (
+        Decoding(opened.engine, prompt, options, opened.policies(PLAIN).new(True, options.max_new_tokens))
+        .run()
+        .token_ids
+    )
+    ids = [*prompt, *answer]
+    features, ends = features_of(eager, ids), np.linspace(len(prompt) + 1, len(ids), CONTEXTS).astype(int)
+    found = [[bucketed(one) for one in by_distance(eager, ids[:end], features, LEVELS)] for end in ends]
+    return {
+        "prompt_tokens": len(prompt),
+        "contexts": CONTEXTS,
+        "shares": np.mean(found, axis=0).round(6).tolist(),
+        "bundle": opened.digest[:16],
+    }
+
+
+def bucketed(weights_S: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights by distance, summed into the buckets."""
+    edges = [0, 1, *(1 << power for power in range(1, len(BUCKETS) - 1))]
+    return np.array([weights_S[low:high].sum() for low, high in zip(edges, [*edges[1:], None], strict=True)])
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """A line a level, and the table."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["at"]["drafter"].removeprefix("demo-"), row["at"]["length"]), []).append(row)
+    shares = {place: 100 * np.mean([row["found"]["shares"] for row in own], axis=0) for place, own in groups.items()}
+    yield Figure(
+        "attention-by-distance", "How far back a drafter looks", partial(_draw, shares), [row["key"] for row in rows],
+        note="Mean over heads. A level of EAGLE-3 is one pass of its layer, along its own first choices; a level of"
+        " FastEagle is one layer, at the root.",
+    )  # fmt: skip
+    lines = [
+        [*place, level, *(round(float(share), 1) for share in own)]
+        for place, levels in shares.items()
+        for level, own in enumerate(levels, 1)
+    ]
+    keys = [[row["key"] for row in groups[place]] for place, levels in shares.items() for _ in levels]
+    columns = ("drafter", "tokens before", "level", *(f"{bucket} back, %" for bucket in BUCKETS))
+    note = "What lies 256 tokens back and more is what a window of 256 would hide, and the section on windows prices."
+    yield Table("Share of a drafter's attention by distance", columns, lines, keys, note)
+
+
+def _draw(shares: dict[tuple[str, int], Any], canvas: Canvas) -> None:
+    titles = [f"{drafter}, {length} tokens before" for drafter, length in shares]
+    for axes, levels in zip(draw.panels(canvas, titles), shares.values(), strict=True):
+        for level, (own, ink) in enumerate(zip(levels, draw.MANY, strict=False), 1):
+            axes.plot(range(len(BUCKETS)), own, color=ink, marker="o", markersize=3.5, label=f"level {level}")
+        axes.set_xticks(range(len(BUCKETS)), BUCKETS, rotation=45, ha="right")
+        axes.set(xlabel="positions back")
+    canvas.axes[0].set(ylabel="% of attention", ylim=(0, None))
+    draw.legend(canvas, canvas.axes[0], LEVELS)
+
+
+SECTION = Section(
+    name=NAME,
+    title="Drafter attention",
+    question="What does the drafter look at, and how far back?",
+    source="EAGLE-Pangu, the drafter's attention by distance",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure,
+    show=show,
+)

@@ -1,0 +1,96 @@
+"""Speed-up against the length of the text before the answer: OpenPangu-Medusa's sweep, with and without the policy.
+
+Every text is decoded plainly, by the adaptive policy, plainly again, and with every tree alone, behind one prefill.
+Plain against plain is the noise floor; the best tree alone in hindsight gives the policy's regret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from draftwood.tools.lab.opened import Lab, Opened
+from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
+from draftwood.tools.lab.section import Section, Task
+from draftwood.tools.lab.sections import lengths_shown
+from draftwood.tools.lab.suite import Ask, Suite
+from draftwood.tools.lab.timer import us_at
+
+NAME = "lengths"
+TEXTS = 4
+TOKEN_SECONDS = {"native": 0.007, "110m": 0.05, "500m": 0.25}
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A text of a length at a size, for a drafter and a temperature."""
+    for size in ask.sizes:
+        for drafter in ask.drafters:
+            for length in ask.lengths:
+                for text in range(ask.limit_of(size) or TEXTS):
+                    # Temperatures come last: they share the text's prefill.
+                    for temperature in ask.temperatures:
+                        at = {"size": size, "drafter": drafter, "length": length, "text": text}
+                        weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
+                        yield Task(NAME, {**at, "temperature": temperature}, weight)
+
+
+def _opened(task: Task, lab: Lab) -> Opened:
+    return lab.planned(task.at["size"], task.at["drafter"])
+
+
+def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
+    """Trees are named without their KV lengths: one way grows through them."""
+    gears = opened.engine.bundle.manifest.gears
+    slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
+    behind = lab.prefilled(opened, ids, slots)
+    names = {PLAIN: PLAIN, "adaptive": "adaptive", "plain again": PLAIN}
+    names |= {gear.tree: gear.name for gear in gears if gear.draft and gear.slots == slots}
+    return {name: Way(behind, opened.policies(policy)) for name, policy in names.items()}
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Opens the bundle, and decodes a text of the length with each way once."""
+    place = (NAME, task.at["size"], task.at["drafter"], task.at["length"])
+    if lab.warmed != place:
+        opened = _opened(task, lab)
+        _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
+        warm_up(_ways(opened, ids, lab), ids, lab.options(ask, task.at["temperature"]))
+        lab.warmed = place
+
+
+def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """The text with every way; its answer goes on past the end token, so that all texts weigh the same."""
+    opened = _opened(task, lab)
+    name, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
+    found, _ = measure(
+        _ways(opened, ids, lab),
+        ids,
+        lab.options(ask, task.at["temperature"]),
+        ask.rounds,
+        task.at["text"],
+    )
+    bound = _bound(opened, found["adaptive"], len(ids))
+    trees = {name: (tree.rows, tree.depth, tree.width) for name, (tree, _) in opened.engine.bundle.trees.items()}
+    held = {"text": name, "prompt_tokens": len(ids), "ways": found, "bound": bound, "trees": trees}
+    return held | {"bundle": opened.digest[:16]}
+
+
+def _bound(opened: Opened, adaptive: dict[str, Any], prompt_tokens: int) -> float:
+    """Speed-up that the steps taken would have if each took what `tune` measured: tau t(1) / (t_draft + t_verify)."""
+    tokens, at = adaptive["tokens"] - 1, prompt_tokens + adaptive["tokens"] // 2
+    gears = (gear for gear in opened.engine.bundle.manifest.gears if gear.draft is None)
+    plain = min((gear for gear in gears if gear.slots > at), key=lambda gear: gear.slots).name
+    us = {gear: us_at(opened.times, gear, at) for gear in (plain, *adaptive["gears"])}
+    return tokens * us[plain] / sum(count * us[gear] for gear, count in adaptive["gears"].items())
+
+
+SECTION = Section(
+    name=NAME,
+    title="Lengths",
+    question="Where does it not pay: how does the speed-up change with the length of the text?",
+    source="OpenPangu-Medusa (arXiv 2603.03383), speed-up, overhead ratio and break-even against L",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure_text,
+    show=lengths_shown.show,
+)

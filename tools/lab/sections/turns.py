@@ -1,0 +1,91 @@
+"""Conversations, answered plainly and by every drafter: EAGLE-Pangu's distributions over turns, FastEagle's families.
+
+A task is a conversation: a later turn follows the model's own answers to the earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from draftwood.tools.lab.conversations import Conversation, by_conversation, tokenizer_of
+from draftwood.tools.lab.opened import Lab
+from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
+from draftwood.tools.lab.section import Section, Task
+from draftwood.tools.lab.sections.turns_shown import show
+from draftwood.tools.lab.suite import Ask, Suite
+from draftwood.tools.prompts import read_families
+
+NAME = "turns"
+# Seconds that a token took in all ways and rounds, at first, by size.
+TOKEN_SECONDS = {"native": 0.003, "110m": 0.02, "500m": 0.09}
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A conversation at a size and a temperature."""
+    prompts = read_families(suite.prompts)
+    for size in ask.sizes:
+        whole = by_conversation(prompts, ask.limit_of(size))
+        for temperature in ask.temperatures:
+            for turns in whole:
+                weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(turns)
+                at = {"size": size, "temperature": temperature, "conversation": turns[0].conversation}
+                yield Task(NAME, at, weight)
+
+
+def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
+    """``plain drafter`` of every bundle, then ``drafter policy``. All bundles of a size hold the same teacher.
+
+    Plain decoding goes round the bundles: one in each round, or as many as it takes for each to have one.
+    """
+    opened = {drafter.removeprefix("demo-"): lab.planned(size, drafter) for drafter in ask.drafters}
+    every = min(ask.rounds, len(opened))
+    found = {
+        f"{PLAIN} {drafter}": Way(one.engine, one.policies(PLAIN), (at % every, every))
+        for at, (drafter, one) in enumerate(opened.items())
+    }
+    for drafter, one in opened.items():
+        for policy in ask.policies:
+            found[f"{drafter} {policy}"] = Way(one.engine, one.policies(policy))
+    return found
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Opens the bundles of the size, and decodes a text with each way once."""
+    size = task.at["size"]
+    if lab.warmed != (NAME, size):
+        ids = lab.planned(size, ask.drafters[0]).ids(lab.prompts[0])
+        warm_up(ways_of(lab, ask, size), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
+        lab.warmed = (NAME, size)
+
+
+def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """Every turn with every way; a turn whose text and answer pass the context ends the conversation."""
+    ways = ways_of(lab, ask, task.at["size"])
+    options = lab.options(ask, task.at["temperature"], ignore_eos=False)
+    (turns,) = (t for t in lab.conversations(None) if t[0].conversation == task.at["conversation"])
+    engine = next(iter(ways.values())).engine
+    told, found = Conversation(tokenizer_of(engine)), []
+    for number, prompt in enumerate(turns):
+        ids = told.ask(prompt)
+        if len(ids) + options.max_new_tokens > engine.bundle.manifest.dims.context:
+            break
+        by_way, plain = measure(ways, ids, options, ask.rounds, number + len(prompt.text))
+        told.answer(plain.token_ids)
+        found.append(
+            {"id": prompt.id, "source": prompt.source, "turn": number + 1, "prompt_tokens": len(ids), "ways": by_way}
+        )
+    digests = {drafter: lab.planned(task.at["size"], drafter).digest[:16] for drafter in ask.drafters}
+    return {"turns": found, "bundles": digests}
+
+
+SECTION = Section(
+    name=NAME,
+    title="Turns",
+    question="Is the text the same, and how much sooner is it there?",
+    source="EAGLE-Pangu (arXiv 2603.08088) over turns; FastEagle (arXiv 2509.20416) by task family and temperature",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure_conversation,
+    show=show,
+)

@@ -1,0 +1,117 @@
+"""EAGLE-Pangu's truncation: a drafter that sees the last W tokens alone, behind a teacher that sees all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from draftwood.tools.lab import draw
+from draftwood.tools.lab.opened import Lab
+from draftwood.tools.lab.prefilled import Prefilled
+from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
+from draftwood.tools.lab.runner import measure as measured
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.spread import Interval, ratio
+from draftwood.tools.lab.suite import Ask, Suite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+NAME = "window"
+TEXTS = 4
+DRAFTERS = ("demo-eagle3",)
+TOKEN_SECONDS = {"native": 0.004, "110m": 0.02, "500m": 0.1}
+TREE = "tree"
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A text of a length, with a drafter of every window."""
+    for size, drafter, length in product(ask.sizes, DRAFTERS, ask.lengths):
+        for text in range(ask.limit_of(size) or TEXTS):
+            weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(ask.windows)
+            yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text}, weight)
+
+
+def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
+    """Plain decoding, then the same tree with each window, 0 for all."""
+    size, drafter, reach = task.at["size"], task.at["drafter"], max(ask.lengths) + ask.max_new_tokens
+    opened = {window: lab.windowed(size, drafter, window, reach) for window in ask.windows}
+    first = next(iter(opened.values()))
+    _, ids = lab.text(first.engine, task.at["length"], task.at["text"])
+    gears = first.engine.bundle.manifest.gears
+    slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
+    gear = next(gear.name for gear in gears if gear.draft and gear.slots == slots)
+    behind = {window: Prefilled(one.engine, np.array(ids, np.int64), slots) for window, one in opened.items()}
+    ways = {PLAIN: Way(next(iter(behind.values())), first.policies(PLAIN))}
+    return ways | {str(window): Way(behind[window], one.policies(gear)) for window, one in opened.items()}, ids
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Opens the bundles and decodes a text with each."""
+    place = (NAME, task.at["size"], task.at["length"])
+    if lab.warmed != place:
+        warm_up(*_ways(task, ask, lab), lab.options(ask, 0.0))
+        lab.warmed = place
+
+
+def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """The text with every window."""
+    ways, ids = _ways(task, ask, lab)
+    found, _ = measured(ways, ids, lab.options(ask, 0.0), ask.rounds, task.at["text"])
+    return {"prompt_tokens": len(ids), "ways": found}
+
+
+Line = tuple[str, int, int, float, Interval, list[str]]
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """Accept length and speed-up by window."""
+    lines: list[Line] = []
+    for size, length in dict.fromkeys((row["at"]["size"], row["at"]["length"]) for row in rows):
+        own = [row for row in rows if (row["at"]["size"], row["at"]["length"]) == (size, length)]
+        plain = [median_seconds(row["found"]["ways"][PLAIN]) for row in own]
+        for window in sorted((int(w) for w in own[0]["found"]["ways"] if w != PLAIN), key=lambda w: w or 1 << 30):
+            figures = [row["found"]["ways"][str(window)] for row in own]
+            gained = sum(one["tokens"] - 1 for one in figures) / sum(one["steps"] for one in figures)
+            gain = ratio(plain, [median_seconds(one) for one in figures])
+            lines.append((size, length, window, gained, gain, [row["key"] for row in own]))
+    keys = [row["key"] for row in rows]
+    yield Figure("window", "A drafter that sees the last W tokens", partial(_draw, lines), keys)
+    cells = [[size, length, window or "all", round(gained, 3), gain] for size, length, window, gained, gain, _ in lines]
+    note = "EAGLE-Pangu found a loss: at W = 128 its accept length fell from 3.17 to 1.48, to 0.69 of plain speed."
+    columns = ("size", "tokens before", "window W", "accept length", "speed-up (95 %)")
+    yield Table("Window of the drafter", columns, cells, [line[-1] for line in lines], note)
+
+
+def _draw(lines: list[Line], canvas: Canvas) -> None:
+    windows = list(dict.fromkeys(line[2] for line in lines))
+    left, right = draw.panels(canvas, ["accept length", "speed-up"], share_y=False)
+    places = list(dict.fromkeys(line[:2] for line in lines))
+    for (size, length), ink in zip(places, draw.OTHERS, strict=False):
+        own = [line for line in lines if line[:2] == (size, length)]
+        at, label = [windows.index(line[2]) for line in own], f"{size}, {length} tokens before"
+        left.plot(at, [line[3] for line in own], color=ink, marker="o", markersize=4, label=label)
+        right.plot(at, [line[4].value for line in own], color=ink, marker="o", markersize=4)
+    left.set(ylabel="tokens a step", ylim=(0, None))
+    right.set(ylabel="times plain decoding")
+    draw.equal_speed(right)
+    for axes in (left, right):
+        axes.set_xticks(range(len(windows)), [str(window or "all") for window in windows])
+        axes.set(xlabel="W, tokens that the drafter sees")
+    draw.legend(canvas, left, 3)
+
+
+SECTION = Section(
+    name=NAME,
+    title="Drafter window",
+    question="May the drafter forget what lies far back?",
+    source="EAGLE-Pangu, drafter-only truncation at W = 128, 256, 512",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure,
+    show=show,
+)

@@ -1,0 +1,193 @@
+"""The one step timer: what a step takes on this machine, part by part, and what every gear of a bundle takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from draftwood.planning import StepTime
+
+if TYPE_CHECKING:
+    from draftwood.manifest import Gear
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.engines import StagedEngine
+    from draftwood.runtime.speculation.sequence import SequenceState
+    from draftwood.runtime.speculation.step import Draft
+    from draftwood.trees import RankPaths
+
+# Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
+PLACES = (0.2, 0.8)
+# Rows that a draft finds to be written, as many as a step accepts or so.
+ACCEPTED = 3
+LEAST_ROUNDS = 3
+# Steps in a row, as a text takes them; the first one finds the processor's caches full of another gear's weights, and
+# a graph perhaps not yet opened, and is not counted.
+IN_A_ROW = 4
+# Tokens of plain decoding or of a prompt that a late draft finds to be written.
+LATE = 128
+# Behind a text of so many tokens gears are weighed, over so many seconds each.
+TYPICAL, WEIGH_SECONDS = 200, 0.3
+
+
+class Spent(NamedTuple):
+    """Microseconds of a step's parts; ``accept`` is the draw and the walk on the host."""
+
+    draft: float
+    verify: float
+    accept: float
+
+
+def time_step(
+    engine: StagedEngine,
+    state: SequenceState,
+    gear: Gear | None,
+    verified: Draft | None = None,
+    path: Sequence[int] | None = None,
+) -> Spent:
+    """One step behind a text. ``verified`` takes the place of what the gear drafts, which is timed all the same.
+
+    A commit of ``path`` is not timed: engines move accepted rows inside the next step. Without a path the text stays
+    as it was.
+    """
+    from draftwood.runtime.speculation.step import accept
+
+    began = time.perf_counter_ns()
+    drafts = engine.draft([state], gear) if gear else []
+    drafted = time.perf_counter_ns()
+    drafts = [verified] if verified else drafts
+    output = engine.verify([state], drafts)
+    ran = time.perf_counter_ns()
+    accept(state, drafts[0], output.logits_BRV[0])
+    took = time.perf_counter_ns()
+    if path is None:
+        state.rollback(state.length)
+    else:
+        state.commit(path)
+    return Spent((drafted - began) / 1e3, (ran - drafted) / 1e3, (took - ran) / 1e3)
+
+
+def in_rounds(visit: Callable[[], None], least: int, seconds: float) -> int:
+    """Repeats a round at least so often and so long; how many there were."""
+    began, rounds = time.perf_counter(), 0
+    while rounds < least or time.perf_counter() - began < seconds:
+        visit()
+        rounds += 1
+    return rounds
+
+
+def time_gears(engine: StagedEngine, texts: Sequence[tuple[Gear, int]], seconds: float) -> dict[tuple[str, int], Spent]:
+    """Medians for every gear behind a text of a length, gears in turns, so that a drift meets all of them."""
+    caches = {key: filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
+    found: dict[tuple[str, int], list[Spent]] = {(gear.name, length): [] for gear, length in texts}
+
+    def visit() -> None:
+        for gear, length in texts:
+            row = [time_step(engine, caches[gear.slots, length], gear) for _ in range(IN_A_ROW)]
+            found[gear.name, length] += row[1:]
+
+    in_rounds(visit, LEAST_ROUNDS, seconds)
+    return {key: Spent(*np.median(np.array(taken), axis=0).tolist()) for key, taken in found.items()}
+
+
+def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
+    """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
+    state = engine.begin(slots)
+    drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.draft), None)
+    if drafting is None or length <= ACCEPTED:
+        engine.prefill(state, np.zeros(length, np.int64))
+        return state
+    engine.prefill(state, np.zeros(length - ACCEPTED, np.int64))
+    engine.draft([state], drafting)
+    engine.prefill(state, np.zeros(ACCEPTED, np.int64))
+    return state
+
+
+def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
+    """What a step of every gear takes, behind texts of two lengths, measured for about ``seconds`` in all."""
+    texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
+    found = time_gears(engine, texts, seconds)
+    return [
+        *(StepTime(gear=name, length=length, us=round(sum(spent), 2)) for (name, length), spent in found.items()),
+        *_late(engine),
+    ]
+
+
+def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
+    rows = next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
+    return sorted({max(1, int((gear.slots - 2 - rows) * place)) for place in PLACES})
+
+
+def _late(engine: StagedEngine) -> list[StepTime]:
+    """A step whose draft finds `LATE` tokens that its caches lack; none where the drafter has no caches."""
+    manifest = engine.bundle.manifest
+    gear = min((gear for gear in manifest.gears if gear.draft), key=lambda gear: gear.slots, default=None)
+    if gear is None or not manifest.drafter or not manifest.drafter.layers:
+        return []
+    length = min(2 * LATE, gear.slots // 2)
+    late, found = length // 2, []
+    for _ in range(LEAST_ROUNDS + 2):
+        state = filled(engine, gear.slots, length - late)
+        engine.prefill(state, np.zeros(late, np.int64))
+        found.append(sum(time_step(engine, state, gear)))
+    return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighed:
+    """One gear: expected accept length, median times of its steps, and what follows from both."""
+
+    gear: str
+    rows: int
+    expected_accept_length: float
+    draft_ms: float
+    verify_ms: float
+    # The bound on its speed-up over plain decoding: no host time at all.
+    bound: float
+
+
+def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
+    """Times every gear of the bundle and weighs it by its expected accept length.
+
+    Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
+    """
+    trees = engine.bundle.trees
+    texts = [(g, min(TYPICAL, g.slots // 2)) for g in engine.bundle.manifest.gears if g.tree in trees]
+    found = time_gears(engine, texts, WEIGH_SECONDS * len(texts))
+    plain = min(found[g.name, length].verify for g, length in texts if g.tree == "plain")
+    weighed = []
+    for gear, length in texts:
+        tree, spent = trees[gear.tree][0], found[gear.name, length]
+        draft, expected = spent.draft if gear.draft else 0.0, paths.expected_accept_length(tree)
+        weighed.append(
+            Weighed(
+                gear=gear.name,
+                rows=tree.rows,
+                expected_accept_length=expected,
+                draft_ms=draft / 1e3,
+                verify_ms=spent.verify / 1e3,
+                bound=expected * plain / (draft + spent.verify),
+            )
+        )
+    return weighed
+
+
+def us_at(times: Sequence[StepTime], gear: str, length: int) -> float:
+    """Microseconds of a gear's step behind a text of a length, between the lengths at which it was timed."""
+    timed = sorted((one.length, one.us) for one in times if one.gear == gear and not one.late)
+    return float(np.interp(length, *zip(*timed, strict=True)))
+
+
+def best_fixed(bundle: Bundle, paths: RankPaths, times: Sequence[StepTime]) -> str:
+    """The gear of the fixed tree that promises most tokens a second, by counted paths and measured steps."""
+    slots = min(gear.slots for gear in bundle.manifest.gears)
+    # Counted paths say nothing of a budget tree.
+    fixed = (gear for gear in bundle.manifest.gears if gear.draft and gear.tree in bundle.trees and gear.slots == slots)
+
+    def worth(gear: Gear) -> float:
+        return paths.expected_accept_length(bundle.trees[gear.tree][0]) / us_at(times, gear.name, TYPICAL)
+
+    return max(fixed, key=worth).name
