@@ -39,9 +39,9 @@ UNKNOWN_BIN = 255
 
 # What stays within 64 bits.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Part = Literal["counted", "tuning", "heldout"]
-# Of 8 folds 6 are counted, 1 chooses the planner's settings and 1 only ever reports.
-_PARTS: tuple[Part, ...] = ("counted", "counted", "counted", "tuning", "counted", "counted", "counted", "heldout")
+Part = Literal["counted", "heldout"]
+# Of so many folds the last only ever reports; trees are made from the others.
+HELD_FOLDS = 8
 # A context as it came in: its ranks, fold, task, confidence bin and length step.
 _Row = tuple[bytes, int, str, int, int]
 
@@ -153,9 +153,9 @@ class Calibration:
         return self._sampled
 
     def part(self, part: Part) -> Contexts:
-        """What trees are made from (counted), settings chosen on (tuning) or figures reported for (heldout)."""
-        wanted = np.array([name == part for name in _PARTS])
-        return self.contexts.where(wanted[self.contexts.folds_N % len(_PARTS)])
+        """What trees are made from (counted) or figures reported for (heldout)."""
+        held_N = self.contexts.folds_N % HELD_FOLDS == HELD_FOLDS - 1
+        return self.contexts.where(held_N if part == "heldout" else ~held_N)
 
     def add(
         self,

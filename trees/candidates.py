@@ -128,9 +128,7 @@ def length_classes(
     return found, contexts.total - fitting
 
 
-def candidates(
-    lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, strength: float = 0.0
-) -> list[GearShape]:
+def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits) -> list[GearShape]:
     """Plain decoding at the largest KV length needed, then every gear that is best for something.
 
     For each KV length and row count the trees with the least time per token for each length class, and for all
@@ -141,7 +139,7 @@ def candidates(
     drafts = _drafts(table, lengths, limits)
     for part in [*lengths, *(_together(lengths[: i + 1]) for i in range(1, len(lengths)))]:
         searches = {
-            width: [search(c, limits.nodes, limits.depth, width, strength) for c in part.contexts if c.total]
+            width: [search(c, limits.nodes, limits.depth, width) for c in part.contexts if c.total]
             for width in {width for _, width in drafts}
         }
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):

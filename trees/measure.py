@@ -70,17 +70,12 @@ def curve(contexts: Contexts, paths: list[tuple[int, ...]]) -> NDArray[np.float6
     Raises:
         TreeError: no contexts.
     """
-    visits_FT = curve_visits(contexts, paths)
-    if not visits_FT[:, 0].sum():
-        raise TreeError("plan: no contexts to take the expected accept length over")
-    return np.cumsum(visits_FT.sum(0)) / visits_FT[:, 0].sum()
-
-
-def curve_visits(contexts: Contexts, paths: list[tuple[int, ...]]) -> NDArray[np.float64]:
-    """float64[F, n + 1]: `visits` of the root and of nodes in the order of `paths`."""
     topology = Topology.from_paths(paths)
     row = {path: i for i, path in enumerate(topology.paths, 1)}
-    return visits(contexts, topology)[:, [0, *(row[path] for path in paths)]]
+    visits_I = visits(contexts, topology).sum(0)[[0, *(row[path] for path in paths)]]
+    if not visits_I[0]:
+        raise TreeError("plan: no contexts to take the expected accept length over")
+    return np.cumsum(visits_I) / visits_I[0]
 
 
 def tokens(contexts: Contexts, topologies: Sequence[Topology]) -> NDArray[np.float64]:

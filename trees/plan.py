@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +26,9 @@ from draftwood.trees.choice import Choice, choose
 from draftwood.trees.confidence import best_bounds, split
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import curve, mean_of_folds, visits
-from draftwood.trees.plan_file import Baseline, Cost, Limits, Plan, PlannedTree, Promise, Served, Stair, Tried
+from draftwood.trees.plan_file import Baseline, Cost, Limits, Plan, PlannedTree, Promise, Served, Stair
 from draftwood.trees.prior import counted_prior
-from draftwood.trees.search import search
-from draftwood.trees.shrinkage import Shrinkage, shrink
+from draftwood.trees.search import Search, search
 from draftwood.trees.topology import Topology
 
 
@@ -88,22 +86,20 @@ def make_plan(
         TreeError: nothing was counted, or limits that nothing meets.
     """
     both = _together(calibration, sampled)
-    counted, tuning, heldout = (both.part(part) for part in ("counted", "tuning", "heldout"))
+    counted, heldout = both.part("counted"), both.part("heldout")
     _check(both, counted, limits)
-    shrinkage = shrink(counted, tuning, limits.nodes, limits.depth, limits.children)
+    best = search(counted, limits.nodes, limits.depth, limits.children)
     parts = _Parts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
-    chosen = _choose(parts, table, limits, shrinkage.strength) if table else None
-    found = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits, shrinkage.strength)
+    chosen = _choose(parts, table, limits) if table else None
+    found = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits)
     shapes = [equal_rows(shape) for shape in found]
     trees = _named_trees(shapes, parts)
     gears = _gears(shapes, trees) if table else ()
     every = [tree for shape in shapes for tree in shape.trees]
     return Plan(
-        contexts={"counted": counted.total, "tuning": tuning.total, "heldout": heldout.total},
+        contexts={"counted": counted.total, "heldout": heldout.total},
         grouped=both.grouped,
         limits=limits,
-        strength=_finite(shrinkage.strength),
-        tried=tuple(Tried(strength=_finite(strength), tokens=gain) for strength, gain in shrinkage.gains.items()),
         trees=tuple(trees.values()),
         gears=gears,
         planning=Planning(
@@ -113,9 +109,9 @@ def make_plan(
             times=tuple(_times(gears, trees, table)) if table else (),
         ),
         cost=_cost(chosen, _names(shapes, gears, trees), parts, table, limits) if chosen and table else None,
-        curve=_padded(search(counted, limits.nodes, limits.depth, limits.children).curve(), limits.nodes),
-        curve_heldout=_heldout_curve(heldout, shrinkage, limits),
-        baselines=tuple(_baselines(max(shape.rows for shape in shapes) - 1, shrinkage, parts, table, limits)),
+        curve=_padded(best.curve(), limits.nodes),
+        curve_heldout=_padded(curve(heldout, best.paths(limits.nodes)), limits.nodes) if heldout.total else (),
+        baselines=tuple(_baselines(max(shape.rows for shape in shapes) - 1, best, parts, table, limits)),
     )
 
 
@@ -137,25 +133,15 @@ def _together(greedy: Calibration, sampled: Calibration | None) -> Calibration:
     return both
 
 
-def _finite(strength: float) -> float | None:
-    return None if math.isinf(strength) else strength
-
-
-def _heldout_curve(heldout: Contexts, shrinkage: Shrinkage, limits: Limits) -> tuple[float, ...]:
-    if not heldout.total:
-        return ()
-    return _padded(curve(heldout, shrinkage.search.paths(limits.nodes)), limits.nodes)
-
-
 def _padded(curve: NDArray[np.float64], nodes: int) -> tuple[float, ...]:
     """Up to `nodes` nodes; where no more nodes were ever visited, more of them gain nothing."""
     return tuple(np.pad(curve, (0, nodes + 1 - len(curve)), mode="edge").tolist())
 
 
-def _by_size(classes: Sequence[Contexts], limits: Limits, strength: float) -> list[GearShape]:
+def _by_size(classes: Sequence[Contexts], limits: Limits) -> list[GearShape]:
     """Plain decoding and the best trees of `limits.nodes` nodes, half as many, and so on; no KV length yet."""
     gears = [GearShape(1, 0, (Topology.plain(),) * len(classes))]
-    found = [search(part, limits.nodes, limits.depth, limits.children, strength) for part in classes]
+    found = [search(part, limits.nodes, limits.depth, limits.children) for part in classes]
     nodes = limits.nodes
     while nodes and len(gears) < limits.gears:
         trees = tuple(part.tree(nodes) for part in found)
@@ -164,9 +150,9 @@ def _by_size(classes: Sequence[Contexts], limits: Limits, strength: float) -> li
     return list(dict.fromkeys(gears))
 
 
-def _choose(parts: _Parts, table: LatencyTable, limits: Limits, strength: float) -> _Chosen:
+def _choose(parts: _Parts, table: LatencyTable, limits: Limits) -> _Chosen:
     lengths, too_long = length_classes(parts.counted, table, limits.nodes, parts.bounds)
-    options = candidates(lengths, table, limits, strength)
+    options = candidates(lengths, table, limits)
     us_GC = token_us(options, lengths, table)
     choice = choose(us_GC, np.array([length.share for length in lengths]), limits.gears)
     return _Chosen(lengths, too_long, options, us_GC, choice)
@@ -315,13 +301,13 @@ def _stairs(chosen: _Chosen, table: LatencyTable) -> tuple[Stair, ...]:
 
 
 def _baselines(
-    nodes: int, shrinkage: Shrinkage, parts: _Parts, table: LatencyTable | None, limits: Limits
+    nodes: int, best: Search, parts: _Parts, table: LatencyTable | None, limits: Limits
 ) -> Iterable[Baseline]:
     """Trees of other methods, of at most as many nodes as the largest planned one."""
     nodes = nodes or limits.nodes
     others = baselines(parts.counted, nodes, limits.depth, limits.children)
     if parts.bounds:
-        others["one-tree"] = shrinkage.search.tree(nodes)
+        others["one-tree"] = best.tree(nodes)
     for name, tree in others.items():
         yield Baseline(
             name=name,

@@ -1,7 +1,7 @@
 """A plan, as the planner returns it and as its file has it: trees, gears, priors, and the figures that say why.
 
-Trees are made from counted contexts, settings are chosen on tuning contexts, and what is promised is reported for
-held-out contexts, which neither has seen. All times are in microseconds.
+Trees are made from counted contexts, and what is promised is reported for held-out contexts, which no tree has seen.
+All times are in microseconds.
 """
 
 from __future__ import annotations
@@ -126,21 +126,12 @@ class Baseline(_Struct, frozen=True):
     us_per_token: float | None
 
 
-class Tried(_Struct, frozen=True):
-    """A strength of the shrinkage, None for an infinite one, and the mean accept length that its trees gained."""
-
-    strength: float | None
-    tokens: float
-
-
 class Plan(_Struct, frozen=True, kw_only=True):
     """All of it.
 
     Args:
-        contexts: counted, tuning and held-out ones, by part.
+        contexts: counted and held-out ones, by part.
         grouped: whether intervals take texts as one observation each; otherwise contexts are.
-        strength: of the shrinkage that was chosen, None for an infinite one.
-        tried: empty where there were no contexts to choose it on.
         gears: plain decoding at each KV length, then those that draft; none without a latency table, so that every tree
             is for every KV length.
         planning: what a bundle's policy is told.
@@ -153,8 +144,6 @@ class Plan(_Struct, frozen=True, kw_only=True):
     contexts: dict[str, int]
     grouped: bool
     limits: Limits
-    strength: float | None
-    tried: tuple[Tried, ...]
     trees: tuple[PlannedTree, ...]
     gears: tuple[Gear, ...]
     planning: Planning

@@ -5,21 +5,14 @@ passes through it. P never grows along a path, so the n nodes with the largest P
 nodes, and the trees of all sizes are nested. With a cap on depth or on ranks the same holds among the nodes
 that are allowed.
 
-P is the frequency in the contexts. A rare path's frequency is noise; it can be shrunk towards the product
-model, in which a level's ranks do not depend on the path before them::
-
-    P(child) = P(parent) * (visits(child) + strength * m[depth][rank]) / (visits(parent) + strength)
-
-Strength 0 is the bare count, an infinite one the product model, that is Medusa's.
+P is the frequency in the contexts, as it was counted.
 
 Shape suffixes: N distinct contexts, D depth, K ranks, I nodes found (the root is node 0).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +69,8 @@ def search(
     nodes: int,
     max_depth: int | None = None,
     max_children: int | None = None,
-    strength: float = 0.0,
-    marginals_DK: NDArray[np.float64] | None = None,
 ) -> Search:
-    """The best trees of up to `nodes` draft nodes, exact for these contexts and this `strength`.
+    """The best trees of up to `nodes` draft nodes, exact for these contexts.
 
     Level by level, and only below the best `nodes` nodes so far: what is not among them has no descendant
     among them either. Takes O(N) a level whatever the number of distinct paths.
@@ -87,30 +78,25 @@ def search(
     Args:
         max_depth: the greatest depth allowed.
         max_children: ranks below this are used.
-        strength: contexts that the product model counts for at each node, 0 or more, `math.inf` included.
-        marginals_DK: the product model, if `level_marginals` of these contexts and limits is at hand.
 
     Raises:
         TreeError: no contexts, or a limit below 1.
     """
     depth, width = limits(contexts, nodes, max_depth, max_children)
-    if marginals_DK is None:
-        marginals_DK = level_marginals(contexts, depth, width) if strength else np.zeros((depth, width))
     total = float(contexts.total)
     parents_I, ranks_I = np.zeros(1, np.int64), np.zeros(1, np.int64)
     # In contexts until the very end: bare counts are whole numbers, and ties stay ties.
-    values_I, visits_I = np.array([total]), np.array([total])
+    values_I = np.array([total])
     orders = [np.zeros(0, np.int64)]
     level, rows, at = np.zeros(1, np.int64), np.arange(len(contexts.counts_N)), np.zeros(len(contexts.counts_N), int)
-    for ranks_N, marginals_K in zip(contexts.ranks_ND.T[:depth], marginals_DK, strict=True):
+    for ranks_N in contexts.ranks_ND.T[:depth]:
         ranks = ranks_N[rows]
         rows, slot = rows[ranks < width], (at * width + ranks)[ranks < width]
-        visits = np.bincount(slot, contexts.counts_N[rows], len(level) * width)
-        values = _shrunk(visits, values_I[level], visits_I[level], marginals_K, strength)
+        values = np.bincount(slot, contexts.counts_N[rows], len(level) * width)
         new = np.flatnonzero(values)  # by parent, then rank: the canonical order of a level
         begin = len(values_I)
         parents_I, ranks_I = np.append(parents_I, level[new // width]), np.append(ranks_I, new % width)
-        values_I, visits_I = np.append(values_I, values[new]), np.append(visits_I, visits[new])
+        values_I = np.append(values_I, values[new])
         known = np.append(np.sort(orders[-1]), np.arange(begin, len(values_I)))
         orders.append(known[np.argsort(-values_I[known], kind="stable")][:nodes])
         level = np.sort(orders[-1][orders[-1] >= begin])
@@ -131,23 +117,6 @@ def level_marginals(contexts: Contexts, depth: int, width: int) -> NDArray[np.fl
         taken = np.bincount(contexts.ranks_ND[alive_N, level], contexts.counts_N[alive_N], width)
         marginals_DK[level] = taken / max(reached, 1)
     return marginals_DK
-
-
-def _shrunk(
-    visits: NDArray[Any],
-    parent_values: NDArray[np.float64],
-    parent_visits: NDArray[np.float64],
-    marginals_K: NDArray[np.float64],
-    strength: float,
-) -> NDArray[np.float64]:
-    """The values of all children of a level's nodes, parent by parent."""
-    if not strength:
-        return visits
-    if math.isinf(strength):
-        return (parent_values[:, None] * marginals_K).ravel()
-    counts = visits.reshape(len(parent_values), len(marginals_K))
-    conditional = (counts + strength * marginals_K) / (parent_visits[:, None] + strength)
-    return (parent_values[:, None] * conditional).ravel()
 
 
 def limits(contexts: Contexts, nodes: int, max_depth: int | None, max_children: int | None) -> tuple[int, int]:

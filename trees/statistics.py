@@ -12,9 +12,6 @@ from collections.abc import Iterator, Sequence
 from draftwood.errors import TreeError
 from draftwood.trees.topology import Topology, rank_path
 
-# Of one path; sums of them fit int64.
-MOST_COUNT = 2**32 - 1
-
 
 class RankPaths:
     """How often each rank path was taken, one path per context.
@@ -43,14 +40,9 @@ class RankPaths:
 
     def add(self, path: Sequence[int], count: int = 1) -> None:
         """Count `count` (1 or more) contexts that took `path`; it may be empty."""
-        if type(count) is not int or not 1 <= count <= MOST_COUNT:
-            raise TreeError(f"rank path {path!r}: expected a count of 1 to {MOST_COUNT}, got {count!r}")
+        if count < 1:
+            raise TreeError(f"rank path {path!r}: expected a count of 1 or more, got {count}")
         self._ends[rank_path(path)] += count
-        self._trie = None
-
-    def merge(self, other: "RankPaths") -> None:
-        """Add all contexts of `other`."""
-        self._ends.update(other._ends)
         self._trie = None
 
     def items(self) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -19,7 +19,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Gears, Policies, policy_for
 from draftwood.runtime.trace import Trace
-from draftwood.tools.show.gears import gear_figures, gear_rows
+from draftwood.tools.show.gear_figures import gear_figures, gear_rows
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 from draftwood.trees.plan import make_plan

@@ -60,7 +60,7 @@ def test_calibrate_counts_and_says_so(lines: Path, tmp_path: Path, capsys: pytes
     assert run(calibrate, lines, "--out", out, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["added"] == found["contexts"] == 3000 == found["with_length"] == found["with_confidence"]
-    assert found["counted"] + found["tuning"] + found["heldout"] == 3000 and not found["grouped"]
+    assert found["counted"] + found["heldout"] == 3000 and not found["grouped"]
     before = out.read_bytes()
     assert run(calibrate, lines, "--out", out) == 0
     assert out.read_bytes() == before and "0 contexts added, 3000 in all" in capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_explain_says_why_and_draws(
     out = tmp_path / "plan.json"
     assert run(plan, "--stats", stats, "--latency", latency, "--classes", 2, "--explain", "--out", out) == 0
     said = capsys.readouterr().out
-    for word in ("shrinkage", "medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
+    for word in ("medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
                  "confidence classes: 2", "no other set", "what each node gains"):  # fmt: skip
         assert word in said
     pictures = [Path(line.removeprefix("picture: ")) for line in said.splitlines() if line.startswith("picture: ")]

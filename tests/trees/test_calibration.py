@@ -45,7 +45,7 @@ def test_equal_contents_give_equal_bytes_and_merges_add_up(one, two, random):
     again = Calibration.from_bytes(merged.to_bytes())
     assert again == merged and again.grouped == all(isinstance(item["group"], str) for item in together)
     assert again.contexts.total == len(together)
-    assert sum(again.part(part).total for part in ("counted", "tuning", "heldout")) == len(together)
+    assert sum(again.part(part).total for part in ("counted", "heldout")) == len(together)
 
 
 @FIXED
@@ -79,7 +79,7 @@ def test_folds_never_change_and_texts_stay_together():
     assert calibration.part("counted").total == 12 and calibrated({(): 3}, HELDOUT).part("heldout").total == 3
 
 
-def test_parts_are_six_eighths_one_and_one():
+def test_an_eighth_of_the_texts_is_held_out():
     folds = np.bincount([fold_of(f"text {i}") % 8 for i in range(16000)], minlength=8)
     assert folds.min() > 1800 and folds.max() < 2200  # 2000 each, five standard deviations of 42 allowed
 

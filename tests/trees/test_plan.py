@@ -1,5 +1,4 @@
 import json
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from draftwood.trees.calibration import BINS, Calibration
 from draftwood.trees.measure import expected_accept_length
 from draftwood.trees.plan import make_plan
 from draftwood.trees.plan_file import Limits, format_plan, parse_plan
-from draftwood.trees.shrinkage import STRENGTHS
 from draftwood.trees.spec import read_specs
 
 from .samples import COUNTED, COUNTS, FIXED, HELDOUT, calibrated, gain, table
@@ -76,7 +74,7 @@ def test_heldout_figures_are_of_heldout_contexts_alone():
     calibration.merge(calibrated({(0,): 1, (): 3}, HELDOUT))
     plan = make_plan(calibration, Limits(nodes=1))
     assert plan.trees[1].promise.counted.tokens == 1.8 and plan.trees[1].promise.heldout.tokens == 1.25
-    assert plan.curve_heldout == (1.0, 1.25) and plan.contexts == {"counted": 10, "tuning": 0, "heldout": 4}
+    assert plan.curve_heldout == (1.0, 1.25) and plan.contexts == {"counted": 10, "heldout": 4}
     assert plan.trees[1].counted_shares == (0.8,) and plan.trees[1].heldout_shares == (0.25,)
 
 
@@ -163,11 +161,6 @@ def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
     found = parse_specs(f"chain:2,plan:{tmp_path / 'my.plan'}")
     assert found[:2] == [("plain", Topology.plain()), ("chain-2", Topology.chain(2))]
     assert {tree for _, tree in found} == {tree.topology for tree in without.trees} | {Topology.chain(2)}
-
-
-def test_an_infinite_strength_is_none_in_json():
-    tried = make_plan(TEXTS, Limits(nodes=3)).tried
-    assert [one.strength for one in tried] == [*STRENGTHS[:-1], None] and math.isinf(STRENGTHS[-1])
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,6 @@ def test_best_trees_are_nested(counts):
     assert [len(tree) for tree in trees] == [min(nodes, len(trees[-1])) for nodes in range(14)]
 
 
-@FIXED
-@given(COUNTS, COUNTS)
-def test_merges_add_up(one, two):
-    merged = counted(one)
-    merged.merge(counted(two))
-    assert merged.contexts == merged.visits(()) == sum(one.values()) + sum(two.values())
-    for path in one:
-        assert merged.visits(path) == counted(one).visits(path) + counted(two).visits(path)
-
-
 def test_visits_are_of_prefixes_and_follow_later_additions():
     statistics = counted({(0, 1): 17, (0,): 2, (): 1})
     assert [statistics.visits(path) for path in ((), (0,), (0, 1), (1,))] == [20, 19, 17, 0]

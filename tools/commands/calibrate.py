@@ -206,7 +206,7 @@ def figures(calibration: Calibration) -> dict[str, Any]:
     return {
         "contexts": contexts.total,
         "distinct": len(contexts.counts_N),
-        **{part: calibration.part(part).total for part in ("counted", "tuning", "heldout")},
+        **{part: calibration.part(part).total for part in ("counted", "heldout")},
         "depth": contexts.depth,
         "width": contexts.width,
         "tasks": [task for task in calibration.tasks if task],
@@ -222,7 +222,7 @@ def text(summary: dict[str, Any]) -> str:
     return (
         f"{summary['out']}: {summary['added']} contexts added, {summary['contexts']} in all, {summary['sampled']}"
         f" of sampled text: {summary['counted']}"
-        f" counted, {summary['tuning']} for tuning, {summary['heldout']} held out; depth {summary['depth']},"
+        f" counted, {summary['heldout']} held out; depth {summary['depth']},"
         f" {summary['width']} ranks; {summary['with_length']} with a length, {summary['with_confidence']} with a"
         f" confidence, tasks: {', '.join(summary['tasks']) or 'none'}"
     )

@@ -175,7 +175,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
     import msgspec
 
     from draftwood.runtime.engines import default_engine
-    from draftwood.tools.show.gears import gear_figures
+    from draftwood.tools.show.gear_figures import gear_figures
 
     manifest = bundle.manifest
     # Through JSON's own types, so that tuples are lists and the answer is what a reader of the file sees.
@@ -218,7 +218,7 @@ def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
 
 def bundle_text(found: dict[str, Any]) -> str:
     """`bundle_figures` for people."""
-    from draftwood.tools.show.gears import gear_rows
+    from draftwood.tools.show.gear_figures import gear_rows
 
     drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
     tokenizer = "with" if found["tokenizer"] else "without"

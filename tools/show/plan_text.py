@@ -13,8 +13,8 @@ def summary(plan: Plan) -> str:
 
 
 def explanation(plan: Plan) -> str:
-    """The same and why: shrinkage, rival methods, the cost's staircase, and every node's gain."""
-    parts = [_contexts(plan), _shrinkage(plan), _classes(plan), _trees(plan), _baselines(plan)]
+    """The same and why: rival methods, the cost's staircase, and every node's gain."""
+    parts = [_contexts(plan), _classes(plan), _trees(plan), _baselines(plan)]
     parts += [_cost(plan, plan.cost), *_stairs(plan.cost)] if plan.cost else []
     parts += [_curve(plan), *(_nodes(tree) for tree in plan.trees if tree.paths)]
     return "\n\n".join(part for part in parts if part)
@@ -24,25 +24,9 @@ def _contexts(plan: Plan) -> str:
     numbers = plan.contexts
     how = "folds of whole texts are one observation each" if plan.grouped else "lines are taken as independent"
     return (
-        f"contexts: trees from {numbers['counted']}, settings from {numbers['tuning']}, figures of expectation on"
+        f"contexts: trees from {numbers['counted']}, figures of expectation on"
         f" {numbers['heldout']} held out (95 % intervals: {how})"
     )
-
-
-def _shrinkage(plan: Plan) -> str:
-    if not plan.tried:
-        return "shrinkage: none, for no contexts were left to choose it on; rare paths count as they were counted"
-    tried = ", ".join(f"{_strength(one.strength)}: {one.tokens:.4f}" for one in plan.tried)
-    verdict = (
-        "bare counts are kept, for no strength is better by more than the standard error of the difference"
-        if plan.strength == 0
-        else f"strength {_strength(plan.strength)} gains most on tuning contexts, by more than its standard error"
-    )
-    return f"shrinkage towards the product model: {verdict}\n  mean accept length on tuning contexts: {tried}"
-
-
-def _strength(strength: float | None) -> str:
-    return "infinite" if strength is None else str(strength)
 
 
 def _classes(plan: Plan) -> str:
