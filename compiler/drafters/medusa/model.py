@@ -11,8 +11,7 @@ from draftwood import manifest as m
 from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.medusa.export import exported
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, exported
 from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
 from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads, medusa_step
 from draftwood.compiler.drafters.model import DraftModel, Folder, Lengths, Modules, OpenedDrafter, Trees
