@@ -96,7 +96,7 @@ def check_kinds(stored: Mapping[str, Entry]) -> str:
         if entry.kind not in DTYPES:
             raise CheckpointError(
                 f"{entry.file}: {name} has dtype {entry.kind}; expected one of {', '.join(DTYPES)};"
-                " quantized checkpoints are not supported, use the original one"
+                " quantised checkpoints of this kind are not supported, use the original one"
             )
         if entry.kind != kind:
             raise CheckpointError(

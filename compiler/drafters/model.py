@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import msgspec
@@ -68,6 +70,8 @@ class DraftModel(ABC):
     kind: ClassVar[str]
     # The file of its tensors, where we write one.
     weights_file: ClassVar[str] = "model.safetensors"
+    # The module of its students, with ``begin`` and ``read_back``; None where such drafters cannot be trained here.
+    training: ClassVar[str | None] = None
     # The field of config.json that describes the network without its tensors; None where they decide.
     described_by: ClassVar[str | None] = None
     # Whether candidates depend on the nodes above them: then it can choose a tree's shape while growing it.
@@ -103,7 +107,8 @@ class DraftModel(ABC):
     @classmethod
     def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
         """A drafter to be trained; options are complete, ``ids_V`` are the teacher's ids that it may propose."""
-        raise RequestError(f"{cls.kind}: such drafters cannot be trained here")
+        found: Student = cls._training().begin(teacher, options, ids_V)
+        return found
 
     @classmethod
     def trained(cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[Student, dict[str, Tensor]]:
@@ -114,7 +119,14 @@ class DraftModel(ABC):
         Raises:
             CheckpointError: the folder holds no drafter of this kind that was trained here.
         """
-        raise RequestError(f"{cls.kind}: such drafters cannot be read back for counting")
+        found: tuple[Student, dict[str, Tensor]] = cls._training().read_back(folder, teacher, levels)
+        return found
+
+    @classmethod
+    def _training(cls) -> ModuleType:
+        if cls.training is None:
+            raise RequestError(f"{cls.kind}: such drafters cannot be trained here, nor read back for counting")
+        return import_module(cls.training)
 
     @classmethod
     def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:

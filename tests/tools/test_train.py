@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.compiler.drafters.common.block import Block, Sizes
 from draftwood.compiler.drafters.common.layers import Waiting
+from draftwood.compiler.drafters.common.training import Block, Sizes
 from draftwood.compiler.drafters.dspark.checkpoint import open_dspark
 from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.eagle3 import network as compiled_eagle3

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.config import CachedConfig
-from draftwood.compiler.drafters.common.fixed_tree import Growth
+from draftwood.compiler.drafters.common.trees import Growth
 from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds

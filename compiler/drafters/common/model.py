@@ -9,7 +9,8 @@ from draftwood import manifest as m
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.common.steps import extend_step, grown, level_step, tree_step
+from draftwood.compiler.drafters.common.steps import extend_step, level_step, tree_step
+from draftwood.compiler.drafters.common.trees import grown
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
 from draftwood.compiler.ranks.share import shared_config
 from draftwood.compiler.steps.step import Step, StepSizes

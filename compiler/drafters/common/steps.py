@@ -14,16 +14,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.budget_tree import BudgetTree
-from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
 from draftwood.compiler.drafters.common.ranked import ranked_outputs
+from draftwood.compiler.drafters.common.trees import BudgetTree, FixedTree
 from draftwood.compiler.steps.step import Step, cached, tensor
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.manifest import GraphKind, TensorSignature, draft_cache_names
-from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
 
 # P rows that extend the cache, F features, D levels, U draft vocabulary, I levels of one pass, K candidates,
 # M nodes of a tree
@@ -89,11 +86,6 @@ class TreeStep(CachedStep):
     def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
         written = self.extended(tokens, features, committed, accepted, caches)
         return (*self.tree.grow(self.drafter.root(written, self.teacher, noise)), *written.caches)
-
-
-def grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
-    """What grows a tree of at least one node."""
-    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)
 
 
 def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int, dtype: str = "float32") -> Step:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import Tensor
+from typing import Any, ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, products, ranking
 from draftwood.compiler.device.steps import HEAD
@@ -21,11 +19,6 @@ from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
-    from draftwood.compiler.drafters.dspark.training import DSparkStudent
 
 _AXES: Axes = {
     "q_norm.weight": ("head",),
@@ -79,6 +72,7 @@ class DSparkModel(CachedModel):
     """A block of rows that see each other, and a head that sees the path."""
 
     kind: ClassVar[str] = "dspark"
+    training: ClassVar[str | None] = "draftwood.compiler.drafters.dspark.training"
     follows_nodes: ClassVar[bool] = True
     config: DSparkConfig
 
@@ -97,20 +91,6 @@ class DSparkModel(CachedModel):
             return None
         levels, layers, vocabulary, rank = found
         return DSparkCost(levels=levels, layers=layers, vocabulary=vocabulary, rank=rank)
-
-    @classmethod
-    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
-        from draftwood.compiler.drafters.dspark.training import begin
-
-        return begin(teacher, options)
-
-    @classmethod
-    def trained(
-        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
-    ) -> tuple[DSparkStudent, dict[str, Tensor]]:
-        from draftwood.compiler.drafters.dspark.training import read_back
-
-        return read_back(folder, teacher)
 
     @classmethod
     def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:

@@ -18,8 +18,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.drafters.common.block import Attention, Block, RMSNorm, Sizes
-from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.drafters.common.training import (
+    Attention,
+    Block,
+    RMSNorm,
+    Sizes,
+    aux_layers,
+    read_trained,
+    teacher_sizes,
+)
 from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC
 from draftwood.compiler.drafters.dspark.network import Head, MarkovHead
 from draftwood.compiler.training.batch import Batch
@@ -216,7 +223,7 @@ def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
     rows_VR[:, :width] = found_VX * (size / found_VX.square().mean().sqrt())
 
 
-def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any]) -> DSparkStudent:
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
     """A student of the chosen levels and layers. Its sequential head is the recurrent one; its mask token is the one
     that texts begin with, which no text holds further on."""
     mask = teacher.config.bos_token_id or 0
@@ -226,7 +233,7 @@ def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any]) -> DSparkStuden
     return student
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[DSparkStudent, dict[str, Tensor]]:
+def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[DSparkStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
     config, sizes, tensors, _ = read_trained(folder, DEEPSPEC)
     own = config["num_hidden_layers"], config["markov_rank"], config["markov_head_type"], config["mask_token_id"]

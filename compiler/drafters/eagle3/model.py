@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import Tensor
+from typing import Any, ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
@@ -17,7 +15,6 @@ from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.export import exported
 from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, OTHERS, WRITERS
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
-from draftwood.compiler.drafters.kind import EAGLE3
 from draftwood.compiler.drafters.model import Folder, OpenedDrafter
 from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening, size_fields
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -25,11 +22,6 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
-    from draftwood.compiler.drafters.eagle3.training import Eagle3Student
 
 # Its q, k and v read two hidden states side by side.
 _AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "query"), ("k", "key"), ("v", "key"))}
@@ -80,6 +72,7 @@ class Eagle3Model(CachedModel):
     """One block or several, run once a level."""
 
     kind: ClassVar[str] = "eagle3"
+    training: ClassVar[str | None] = "draftwood.compiler.drafters.eagle3.training"
     follows_nodes: ClassVar[bool] = True
     config: Eagle3Config
 
@@ -99,20 +92,6 @@ class Eagle3Model(CachedModel):
             case [] | [_] as found if len(found) == len(sizes):
                 return Eagle3Cost(vocabulary=(*found, teacher.vocabulary)[0])
         return None
-
-    @classmethod
-    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
-        from draftwood.compiler.drafters.eagle3.training import begin
-
-        return begin(teacher, options, ids_V)
-
-    @classmethod
-    def trained(
-        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
-    ) -> tuple[Eagle3Student, dict[str, Tensor]]:
-        from draftwood.compiler.drafters.eagle3.training import read_back
-
-        return read_back(folder, teacher, levels or EAGLE3.options["levels"].default)
 
     @classmethod
     def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
-from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.drafters.common.training import Block, RMSNorm, Sizes, aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.drafters.kind import EAGLE3
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored
 
@@ -135,8 +135,9 @@ def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor |
     return student
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int) -> tuple[Eagle3Student, dict[str, Tensor]]:
-    """A trained drafter as a student that drafts ``levels`` ahead, and its values."""
+def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[Eagle3Student, dict[str, Tensor]]:
+    """A trained drafter as a student that drafts ``levels`` ahead, by default as a training does; and its values."""
+    levels = levels or EAGLE3.options["levels"].default
     config, sizes, tensors, ids_V = read_trained(folder, "LlamaForCausalLMEagle3")
     aux = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
     return Eagle3Student(teacher, sizes, levels, aux, ids_V), tensors

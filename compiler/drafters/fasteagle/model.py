@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from torch import Tensor
+from typing import Any, ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
@@ -19,11 +17,6 @@ from draftwood.compiler.drafters.model import OpenedDrafter
 from draftwood.compiler.drafters.widening import Widening, cached_widening
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
-    from draftwood.compiler.drafters.fasteagle.training import FastEagleStudent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +54,7 @@ class FastEagleModel(CachedModel):
     """A cascade of blocks, one a level."""
 
     kind: ClassVar[str] = "fasteagle"
+    training: ClassVar[str | None] = "draftwood.compiler.drafters.fasteagle.training"
     config: CachedConfig
 
     @classmethod
@@ -85,20 +79,6 @@ class FastEagleModel(CachedModel):
                     layers=layers, vocabulary=vocabulary, heads=heads, kv_heads=kv_heads, intermediate=intermediate
                 )
         return None
-
-    @classmethod
-    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
-        from draftwood.compiler.drafters.fasteagle.training import begin
-
-        return begin(teacher, options, ids_V)
-
-    @classmethod
-    def trained(
-        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
-    ) -> tuple[FastEagleStudent, dict[str, Tensor]]:
-        from draftwood.compiler.drafters.fasteagle.training import read_back
-
-        return read_back(folder, teacher)
 
     @property
     def levels(self) -> int:

@@ -20,8 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from draftwood.compiler.drafters.common.block import Block, RMSNorm, Sizes
-from draftwood.compiler.drafters.common.training import aux_layers, read_trained, teacher_sizes
+from draftwood.compiler.drafters.common.training import Block, RMSNorm, Sizes, aux_layers, read_trained, teacher_sizes
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, stored
 from draftwood.errors import RequestError
@@ -182,7 +181,9 @@ def _sizes(asked: Sequence[int] | None, wide: Sizes) -> Sizes:
     return replace(wide, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=width)
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+def read_back(
+    folder: Path, teacher: LlamaForCausalLM, levels: int | None
+) -> tuple[FastEagleStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
     config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
     return FastEagleStudent(teacher, sizes, config["num_hidden_layers"], tuple(config["aux_layer_ids"]), ids_V), tensors

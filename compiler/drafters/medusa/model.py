@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
-
-from torch import Tensor
+from typing import Any, ClassVar, cast
 
 from draftwood import manifest as m
 from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.medusa.export import exported
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, exported
 from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
 from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads, medusa_step
 from draftwood.compiler.drafters.model import DraftModel, Folder, Lengths, Modules, OpenedDrafter, Trees
@@ -24,11 +21,6 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
-    from draftwood.compiler.drafters.medusa.training import MedusaStudent
 
 _AXES: Axes = {
     "linear.weight": ("hidden", "hidden"),
@@ -64,6 +56,7 @@ class MedusaModel(DraftModel):
     """Heads on the teacher's last hidden state."""
 
     kind: ClassVar[str] = "medusa"
+    training: ClassVar[str | None] = "draftwood.compiler.drafters.medusa.training"
     weights_file: ClassVar[str] = "medusa_lm_head.safetensors"
     described_by: ClassVar[str | None] = "medusa_num_heads"
     config: MedusaConfig
@@ -92,22 +85,6 @@ class MedusaModel(DraftModel):
             case [heads] | [heads, "tied"] if heads.isdecimal() and int(heads):
                 return MedusaCost(levels=int(heads), tied="tied" in sizes)
         return None
-
-    @classmethod
-    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
-        from draftwood.compiler.drafters.medusa.training import MedusaStudent
-
-        student = MedusaStudent(teacher, options["levels"], options["layers"])
-        student.shared_noise = options["shared_noise"]
-        return student
-
-    @classmethod
-    def trained(
-        cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None
-    ) -> tuple[MedusaStudent, dict[str, Tensor]]:
-        from draftwood.compiler.drafters.medusa.training import read_back
-
-        return read_back(folder, teacher)
 
     @classmethod
     def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:

@@ -6,9 +6,9 @@ With shared noise it is the cross-entropy with the teacher's distribution, and o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -71,7 +71,14 @@ class MedusaStudent(Student):
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM) -> tuple[MedusaStudent, dict[str, Tensor]]:
+def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
+    """A student of the chosen heads and blocks."""
+    student = MedusaStudent(teacher, options["levels"], options["layers"])
+    student.shared_noise = options["shared_noise"]
+    return student
+
+
+def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[MedusaStudent, dict[str, Tensor]]:
     """The heads of a folder as a student, and their values."""
     opened = MedusaCheckpoint.open(folder, read_config(Path(str(teacher.name_or_path))))
     config = opened.config

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.drafters.common import budget_tree
-from draftwood.compiler.drafters.common.budget_tree import BudgetDraft, BudgetTree
+from draftwood.compiler.drafters.common import trees as budget_tree
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
+from draftwood.compiler.drafters.common.trees import BudgetDraft, BudgetTree
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.teachers.checkpoint import Checkpoint

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
+from draftwood.compiler.drafters.common.trees import FixedTree
 from draftwood.compiler.drafters.dspark.checkpoint import open_dspark
 from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.kind import DSPARK

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.compiler.drafters.common.fixed_tree import FixedTree
 from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
 from draftwood.compiler.drafters.common.steps import tree_step as any_length_step
+from draftwood.compiler.drafters.common.trees import FixedTree
 from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.steps.tracing import trace

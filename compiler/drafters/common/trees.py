@@ -1,0 +1,206 @@
+"""Draft trees grown inside a static graph, one batched pass a level: of fixed shape, or of a shape that it chooses.
+
+Every drafter whose candidates depend on the nodes above them grows its trees so; what it runs a level is its own.
+
+A budget tree (EAGLE-2 and 3) grows, then reranks: the k best tokens of the root are the first level; of every level
+the k best nodes by cumulative log-probability are expanded by k tokens each; the M best of all nodes stay (Li et al.,
+2024, arXiv 2406.16858). A node is never better than its parent, so the parents of those that stay, stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.steps.step import tensor
+from draftwood.errors import TreeError
+from draftwood.manifest import TensorSignature
+from draftwood.trees import Topology, tensorize
+from draftwood.trees.spec import Budget
+
+# n nodes of a depth, E of them with children, S expanded nodes so far, k candidates, M nodes of the tree, T = M + 1
+# rows, L = D + 1 places on a path, A = k + (D - 1) * k * k nodes that a budget tree grows
+
+# A token of probability 1 ties with its parent. Taking this from the log-probability for every level keeps the
+# parent ahead; it is more than fp32 loses at any score above -1000.
+LEVEL_COST = 1e-4
+
+
+class Growth(Protocol):
+    """The rows of one depth that have children, as a drafter has run them; the first are the root alone."""
+
+    def best(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best tokens below every row, best first: the teacher's ids int64 [E, k], log-probabilities [E, k]."""
+
+    def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Growth:
+        """The rows of these tokens below those numbered ``source``; ``masked`` hides, of all rows run so far and these
+        behind them, the root not counted, those that are not on a row's path."""
+
+
+class _Level(nn.Module):
+    """Index tables of one depth; they are constants of the trace."""
+
+    pick_n: Tensor
+    parent_n: Tensor
+    expanded_E: Tensor
+    source_E: Tensor
+    masked_ES: Tensor
+
+    def __init__(self, width: int, tables: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.width = width
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+
+
+class FixedTree(nn.Module):
+    """Ranks are those of each parent's own distribution; only rows with children are run."""
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__()
+        assert topology.nodes, "a draft tree has at least one node"
+        self.nodes, self.depth = topology.nodes, topology.depth
+        self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
+
+    def outputs(self) -> list[TensorSignature]:
+        """What ``grow`` gives, as a step declares it."""
+        return [tensor("drafted", "int64", self.nodes), tensor("scores", "float32", self.nodes)]
+
+    def grow(self, rows: Growth) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [M] in the topology's row order, and their cumulative log-probabilities [M], of the root's
+        ``rows``."""
+        tokens: list[Tensor] = []
+        scores: list[Tensor] = []
+        for depth, level in enumerate(cast(Iterable[_Level], self.levels), 1):
+            ids_Ek, logp_Ek = rows.best(level.width)
+            tokens.append(ids_Ek.flatten().index_select(0, level.pick_n))
+            gained_n = logp_Ek.flatten().index_select(0, level.pick_n)
+            scores.append(scores[-1].index_select(0, level.parent_n) + gained_n if scores else gained_n)
+            if depth < len(self.levels):
+                rows = rows.below(tokens[-1].index_select(0, level.expanded_E), level.source_E, level.masked_ES)
+        return torch.cat(tokens), torch.cat(scores)
+
+
+def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:
+    """Candidates a parent, and the tables of the nodes at ``depth``.
+
+    ``pick`` reads their tokens from the candidates [E, k] of the depth above, ``parent`` their parents' scores
+    among the n of the depth above; ``expanded`` are those with children and ``source`` the rows, among the E
+    run before, of their parents. ``masked`` hides from them whatever expanded node is not on their path.
+    """
+    parents, ranks, depths = topology.parents, topology.ranks, topology.depths
+    with_children = set(parents[1:])
+    above, here = ([row for row in range(topology.rows) if depths[row] == d] for d in (depth - 1, depth))
+    ran = [row for row in above if row in with_children]
+    expanded = [row for row in here if row in with_children]
+    kept = [row for row in range(1, topology.rows) if row in with_children and depths[row] <= depth]
+    width = max(ranks[row] for row in here) + 1
+    visible = torch.from_numpy(tensorize(topology).mask.copy())
+    return width, {
+        "pick_n": torch.tensor([ran.index(parents[row]) * width + ranks[row] for row in here]),
+        "parent_n": torch.tensor([above.index(parents[row]) for row in here]),
+        "expanded_E": torch.tensor([here.index(row) for row in expanded], dtype=torch.int64),
+        "source_E": torch.tensor([ran.index(parents[row]) for row in expanded], dtype=torch.int64),
+        "masked_ES": ~visible[expanded][:, kept],
+    }
+
+
+class BudgetDraft(NamedTuple):
+    """The tree: the nodes' tokens and scores, and the rows' buffers as ``trees.TreeBuffers`` has them.
+
+    A row precedes its children, and siblings stand by rank. No index is negative; row 0 is the root.
+    """
+
+    tokens_M: Tensor
+    parents_T: Tensor
+    depths_T: Tensor
+    mask_TT: Tensor
+    paths_TL: Tensor
+    scores_M: Tensor
+
+
+class BudgetTree(nn.Module):
+    """M ``nodes`` of at most ``depth`` D, grown by k ``candidates`` a node and k nodes a level.
+
+    Raises:
+        TreeError: a size is below 1, or more nodes are to be kept than are grown.
+    """
+
+    level_cost_A: Tensor
+
+    def __init__(self, nodes: int, depth: int, candidates: int) -> None:
+        super().__init__()
+        grown = candidates + (depth - 1) * candidates**2
+        if min(nodes, depth, candidates) < 1 or nodes > grown:
+            raise TreeError(
+                f"budget tree: {nodes} nodes of depth {depth} by {candidates} candidates; expected 1 to {max(grown, 1)}"
+                " nodes, for k + (D - 1) * k * k are grown; raise the candidates or the depth"
+            )
+        self.nodes, self.depth, self.candidates = nodes, depth, candidates
+        sizes = torch.tensor([candidates] + [candidates**2] * (depth - 1))
+        cost_A = torch.arange(depth).repeat_interleave(sizes) * LEVEL_COST
+        self.register_buffer("level_cost_A", cost_A, persistent=False)
+
+    def outputs(self) -> list[TensorSignature]:
+        """What ``grow`` gives, as a step declares it."""
+        nodes, rows = self.nodes, self.nodes + 1
+        return [
+            tensor("drafted", "int64", nodes),
+            tensor("parents", "int64", rows),
+            tensor("depths", "int64", rows),
+            tensor("mask", "bool", rows, rows),
+            tensor("paths", "int64", rows, self.depth + 1),
+            tensor("scores", "float32", nodes),
+        ]
+
+    def grow(self, rows: Growth) -> BudgetDraft:
+        """Grows the tree below the root's ``rows`` and keeps the best M nodes."""
+        k = self.candidates
+        ids, logp = rows.best(k)
+        order_k = torch.arange(k, device=ids.device)
+        tokens, scores, parents = [ids.flatten()], [logp.flatten()], [torch.zeros_like(order_k)]
+        # The frontier: its nodes' places in the list of all, the rows just run that they hang under, and the
+        # nodes run so far that they see.
+        place_k, source_k = order_k, torch.zeros_like(order_k)
+        itself_kk = order_k[:, None] == order_k
+        seen_kS, tokens_k, scores_k = itself_kk, tokens[0], scores[0]
+        for depth in range(1, self.depth):
+            rows = rows.below(tokens_k, source_k, ~seen_kS)
+            ids, logp = rows.best(k)
+            tokens.append(ids.flatten())
+            scores.append((logp + scores_k[:, None]).flatten())
+            parents.append((place_k + 1)[:, None].expand(k, k).flatten())
+            scores_k, best_k = scores[-1].topk(k)
+            tokens_k, source_k = tokens[-1].index_select(0, best_k), best_k // k
+            place_k = best_k + (k + (depth - 1) * k * k)
+            seen_kS = torch.cat((seen_kS.index_select(0, source_k), itself_kk), 1)
+        return self._rerank(torch.cat(tokens), torch.cat(scores), torch.cat(parents))
+
+    def _rerank(self, tokens_A: Tensor, scores_A: Tensor, parents_A: Tensor) -> BudgetDraft:
+        """``parents`` are places in the list of all nodes, counted from 1; 0 is the root."""
+        kept_M = (scores_A - self.level_cost_A).topk(self.nodes).indices.sort().values
+        # A parent's row is the number of kept places before and with it, for kept places ascend.
+        parents_M = (kept_M < parents_A.index_select(0, kept_M)[:, None]).sum(1)
+        parents_T = torch.cat((torch.zeros_like(parents_M[:1]), parents_M))
+        depths_T, paths_TL = self._paths(parents_T)
+        mask_TT = (paths_TL[:, :, None] == torch.arange(self.nodes + 1, device=paths_TL.device)).any(1)
+        tokens_M, scores_M = tokens_A.index_select(0, kept_M), scores_A.index_select(0, kept_M)
+        return BudgetDraft(tokens_M, parents_T, depths_T, mask_TT, paths_TL, scores_M)
+
+    def _paths(self, parents_T: Tensor) -> tuple[Tensor, Tensor]:
+        """(depths [T], paths [T, L]): climbing D times reaches the root from everywhere."""
+        climb = [torch.arange(self.nodes + 1, device=parents_T.device)]
+        for _ in range(self.depth):
+            climb.append(parents_T.index_select(0, climb[-1]))
+        climb_LT = torch.stack(climb)
+        depths_T = (climb_LT != 0).sum(0)
+        steps_LT = (depths_T - torch.arange(self.depth + 1, device=parents_T.device)[:, None]).clamp(min=0)
+        return depths_T, climb_LT.gather(0, steps_LT).transpose(0, 1).contiguous()
+
+
+def grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
+    """What grows a tree of at least one node."""
+    return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)
