@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from draftwood.compiler.device.experts import expert_loads
+from draftwood.compiler.device.experts import touched_experts
 from draftwood.compiler.teachers.experts import MixtureConfig, MixtureLayer
 from draftwood.errors import RequestError
 from draftwood.files import read_text, write_whole
@@ -71,8 +71,7 @@ def count_loads(engine: CountingEngine, prompts: Mapping[str, list[int]], chosen
         for number, ids in enumerate(prompts.values(), 1):
             Decoding(engine, ids, chosen, policy_for(bundle, gear)).run()
             print(f"{gear}: {number}/{len(prompts)} prompts", file=sys.stderr, flush=True)
-    even = expert_loads(config)
-    return [_row(rows, engine.touched[rows], even.touched(rows)) for rows in sorted(engine.touched)]
+    return [_row(rows, engine.touched[rows], touched_experts(config, rows)) for rows in sorted(engine.touched)]
 
 
 def _row(rows: int, touched: list[int], even: float) -> dict[str, Any]:
