@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from draftwood.compiler.device.constants import MOVED_ROWS
-from draftwood.compiler.device.devices import Device, parts
+from draftwood.compiler.device.devices import DeviceSpec, parts
 from draftwood.compiler.device.experts import mixture_ops
 from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products, rows_of
 from draftwood.compiler.device.ranks import on_ranks
@@ -106,7 +106,7 @@ def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None
     ]
 
 
-def step_s(device: Device, config: TeacherConfig, rows: int, slots: int, ranks: int = 1) -> float:
+def step_s(device: DeviceSpec, config: TeacherConfig, rows: int, slots: int, ranks: int = 1) -> float:
     """Seconds of a teacher step of `rows` rows at KV length `slots` in a static graph, on `ranks` devices together."""
     return math.fsum(parts(device, on_ranks(step_ops(config, rows, slots), config, ranks)).values())
 

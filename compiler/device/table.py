@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, LINKS, OUTPUT_SECONDS
-from draftwood.compiler.device.devices import Device, parts
+from draftwood.compiler.device.devices import DeviceSpec, parts
 from draftwood.compiler.device.experts import touched_experts
 from draftwood.compiler.device.operators import TILING, Op
 from draftwood.compiler.device.ranks import on_ranks
@@ -37,7 +37,7 @@ class DraftCost(Protocol):
 
 
 def modelled_table(
-    device: Device,
+    device: DeviceSpec,
     config: TeacherConfig,
     rows: Sequence[int],
     slots: Sequence[int],

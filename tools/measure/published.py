@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from draftwood.compiler.device.devices import DEVICES, Device, parts
+from draftwood.compiler.device.devices import DEVICES, DeviceSpec, parts
 from draftwood.compiler.device.operators import Op, attention, copy, elementwise, matmul
 from draftwood.compiler.device.steps import step_s
 from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
@@ -63,7 +63,7 @@ _MODEL_OPS, _MEDUSA_OPS, _DRAFT_OPS, _COMMIT_OPS = 26, 45, 25, 3
 class Eager:
     """Eager PyTorch on a device: what the host adds."""
 
-    device: Device
+    device: DeviceSpec
     # Seconds between two launches.
     launch: float
     # Seconds a step spends on turning each token of the answer so far into text again.
@@ -166,7 +166,7 @@ def accept_length(nodes: int, depth: int, share: float) -> float:
     return total
 
 
-def fitted_eager(device: Device) -> tuple[Eager, tuple[Constant, ...]]:
+def fitted_eager(device: DeviceSpec) -> tuple[Eager, tuple[Constant, ...]]:
     """The host's two parameters, each fitted to one published figure."""
     config = OPENPANGU_7B
     plain = eager_step(config, 1, _mean_slots())
@@ -195,7 +195,7 @@ def _mean_slots() -> int:
     return int(EAGLE["prompt"] + EAGLE["answer"] // 2)
 
 
-def study(device: Device = DEVICES["ascend-910b3"]) -> dict[str, Any]:
+def study(device: DeviceSpec = DEVICES["ascend-910b3"]) -> dict[str, Any]:
     """Every published figure beside the model's; times in ms."""
     eager, constants = fitted_eager(device)
     return {
@@ -262,7 +262,7 @@ def _eagle(eager: Eager) -> dict[str, Any]:
     }
 
 
-def _static(device: Device) -> dict[str, Any]:
+def _static(device: DeviceSpec) -> dict[str, Any]:
     """The same drafters in static graphs, at KV length 1024: bounds on the speed-up, without host time."""
     config = OPENPANGU_7B
     plain = step_s(device, config, 1, 1024)
