@@ -19,7 +19,7 @@ from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT, ROUNDED_LINEAR
-from draftwood.kernels.scatter import JOIN_ROWS, SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_, SCATTER_UPDATE, SCATTER_UPDATE_
+from draftwood.kernels.scatter import JOIN_ROWS, SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_
 
 NPU_CONTRACTS = (
     RMS_NORM,
@@ -29,8 +29,6 @@ NPU_CONTRACTS = (
     FUSED_INFER_ATTENTION_SCORE,
     SCATTER_ND_UPDATE,
     SCATTER_ND_UPDATE_,
-    SCATTER_UPDATE,
-    SCATTER_UPDATE_,
     GATING,
     INIT_ROUTING,
     FINALIZE_ROUTING,

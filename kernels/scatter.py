@@ -34,30 +34,6 @@ def _scatter_nd_update_onnx(input, indices, updates):  # type: ignore[no-untyped
     return op.ScatterND(input, indices, updates)
 
 
-def _scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    if indices.ndim != 1:
-        raise NotImplementedError("only one start index per batch row has a reference")
-    length = updates.shape[axis]
-    for row, start in enumerate(indices.tolist()):
-        input[row].narrow(axis if axis < 0 else axis - 1, start, length).copy_(updates[row])
-    return input
-
-
-def _scatter_update(input: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    return _scatter_update_(input.clone(), indices, updates, axis)
-
-
-def _scatter_update_onnx(input, indices, updates, axis: int):  # type: ignore[no-untyped-def]
-    # One batch row: the updates' rows go to start, start + 1, ... along the axis.
-    length = op.Gather(op.Shape(updates), op.Constant(value_ints=[axis]), axis=0)
-    steps = op.Range(op.Constant(value_int=0), op.Squeeze(length), op.Constant(value_int=1))
-    index = op.Add(op.Cast(indices, to=7), steps)
-    rank = len(updates.shape)
-    shape = [-1 if i == axis % rank else 1 for i in range(rank)]
-    index = op.Expand(op.Reshape(index, op.Constant(value_ints=shape)), op.Shape(updates))
-    return op.ScatterElements(input, index, updates, axis=axis)
-
-
 def _join_rows(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat((first, second))
 
@@ -83,16 +59,5 @@ SCATTER_ND_UPDATE = Contract(
 SCATTER_ND_UPDATE_ = Contract(
     "npu_scatter_nd_update_(Tensor(a!) input, Tensor indices, Tensor updates) -> Tensor(a!)",
     reference=_scatter_nd_update_,
-    fake=_input_itself,
-)
-SCATTER_UPDATE = Contract(
-    "scatter_update(Tensor input, Tensor indices, Tensor updates, int axis) -> Tensor",
-    reference=_scatter_update,
-    fake=_same_as_input,
-    onnx=_scatter_update_onnx,
-)
-SCATTER_UPDATE_ = Contract(
-    "scatter_update_(Tensor(a!) input, Tensor indices, Tensor updates, int axis) -> Tensor(a!)",
-    reference=_scatter_update_,
     fake=_input_itself,
 )

@@ -16,7 +16,7 @@ from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge.weights import read_index, write_npu_weights
 from draftwood.compiler.ranks.share import Share
 from draftwood.compiler.ranks.weights import rank_entries
-from draftwood.compiler.targets.precision import PRECISIONS
+from draftwood.compiler.targets.storage import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import BundleError, CheckpointError, RequestError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from draftwood.compiler.ge.atc import DEFAULT_SOC
-from draftwood.compiler.targets.precision import Precision
 from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
+from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.errors import RequestError, TreeError
 from draftwood.planned import Gear, Planning, named_gears
@@ -37,7 +37,7 @@ class BuildRequest:
     prefill_rows: tuple[int, ...] = PREFILL_ROWS
     targets: tuple[str, ...] = ("onnx",)
     # By target; one that is not named takes what suits it and the teacher.
-    precisions: Mapping[str, Precision] = field(default_factory=dict)
+    precisions: Mapping[str, Storage] = field(default_factory=dict)
     weights: WeightMode = "copy"
     # The chip that the NPU's compile commands name.
     soc: str = DEFAULT_SOC

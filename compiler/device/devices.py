@@ -23,7 +23,7 @@ _MSMODELING = "Ascend/msmodeling, tensor_cast/device.py, profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSpec:
     """Peak figures of one device; a 910C counts as one of its two dies."""
 
     name: str
@@ -95,7 +95,7 @@ _SPECS: tuple[tuple[str, str, float, float, float, int, tuple[float, float, bool
     ("ascend-910c", "Ascend910_9391", 353.9, 22, 1.6, 64, _A3, f"{_MSMODELING} A3_752T_128G_DIE", "vendor simulator"),
 )
 _DEVICES = (
-    Device(
+    DeviceSpec(
         name=name,
         soc=soc,
         cube=cube * 1e12,
@@ -113,14 +113,14 @@ _DEVICES = (
 DEVICES = {device.name: device for device in _DEVICES}
 
 
-def device(name: str) -> Device:
+def device(name: str) -> DeviceSpec:
     """The device of a name; RequestError lists them."""
     if name not in DEVICES:
         raise RequestError(f"--device {name}: not known; expected one of {', '.join(DEVICES)}")
     return DEVICES[name]
 
 
-def parts(device: Device, ops: Iterable[Op]) -> dict[str, float]:
+def parts(device: DeviceSpec, ops: Iterable[Op]) -> dict[str, float]:
     """Seconds of `ops` by what they are spent on; they add up to the whole.
 
     A matrix product counts as ``weights`` where it waits for its weights and as ``compute`` where it waits for

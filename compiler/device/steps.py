@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from draftwood.compiler.device.constants import MOVED_ROWS
-from draftwood.compiler.device.devices import Device, parts
-from draftwood.compiler.device.experts import ExpertLoads, expert_loads, mixture_ops
+from draftwood.compiler.device.devices import DeviceSpec, parts
+from draftwood.compiler.device.experts import mixture_ops
 from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products, rows_of
 from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.teachers.block import turns_whole
@@ -61,15 +61,12 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     ]
 
 
-def all_layers(config: TeacherConfig, rows: int, slots: int, loads: ExpertLoads | None = None) -> list[Op]:
-    """Every block of a teacher; where it has experts, ``loads`` says how many a step touches."""
+def all_layers(config: TeacherConfig, rows: int, slots: int) -> list[Op]:
+    """Every block of a teacher."""
     if not isinstance(config, MixtureConfig):
         return _times(config.layers, layer_ops(config, rows, slots))
     plain = len(config.dense_layers)
-    mixture = [
-        *attention_ops(config, rows, slots),
-        *mixture_ops(config, rows, loads or expert_loads(config)),
-    ]
+    mixture = [*attention_ops(config, rows, slots), *mixture_ops(config, rows)]
     return [*_times(plain, layer_ops(config, rows, slots)), *_times(config.layers - plain, mixture)]
 
 
@@ -89,9 +86,7 @@ def _quantised(config: TeacherConfig, layer: str) -> bool:
     return f"layers.0.{layer}" in config.quantised
 
 
-def step_ops(
-    config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None, loads: ExpertLoads | None = None
-) -> list[Op]:
+def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None) -> list[Op]:
     """A whole teacher step: commit and verify of `rows` rows, logits of `head_rows` of them (all where None)."""
     H, V = config.hidden, config.vocabulary
     scored = rows if head_rows is None else head_rows
@@ -104,14 +99,14 @@ def step_ops(
         *([rows_of("qkv", rows, H)] if _quantised(config, "qkv") else []),
         copy("branch", branch * (rows + MOVED_ROWS.value) / 4, count=4),
         *([copy("rotary rows", rows * rotated, count=2)] if turns_whole(config) else []),
-        *all_layers(config, rows, slots, loads),
+        *all_layers(config, rows, slots),
         elementwise("last norm", scored * H, 4),
         *products("head", scored, H, V, HEAD in config.quantised),
         elementwise("argmax", scored * V, 1),
     ]
 
 
-def step_s(device: Device, config: TeacherConfig, rows: int, slots: int, ranks: int = 1) -> float:
+def step_s(device: DeviceSpec, config: TeacherConfig, rows: int, slots: int, ranks: int = 1) -> float:
     """Seconds of a teacher step of `rows` rows at KV length `slots` in a static graph, on `ranks` devices together."""
     return math.fsum(parts(device, on_ranks(step_ops(config, rows, slots), config, ranks)).values())
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, LINKS, OUTPUT_SECONDS
-from draftwood.compiler.device.devices import Device, parts
-from draftwood.compiler.device.experts import ExpertLoads, expert_loads
+from draftwood.compiler.device.devices import DeviceSpec, parts
+from draftwood.compiler.device.experts import touched_experts
 from draftwood.compiler.device.operators import TILING, Op
 from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.device.steps import graph_bytes, int8_draft, step_ops
@@ -37,26 +37,22 @@ class DraftCost(Protocol):
 
 
 def modelled_table(
-    device: Device,
+    device: DeviceSpec,
     config: TeacherConfig,
     rows: Sequence[int],
     slots: Sequence[int],
     drafter: DraftCost | None = None,
     teacher: Mapping[str, Any] | None = None,
     prefill: Sequence[int] = (),
-    loads: ExpertLoads | None = None,
     ranks: int = 1,
     int8_drafter: bool = False,
 ) -> LatencyTable:
     """The table of a device: a step of every number of rows at every KV length, prefill chunks, drafts, host.
 
-    A shape that does not fit a KV length, its rows and the spare slot, is left out. ``loads``: how many experts of a
-    layer a step touches, of a teacher that has experts; what its rows choose evenly where it is None. With ``ranks``
-    that many devices run every step together. ``int8_drafter``: the drafter's linear layers are W8A8, whatever the
-    teacher's are.
+    A shape that does not fit a KV length, its rows and the spare slot, is left out. With ``ranks`` that many devices
+    run every step together. ``int8_drafter``: the drafter's linear layers are W8A8, whatever the teacher's are.
     """
-    if isinstance(config, MixtureConfig):
-        loads = loads or expert_loads(config)
+    mixture = config if isinstance(config, MixtureConfig) else None
 
     def spent_on(ops: Iterable[Op]) -> dict[str, float]:
         return parts(device, on_ranks(ops, config, ranks))
@@ -64,11 +60,11 @@ def modelled_table(
     entries: list[LatencyEntry] = []
     for length in slots:
         for count in sorted({count for count in rows if count < length}):
-            spent = spent_on(step_ops(config, count, length, loads=loads))
+            spent = spent_on(step_ops(config, count, length))
             kind: EntryKind = "decode" if count == 1 else "verify"
             entries.append(_entry(kind, spent, (count, length), graph_bytes(config, count, length)))
         for count in (count for count in prefill if count < length):
-            entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1, loads)), (count, length)))
+            entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1)), (count, length)))
     for depth, width, ops in drafter.drafts(int8_draft(config, int8_drafter), max(slots)) if drafter else ():
         entries.append(_entry("draft", spent_on(ops), (depth, width)))
     entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}))
@@ -83,9 +79,9 @@ def modelled_table(
             "memory_bytes": device.memory,
             **({"ranks": ranks} if ranks > 1 else {}),
         },
-        teacher=dict(teacher or {}) | ({"experts": loads.facts} if loads else {}),
+        teacher=dict(teacher or {}) | _mixture_facts(mixture),
         drafter=(drafter.facts | ({"int8": True} if int8_drafter else {})) if drafter else {},
-        notes=(*NOTES, *([_load_note(loads, rows)] if loads else [])),
+        notes=(*NOTES, *([_load_note(mixture, rows)] if mixture else [])),
         constants=(*device.constants(ranks), *COMMON, *(LINKS if ranks > 1 else ())),
     )
 
@@ -99,12 +95,18 @@ NOTES = (
 )
 
 
-def _load_note(loads: ExpertLoads, rows: Sequence[int]) -> str:
+def _mixture_facts(config: MixtureConfig | None) -> dict[str, Any]:
+    return {"experts": {"experts": config.experts, "per_token": config.experts_per_token}} if config else {}
+
+
+def _load_note(config: MixtureConfig, rows: Sequence[int]) -> str:
     """How many experts a step of some rows touches, and how that is known."""
     shown = [count for count in (1, 2, 4, 8, 16, 32, 64) if count in rows] or sorted(rows)[:1]
-    touched = ", ".join(f"{loads.touched(count):.0f} at {count}" for count in shown)
-    known = "taken to be chosen evenly by every row" if loads.measured is None else "as measured"
-    return f"Experts of a layer that a step touches, of {loads.experts}, by its rows: {touched}; {known}."
+    touched = ", ".join(f"{touched_experts(config, count):.0f} at {count}" for count in shown)
+    return (
+        f"Experts of a layer that a step touches, of {config.experts}, by its rows: {touched};"
+        " taken to be chosen evenly by every row."
+    )
 
 
 def _entry(

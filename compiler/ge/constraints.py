@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from draftwood.compiler.ge.graph import HELD, Edge, Graph, Node
+from draftwood.compiler.ge.graph import FREE, HELD, Edge, Graph, Node
 from draftwood.compiler.ge.operator_rules import Use, broken
 
 # B batch, N query heads, K key/value heads, T query rows, C cache slots, D head dimension
@@ -252,7 +252,7 @@ def _slots(a: Attention) -> int:
 
 def _through_views(graph: Graph, edge: Edge) -> Node:
     node = graph.nodes[edge.node]
-    while node.type in ("Reshape", "Unsqueeze", "Squeeze", "ExpandDims", "Identity"):
+    while node.type in FREE:
         first = node.inputs[0]
         assert first is not None
         node = graph.nodes[first.node]

@@ -42,11 +42,12 @@ GE_TYPES = {
 SOURCES = ("Data", "RefData")
 # Nodes that hold a value or end the graph, and compute nothing.
 HELD = (*SOURCES, "Const", "FileConstant", "NetOutput")
-# Nodes that give the same memory another shape, and those that GE takes out: no kernel runs for either.
-VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims", "Identity")
+# Nodes that give the same memory another shape; no kernel runs for them, nor for those that GE takes out.
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
+FREE = (*VIEWS, "Identity")
 
 # Operators whose results lie where an operand does.
-REFERENCES = ("ApplyRotaryPosEmb", "ScatterNdUpdate", "Scatter", "Assign")
+REFERENCES = ("ApplyRotaryPosEmb", "ScatterNdUpdate")
 
 
 class Edge(NamedTuple):
@@ -145,7 +146,7 @@ class Graph:
     @property
     def kernels(self) -> list[Node]:
         """Nodes for which a kernel runs on a device."""
-        free, still = self.laid_out(), (*HELD, *VIEWS)
+        free, still = self.laid_out(), (*HELD, *FREE)
         return [node for node in self.nodes.values() if node.type not in still and node.name not in free]
 
     def laid_out(self) -> set[str]:
@@ -161,7 +162,7 @@ class Graph:
         for node in self.nodes.values():
             parts = [edge for edge in node.operands if edge is not None]
             if node.type == "ConcatD" and node.attributes["concat_dim"] == 0 and len(set(parts)) == len(parts):
-                owned = all(self.nodes[edge.node].type not in (*HELD, *VIEWS, *REFERENCES) for edge in parts)
+                owned = all(self.nodes[edge.node].type not in (*HELD, *FREE, *REFERENCES) for edge in parts)
                 if owned and not taken & set(parts) and not ends & set(parts):
                     taken |= set(parts)
                     found.add(node.name)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from draftwood.compiler.ge.graph import Edge, Graph, Node
+from draftwood.compiler.ge.graph import VIEWS, Edge, Graph, Node
 from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, INTEGERS, NUMBERS
 from draftwood.kernels.rounded import SWIGLU_BYTES, SWIGLU_ROWS, swiglu_fits
 
@@ -112,9 +112,6 @@ def _apply_rotary(use: Use) -> Iterator[Broken]:
             yield "error", f"writes over its {name}, which {other} is or reads as well"
 
 
-_VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "ExpandDims")
-
-
 def _other_reader(graph: Graph, edge: Edge, name: str) -> str:
     """Who else has the memory behind an edge: another reader, or the world outside of the graph; "" if nobody."""
     while True:
@@ -122,7 +119,7 @@ def _other_reader(graph: Graph, edge: Edge, name: str) -> str:
             if reader.name != name and reader.inputs[number] == edge:
                 return reader.name
         node = graph.nodes[edge.node]
-        if node.type not in _VIEWS:
+        if node.type not in VIEWS:
             return node.name if node.type in ("Data", "RefData", "Const", "FileConstant") else ""
         first = node.inputs[0]
         assert first is not None
@@ -280,7 +277,7 @@ def _collective(use: Use) -> Iterator[Broken]:
 def _held(graph: Graph, edge: Edge) -> str:
     """What of the graph's inputs and weights an edge is a view of; "" if it is computed."""
     node = graph.nodes[edge.node]
-    while node.type in _VIEWS:
+    while node.type in VIEWS:
         first = node.inputs[0]
         assert first is not None
         node = graph.nodes[first.node]

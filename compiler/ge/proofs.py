@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from draftwood.compiler.ge.graph import Graph, Node
+from draftwood.compiler.ge.graph import VIEWS, Graph, Node
 from draftwood.errors import LoweringError
 from draftwood.manifest import StepSignature
 
 # Operators that write through their first input.
-WRITES = ("ScatterNdUpdate", "Scatter")
-# Operators that give the same memory another shape.
-_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "ExpandDims")
+WRITES = ("ScatterNdUpdate",)
 # Operators that only read a cache.
 _READS = ("FusedInferAttentionScore", "BatchMatMul", "BatchMatMulV2", "MatMul", "MatMulV2")
 
@@ -55,7 +53,7 @@ def _prove(graph: Graph, cache: str) -> InPlace:
 
 def _readers_of(graph: Graph, cache: str, node: Node) -> Iterator[Node]:
     for reader, _ in graph.readers(node.name):
-        if reader.type in _VIEWS:
+        if reader.type in VIEWS:
             yield from _readers_of(graph, cache, reader)
         elif reader.type in _READS:
             yield reader

@@ -27,7 +27,7 @@ TOLD = ("drafted", "candidates", "scores", "parents")
 DRAFT_INPUTS = {"features": "features.in", "accepted": "waiting"}
 
 
-class Parts(NamedTuple):
+class WholeParts(NamedTuple):
     """The steps that a whole step is made of; nothing drafts for plain decoding. ``rows`` is of `tree_rows`."""
 
     draft: Step | None
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
 class WholeStep(nn.Module):
     """Takes and gives what its signature lists. ``noise`` is the draft's, of its shape; zeros for greedy text."""
 
-    def __init__(self, parts: Parts, signature: StepSignature, vocabulary: int) -> None:
+    def __init__(self, parts: WholeParts, signature: StepSignature, vocabulary: int) -> None:
         super().__init__()
         self.parts, self.signature, self.vocabulary = parts, signature, vocabulary
         self.draft = parts.draft.module if parts.draft else None
@@ -77,7 +77,7 @@ class WholeStep(nn.Module):
         return F.pad(noise_LU, (0, 0, 0, levels - keys.shape[2])).to(DTYPES[spec.dtype])
 
 
-def whole_step(gear: str, draws: Draws, parts: Parts, vocabulary: int) -> Step:
+def whole_step(gear: str, draws: Draws, parts: WholeParts, vocabulary: int) -> Step:
     """One launch for a gear; its inputs and outputs follow from those of its parts."""
     draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
     caches = [*(draft.signature.caches if draft else []), *verify.caches]
@@ -111,7 +111,7 @@ def _inputs(draws: Draws, draft: Step | None, verify: StepSignature, accept: Ste
     ]
 
 
-def _outputs(parts: Parts) -> list[TensorSignature]:
+def _outputs(parts: WholeParts) -> list[TensorSignature]:
     """What the host must know of draft and acceptance; then what stays on the device."""
     draft, verify, accept = parts.draft, parts.verify.signature, parts.accept.signature
     told = [spec for spec in draft.signature.outputs if spec.name in TOLD] if draft else []

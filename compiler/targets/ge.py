@@ -23,8 +23,8 @@ from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index
 from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
-from draftwood.compiler.targets.precision import BF16, FP16, Precision, w8a8
 from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps, whole_steps
+from draftwood.compiler.targets.storage import BF16, FP16, Storage, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import LoweringError, RequestError
@@ -45,12 +45,12 @@ class GeTarget(Target):
     modes = ("copy", "link", "none")
     splits = True
 
-    def precision(self, config: TeacherConfig) -> Precision:
+    def precision(self, config: TeacherConfig) -> Storage:
         """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
         plain = FP16 if config.dtype == "float16" else BF16
         return w8a8(plain) if config.quantised else plain
 
-    def check(self, precision: Precision) -> None:
+    def check(self, precision: Storage) -> None:
         types = precision.types
         used = {precision.plain, types.activations, types.caches}
         if len(used) > 1 or not used <= {"float16", "bfloat16"}:

@@ -11,8 +11,8 @@ from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.bitwise import bitwise_step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.modules import load_modules
-from draftwood.compiler.targets.precision import FP32, Precision, w8a8
 from draftwood.compiler.targets.steps import draft_steps, static_steps
+from draftwood.compiler.targets.storage import FP32, Storage, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
@@ -27,10 +27,10 @@ class OnnxTarget(Target):
     name = "onnx"
     modes = ("copy",)
 
-    def precision(self, config: TeacherConfig) -> Precision:
+    def precision(self, config: TeacherConfig) -> Storage:
         return w8a8(FP32) if config.quantised else FP32
 
-    def check(self, precision: Precision) -> None:
+    def check(self, precision: Storage) -> None:
         types = precision.types
         if {precision.plain, types.activations, types.caches} != {"float32"}:
             raise RequestError(

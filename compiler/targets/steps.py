@@ -16,7 +16,7 @@ from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tree_rows import BudgetRows, FixedRows, PlainRows
 from draftwood.compiler.steps.verify import verify_step
-from draftwood.compiler.steps.whole import Parts, whole_step
+from draftwood.compiler.steps.whole import WholeParts, whole_step
 from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.planned import Gear
@@ -101,7 +101,7 @@ def whole_steps(
             s for s in steps if (s.signature.kind, s.signature.slots) == (kind, gear.slots) and s.signature.rows == rows
         )
         for draws in get_args(Draws):
-            parts = Parts(draft, _rows(own, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)])
+            parts = WholeParts(draft, _rows(own, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)])
             found.append(whole_step(gear.name, draws, parts, decoder.config.vocabulary))
     return found
 

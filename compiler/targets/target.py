@@ -18,8 +18,8 @@ from draftwood.compiler.drafters.model import DraftModel, Modules
 from draftwood.compiler.ranks.share import Share
 from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.modules import make_modules
-from draftwood.compiler.targets.precision import Precision
 from draftwood.compiler.targets.steps import Shapes
+from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.teachers.config import TeacherConfig
 
 # What happens to the weights: written into the bundle; used in the checkpoint's own files where they lie there as
@@ -39,7 +39,7 @@ class Lowering:
     drafter: DraftModel | None
     # Every weight, as the precision stores it.
     weights: tuple[WeightEntry, ...]
-    precision: Precision
+    precision: Storage
     mode: WeightMode
     # Where the teacher's own tensors lie, by published name.
     held: Mapping[str, Entry]
@@ -70,11 +70,11 @@ class Target(ABC):
     splits: ClassVar[bool] = False
 
     @abstractmethod
-    def precision(self, config: TeacherConfig) -> Precision:
+    def precision(self, config: TeacherConfig) -> Storage:
         """What it takes for a teacher where nothing else is asked for."""
 
     @abstractmethod
-    def check(self, precision: Precision) -> None:
+    def check(self, precision: Storage) -> None:
         """Raises RequestError where it cannot compute in this precision."""
 
     @abstractmethod

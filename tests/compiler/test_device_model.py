@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.compiler.device import constants
-from draftwood.compiler.device.devices import DEVICES, Device, device, parts
+from draftwood.compiler.device.devices import DEVICES, DeviceSpec, device, parts
 from draftwood.compiler.device.operators import Op, attention, attention_tiles, matmul
 from draftwood.compiler.device.ranks import all_gather, on_ranks
 from draftwood.compiler.device.steps import int8_draft, step_ops, step_s
@@ -26,7 +26,7 @@ HBM = 1.6 * 2**40 * 0.6  # bytes/s that the vendor's simulator expects of a 910B
 DIMS = read_config(resolve("shape:openpangu-embedded-7b"))
 
 
-def seconds(ops: list[Op], on: Device = B3) -> float:
+def seconds(ops: list[Op], on: DeviceSpec = B3) -> float:
     return math.fsum(parts(on, ops).values())
 
 

@@ -13,7 +13,7 @@ from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.weight import WeightEntry
-from draftwood.compiler.targets.precision import BF16, FP16, FP32, Precision
+from draftwood.compiler.targets.storage import BF16, FP16, FP32, Storage
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -24,7 +24,7 @@ from draftwood.trees import Topology
 PLAIN = ("plain", Topology.plain())
 
 
-class Rounded(Precision):
+class Rounded(Storage):
     """Weights of bf16 values, kept as fp32."""
 
     def convert(self, name: str, value: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def test_targets_say_their_precision(tiny_bundle: Path) -> None:
 
 @pytest.mark.parametrize(("target", "precision"), [("onnx", BF16), ("ge", FP32)])
 def test_a_precision_that_a_target_cannot_compute_in(
-    tiny_teacher: Path, tmp_path: Path, target: str, precision: Precision
+    tiny_teacher: Path, tmp_path: Path, target: str, precision: Storage
 ) -> None:
     request = BuildRequest(
         model=tiny_teacher,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.targets.precision import FP32, PRECISIONS
+from draftwood.compiler.targets.storage import FP32, PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle

@@ -7,8 +7,8 @@ import pytest
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.targets import registry
-from draftwood.compiler.targets.precision import BF16, Precision
 from draftwood.compiler.targets.steps import static_steps
+from draftwood.compiler.targets.storage import BF16, Storage
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
@@ -24,10 +24,10 @@ class Listing(Target):
 
     name, modes = "listing", ("copy", "none")
 
-    def precision(self, config: TeacherConfig) -> Precision:
+    def precision(self, config: TeacherConfig) -> Storage:
         return BF16
 
-    def check(self, precision: Precision) -> None:
+    def check(self, precision: Storage) -> None:
         pass
 
     def lower(self, lowering: Lowering) -> tuple[GraphSet, ...]:

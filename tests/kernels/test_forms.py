@@ -86,10 +86,6 @@ def scatter_arguments() -> tuple[tuple, dict]:
     return (noise(12, 8), torch.tensor([[3], [7], [0]]), noise(3, 8, seed=1)), {}
 
 
-def update_arguments() -> tuple[tuple, dict]:
-    return (noise(1, 2, 9, 8), torch.tensor([4]), noise(1, 2, 3, 8, seed=1), 2), {}
-
-
 CHOSEN = torch.tensor([[4, 1], [1, 0], [4, 2]], dtype=torch.int32)  # nobody chooses expert 3
 
 
@@ -115,8 +111,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "npu_fused_infer_attention_score": attention_arguments,
     "npu_scatter_nd_update": scatter_arguments,
     "npu_scatter_nd_update_": scatter_arguments,
-    "scatter_update": update_arguments,
-    "scatter_update_": update_arguments,
     "rotary_rows": rows_arguments,
     "append_attention": append_arguments,
     "block_attention": block_arguments,
@@ -127,7 +121,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[tuple, dict]]] = {
     "npu_add_rms_norm_dynamic_quant": lambda: ((noise(3, 24), noise(3, 24, seed=2), noise(24, seed=1)), {}),
     "npu_dequant_swiglu_quant": lambda: ((noise(3, 24),), {"activate_left": True, "quant_mode": 1}),
 }
-MUTATING = {"npu_scatter_nd_update_", "scatter_update_"}
+MUTATING = {"npu_scatter_nd_update_"}
 # What the NPU makes of ``experts`` and of quantised layers.
 ROUNDING = {"npu_add_rms_norm_dynamic_quant", "npu_dequant_swiglu_quant"}
 NPU_ALONE = {"npu_moe_init_routing_v2", "npu_moe_finalize_routing"} | ROUNDING
@@ -239,19 +233,6 @@ def test_scatter_nd_update(twin: str) -> None:
     wanted = before.numpy().copy()
     for at, row in zip(index[:, 0].tolist(), rows.numpy(), strict=True):
         wanted[at] = row
-    assert np.array_equal(out, wanted)
-    assert torch.equal(cache, out if twin in MUTATING else before)
-
-
-@pytest.mark.parametrize("twin", ["scatter_update", "scatter_update_"])
-@pytest.mark.parametrize("axis", [2, -2])
-def test_scatter_update(twin: str, axis: int) -> None:
-    cache, updates = noise(2, 2, 9, 8), noise(2, 2, 3, 8, seed=1)
-    before = cache.clone()
-    out = OPERATORS[twin](cache, torch.tensor([4, 6]), updates, axis)
-    wanted = before.numpy().copy()
-    for batch, start in enumerate((4, 6)):
-        wanted[batch, :, start : start + 3] = updates[batch]
     assert np.array_equal(out, wanted)
     assert torch.equal(cache, out if twin in MUTATING else before)
 
@@ -393,11 +374,10 @@ def test_append_attention(rows: int, seen: int) -> None:
     [
         ("npu_rotary_mul", (noise(2, 1, 8), noise(2, 1, 8), noise(2, 1, 8), "interleave")),
         ("npu_rotary_mul", (noise(2, 1, 8), noise(2, 1, 8), noise(2, 1, 8), "half", noise(8, 8))),
-        ("scatter_update", (noise(1, 2, 9, 8), torch.tensor([[0, 4]]), noise(1, 2, 3, 8), 2)),
         ("npu_moe_gating_top_k_softmax", (noise(3, 5), torch.ones(3).bool(), 2)),
         ("npu_moe_finalize_routing", (*finalize_arguments()[0][:7], 0)),
     ],
-    ids=["interleaved rotary", "rotate matrix", "two-column start", "finished rows", "places by columns"],
+    ids=["interleaved rotary", "rotate matrix", "finished rows", "places by columns"],
 )
 def test_other_modes_are_refused(name: str, arguments: tuple) -> None:
     with pytest.raises(NotImplementedError):

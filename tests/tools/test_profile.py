@@ -24,6 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "SECONDS", 0.0)
     monkeypatch.setattr(latency, "VISIT_SECONDS", 0.0)
     monkeypatch.setattr(latency, "HOST_TOKENS", 8)
+    monkeypatch.setattr(profile_command, "LEAST_ROUNDS", 2)
 
 
 def run(*arguments: object) -> int:
@@ -34,7 +35,7 @@ def run(*arguments: object) -> int:
 
 def test_a_bundle_is_measured(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, picture = tmp_path / "latency.json", tmp_path / "latency.png"
-    assert run(tiny_bundle, "--rows", "2,12", "--rounds", "2", "--out", out, "--png", picture, "--json") == 0
+    assert run(tiny_bundle, "--rows", "2,12", "--out", out, "--png", picture, "--json") == 0
     printed = capsys.readouterr()
     assert printed.out == out.read_text() and "round 2 of at least 2" in printed.err
     table = LatencyTable.from_json(out.read_text(), str(out))
@@ -51,7 +52,7 @@ def test_a_bundle_is_measured(tiny_bundle: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_the_table_is_shown_to_people(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiny_bundle, "--kv", "128", "--rounds", "1", "--out", tmp_path / "l.json") == 0
+    assert run(tiny_bundle, "--kv", "128", "--out", tmp_path / "l.json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("measured on ") and lines[1].split() == ["rows", "kv", "128"]
     assert [line.split()[0] for line in lines[2:5]] == ["1", "3", "7"]
@@ -211,7 +212,6 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
         (["BUNDLE", "--model", "demo"], "they go with --device"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
         (["BUNDLE", "--rows", "0"], "--rows 0"),
-        (["BUNDLE", "--rounds", "0"], "--rounds 0"),
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),
         (["--device", "h100", "--model", "CONFIG"], "--device h100: not known"),
         (["--device", "ascend-910b3"], "needs --model"),

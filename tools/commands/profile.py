@@ -13,7 +13,6 @@ import msgspec
 from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
-from draftwood.tools.commands.arguments import add_verify_argument
 from draftwood.tools.commands.build import parse_sizes
 from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
 from draftwood.tools.show.latency import draw_staircase, table_text
@@ -36,18 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
-    parser.add_argument("--int8-drafter", action="store_true", help="model its linear layers in eight bits")
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
-    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, metavar="N", help="measure at least so often")
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
-    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
@@ -81,15 +77,13 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
     drafter, int8 = parse_drafter(args.drafter, folder) if args.drafter else (None, False)
-    if args.int8_drafter and drafter is None:
-        raise RequestError("--int8-drafter: there is no --drafter; name one")
     return modelled_table(
         chosen,
         config,
         parse_rows(args.rows) if args.rows else MODELLED_ROWS,
         slots,
         drafter=drafter,
-        int8_drafter=int8 or args.int8_drafter,
+        int8_drafter=int8,
         teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
         prefill=PREFILL_ROWS,
         ranks=_ranks(args.ranks, config),
@@ -155,16 +149,14 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.int8_drafter or args.ranks != 1:
-        raise RequestError(
-            "--model, --drafter, --int8-drafter and --ranks: a bundle has its own; they go with --device"
-        )
+    if args.model or args.drafter or args.ranks != 1:
+        raise RequestError("--model, --drafter and --ranks: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
-    bundle = _widened(Bundle.open(args.bundle, args.verify), max(rows, default=1))
+    bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
     share_threads(args.threads)
     engine = CpuEngine(bundle)
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
-    return measure(engine, rows, slots, rounds=args.rounds, threads=args.threads or default_threads())
+    return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=args.threads or default_threads())
 
 
 def _widened(bundle: Bundle, rows: int) -> Bundle:

@@ -14,7 +14,6 @@ from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.show.host_traffic import host_traffic
-from draftwood.tools.show.npu_bits import bits_figures, bits_text
 
 # What a converter adds around its operator, and what carries no operator of the program.
 # The first weight that a block of the teacher reads.
@@ -39,7 +38,6 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "rank_weights": [one.weights for one in bundle.manifest.rank_sets("ge")],
         "graphs": [_graph(signature, graph, npu.soc, npu.ranks) for signature, graph in loaded],
         "host_traffic": host_traffic(bundle.manifest, npu.graphs),
-        "bits": bits_figures({signature.name: (signature, graph.counts()) for signature, graph in loaded}),
         "coverage": [
             {"operator": operator, "ge": ge, "count": count}
             for (operator, ge), count in sorted(coverage.items(), key=lambda item: (-item[1], item[0]))
@@ -133,7 +131,6 @@ def npu_text(found: dict[str, Any]) -> str:
         f" {f['host_acceptance_read_bytes']}"
         for f in found["host_traffic"]
     ]
-    lines += ["", *bits_text(found["bits"])]
     lines += ["", "converter coverage: operator of the program > operators of GE, count"]
     width = max(len(row["operator"]) for row in found["coverage"])
     lines += [f"  {row['operator']:<{width}}  {row['ge']}  {row['count']}" for row in found["coverage"]]

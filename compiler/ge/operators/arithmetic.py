@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from draftwood.compiler.ge.operators.table import (
     FLOATS,
     INTEGERS,
     NUMBERS,
-    Host,
     Refusal,
     one_type,
     only,
@@ -48,8 +46,6 @@ for _name, _function, _types in (
     ("Div", torch.true_divide, FLOATS),
     ("RealDiv", torch.true_divide, FLOATS),
     ("FloorDiv", torch.floor_divide, NUMBERS),
-    ("TruncateDiv", partial(torch.div, rounding_mode="trunc"), NUMBERS),
-    ("FloorMod", torch.remainder, NUMBERS),
     ("Minimum", torch.minimum, NUMBERS),
     ("Maximum", torch.maximum, NUMBERS),
     ("Equal", torch.eq, ALL),
@@ -61,20 +57,14 @@ for _name, _function, _types in (
     ("LogicalAnd", torch.logical_and, BOOLS),
     ("LogicalOr", torch.logical_or, BOOLS),
     ("BitwiseAnd", torch.bitwise_and, INTEGERS),
-    ("BitwiseOr", torch.bitwise_or, INTEGERS),
 ):
     register(_name, _binary(_function, _types))
 
 for _name, _single, _types in (
     ("Neg", torch.neg, NUMBERS),
     ("Abs", torch.abs, NUMBERS),
-    ("Sqrt", torch.sqrt, FLOATS),
-    ("Rsqrt", torch.rsqrt, FLOATS),
-    ("Cos", torch.cos, FLOATS),
-    ("Sin", torch.sin, FLOATS),
     ("Tanh", torch.tanh, FLOATS),
     ("Sigmoid", torch.sigmoid, FLOATS),
-    ("Invert", torch.bitwise_not, INTEGERS),
     ("LogicalNot", torch.logical_not, BOOLS),
 ):
     register(_name, _unary(_single, _types))
@@ -84,40 +74,6 @@ for _name, _single, _types in (
 def Mul(x1: Tensor, x2: Tensor) -> Tensor:
     # The definition of Mul and Pow has three types: the result's is the promotion of the operands'.
     return torch.mul(x1, x2)
-
-
-@operator
-def Pow(x1: Tensor, x2: Tensor) -> Tensor:
-    return torch.pow(x1, x2)
-
-
-@operator
-def Muls(x: Tensor, *, value: float) -> Tensor:
-    one_type(NUMBERS, x)
-    return (x * value).to(x.dtype)
-
-
-@operator
-def Adds(x: Tensor, *, value: float) -> Tensor:
-    one_type(NUMBERS, x)
-    return (x + value).to(x.dtype)
-
-
-@operator
-def Axpy(x1: Tensor, x2: Tensor, *, alpha: float) -> Tensor:
-    one_type(FLOATS, x1, x2)
-    return torch.add(x1, x2, alpha=alpha)
-
-
-@operator
-def AxpyV2(x1: Tensor, x2: Tensor, alpha: Host) -> Tensor:
-    one_type(NUMBERS, x1, x2, alpha)
-    return torch.add(x1, x2, alpha=alpha.item())
-
-
-@operator
-def Sxpy(x1: Tensor, x2: Tensor, alpha: Host | None = None) -> Tensor:
-    return torch.sub(x1, x2, alpha=1 if alpha is None else alpha.item())
 
 
 def _line(x: Tensor, scale: float, shift: float) -> Tensor:

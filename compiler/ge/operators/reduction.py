@@ -25,7 +25,6 @@ def _reduce(
 
 for _name, _function, _types in (
     ("ReduceMax", torch.amax, NUMBERS),
-    ("ReduceMin", torch.amin, NUMBERS),
     ("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keep, dtype=x.dtype), NUMBERS),
     ("ReduceAny", torch.any, BOOLS),
     ("ReduceAll", torch.all, BOOLS),
@@ -33,28 +32,6 @@ for _name, _function, _types in (
     ("ReduceLogSumExp", lambda x, axes, keep: torch.logsumexp(x.float(), axes, keep).to(x.dtype), FLOATS),
 ):
     register(_name, _reduce(_function, _types))
-
-
-@operator
-def ReduceMean(x: Tensor, axes: list[int], *, keep_dims: bool = False, noop_with_empty_axes: bool = True) -> Tensor:
-    one_type(FLOATS, x)
-    if not axes and noop_with_empty_axes:
-        return x
-    return torch.mean(x, axes or list(range(x.dim())), keep_dims)
-
-
-@operator
-def ReduceMeanWithCast(
-    x: Tensor, axes: list[int], *, keep_dims: bool = False, noop_with_empty_axes: bool = True, dtype: int = 28
-) -> Tensor:
-    only("dtype", dtype, 28, *GE_TYPES)  # 28 is the type of x
-    mean: Tensor = ReduceMean(
-        x if dtype == 28 else x.to(GE_TYPES[dtype]),
-        axes,
-        keep_dims=keep_dims,
-        noop_with_empty_axes=noop_with_empty_axes,
-    )
-    return mean
 
 
 @operator
@@ -66,49 +43,8 @@ def ArgMaxV2(x: Tensor, dimension: int, *, dtype: int = 9) -> Tensor:
 
 
 @operator
-def ArgMin(x: Tensor, dimension: int, *, dtype: int = 9) -> Tensor:
-    """The first of equal values."""
-    only("dtype", dtype, 3, 9)
-    one_type(NUMBERS, x)
-    return torch.argmin(x, dimension).to(GE_TYPES[dtype])
-
-
-@operator
-def ArgMaxWithValue(x: Tensor, *, dimension: int, keep_dims: bool = False) -> tuple[Tensor, Tensor]:
-    one_type(FLOATS, x)
-    values, indices = torch.max(x, dimension, keep_dims)
-    return indices.int(), values
-
-
-@operator
-def ArgMinWithValue(x: Tensor, *, dimension: int, keep_dims: bool = False) -> tuple[Tensor, Tensor]:
-    one_type(FLOATS, x)
-    values, indices = torch.min(x, dimension, keep_dims)
-    return indices.int(), values
-
-
-@operator
-def Cumsum(x: Tensor, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    one_type(NUMBERS, x)
-    ordered = x.flip(axis) if reverse else x
-    total = torch.cumsum(ordered, axis, dtype=x.dtype)
-    if exclusive:
-        before = total.narrow(axis, 0, max(x.shape[axis] - 1, 0))
-        total = torch.cat((torch.zeros_like(total.narrow(axis, 0, min(x.shape[axis], 1))), before), axis)
-    return total.flip(axis) if reverse else total
-
-
-@operator
 def SoftmaxV2(x: Tensor, *, axes: list[int] = [-1], half_to_float: bool = False) -> Tensor:  # noqa: B006 (a default)
     one_type(FLOATS, x)
     if len(axes) != 1:
         raise Refusal(f"attribute axes = {axes}; the interpreter covers one axis")
     return torch.softmax(x, axes[0], dtype=torch.float32 if half_to_float else None)
-
-
-@operator
-def LogSoftmaxV2(logits: Tensor, *, axes: list[int] = [-1]) -> Tensor:  # noqa: B006 (a default)
-    one_type(FLOATS, logits)
-    if len(axes) != 1:
-        raise Refusal(f"attribute axes = {axes}; the interpreter covers one axis")
-    return torch.log_softmax(logits, axes[0])

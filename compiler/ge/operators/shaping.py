@@ -51,11 +51,7 @@ def Unsqueeze(x: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006 (as a
     return x
 
 
-def ExpandDims(x: Tensor, axis: int) -> Tensor:
-    return x.unsqueeze(axis)
-
-
-for _view in (Reshape, Squeeze, Unsqueeze, ExpandDims):
+for _view in (Reshape, Squeeze, Unsqueeze):
     register(_view.__name__, _view, views=True)
 
 
@@ -84,16 +80,6 @@ def Tile(x: Tensor, multiples: list[int]) -> Tensor:
     if len(multiples) != x.dim():
         raise Refusal(f"operand multiples has {len(multiples)} values, expected {x.dim()}")
     return x.repeat(multiples)
-
-
-@operator
-def Tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    return torch.tril(x, diagonal)
-
-
-@operator
-def Triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    return torch.triu(x, diagonal)
 
 
 @operator
@@ -132,14 +118,6 @@ def SplitV(x: Tensor, size_splits: list[int], split_dim: int, *, num_split: int)
 
 
 @operator
-def Split(split_dim: int, x: Tensor, *, num_split: int) -> list[Tensor]:
-    size, rest = divmod(x.shape[split_dim], num_split)
-    if rest:
-        raise Refusal(f"attribute num_split = {num_split} does not divide {x.shape[split_dim]}")
-    return list(x.split(size, split_dim))
-
-
-@operator
 def StridedSliceV2(
     x: Tensor,
     begin: list[int],
@@ -168,11 +146,6 @@ def StridedSliceV2(
         else:
             x = x.index_select(axis, torch.tensor(places, dtype=torch.int64, device=x.device))
     return x
-
-
-@operator
-def ReverseV2(x: Tensor, axis: list[int]) -> Tensor:
-    return x.flip(axis)
 
 
 @operator

@@ -93,61 +93,51 @@ def fused(mode: int) -> Callable[..., Tensor]:
 # Functions of x and y, [3, 5] floats.
 FLOAT_CASES: Cases = {
     "arithmetic": lambda x, y: (x + y, x - y, x * y, x / y, -x, x.abs()),
-    "scalars": lambda x, y: (x + 2, x * 0.3, x / 3, 1 - y),
-    "multiples": lambda x, y: (x.add(y, alpha=0.3), x.sub(y, alpha=3), torch.rsub(x, y, alpha=0.5)),
-    "roots": lambda x, y: (x.abs().sqrt(), (x.abs() + 1).rsqrt(), x.abs().pow(1.5), x**2),
+    "scalars": lambda x, y: (x + 2, x / 3),
     "exponentials": lambda x, y: (x.exp(), (x.abs() + 0.1).log()),
-    "gates": lambda x, y: (x.sigmoid(), x.tanh(), F.silu(x), x.cos(), y.sin()),
-    "quotients": lambda x, y: (x.div(y, rounding_mode="floor"), x.remainder(y), x.div(y, rounding_mode="trunc")),
+    "gates": lambda x, y: (x.sigmoid(), x.tanh(), F.silu(x)),
+    "quotients": lambda x, y: x.div(y, rounding_mode="floor"),
     "bounds": lambda x, y: (x.minimum(y), x.maximum(y), x.clamp(-0.5, 0.5), x.clamp(min=0.1), y.clamp(max=0.1)),
     "comparison": lambda x, y: (x == y, x != y, x < y, x <= y, x > y, x >= y),
     "choice": lambda x, y: (torch.where(x > y, x, y), x.masked_fill(x > y, -INF)),
     "broadcast": lambda x, y: (x[:, None] * y[None], x[:1] + y, x[:, :1] - y),
-    "reductions": lambda x, y: (x.sum(), x.sum(-1), x.mean(0, keepdim=True), x.max(), y.mean()),
-    "mean in fp32": lambda x, y: x.mean(-1, dtype=torch.float32),
-    "winners": lambda x, y: (x.argmax(-1), x.argmax(), x.argmax(0, True), *x.max(1), x.argmin(0), y.argmin(1, True)),
+    "reductions": lambda x, y: (x.sum(), x.sum(-1), x.max(), y.amax(0, keepdim=True)),
+    "winners": lambda x, y: (x.argmax(-1), x.argmax()),
     "ranks": lambda x, y: (*x.topk(3, -1), *x.topk(2, 0, largest=False), *x.sort(-1, descending=True), *y.sort(0)),
-    "running sum": lambda x, y: (x.cumsum(-1), y.cumsum(0)),
-    "softmax": lambda x, y: (x.softmax(-1), y.softmax(0), x.log_softmax(-1)),
+    "softmax": lambda x, y: (x.softmax(-1), y.softmax(0)),
     "matrices": lambda x, y: (x @ y.t(), x.t() @ y),
     "batches": lambda x, y: x[None].expand(2, 3, 5) @ y.t()[None].expand(2, 5, 3),
     "norm": lambda x, y: torch.ops.npu.npu_rms_norm(x, y[0], 1e-5),
     "norm of a sum": lambda x, y: torch.ops.npu.npu_add_rms_norm(x, y, y[1], 1e-6),
-    "triangles": lambda x, y: (x.tril(), x.triu(1), y.tril(-1)),
     "fills": lambda x, y: (x + torch.arange(5), x.new_zeros(2, 3), torch.full_like(x, 7.0), torch.zeros_like(y)),
     "joins": lambda x, y: (torch.cat((x, y, x), 1), torch.stack((x, y), 1)),
     "padding": lambda x, y: (F.pad(x, (1, 2, 0, 3)), F.pad(y, (2, 0), value=-INF)),
     "splits": lambda x, y: (*x.split((2, 3), 1), *y.split(2, 1), *x.chunk(3, 0)),
     "slices": lambda x, y: (x[1:, ::2], y[:, -3:-1], x[2], y[:, -1], x[:, None, 1:9]),
     "order of dimensions": lambda x, y: (x.t().contiguous(), x.t().flatten(), x[None, :, None].permute(3, 0, 2, 1)),
-    "reversal": lambda x, y: (x.flip(0), y.flip(0, 1)),
     "rank": lambda x, y: (x.unsqueeze(0).unsqueeze(-1), x[:1].squeeze(0), y.reshape(5, 3)),
     "repetition": lambda x, y: (x.repeat(2, 3), y[:1].expand(4, 5)),
-    "conversion": lambda x, y: (x.half(), y.to(torch.int32), (x * 9).long(), x.bool(), x.half().float()),
-    "scatter": lambda x, y: (x.scatter(1, x.argsort(-1), y), x.scatter(0, y.argsort(0), 1.0)),
-    "scatter of sums": lambda x, y: x.scatter_add(0, (y > 0).long(), y),
+    "conversion": lambda x, y: (x.half(), y.to(torch.int32), (x * y).long(), x.bool(), x.half().float()),
 }
 # Functions of n in -7..7 and m in 1..5, and of b and c, bools, all [3, 4].
 INTEGER_CASES: Cases = {
-    "arithmetic": lambda n, m, b, c: (n + m, n - m, n * m, n // m, n % m, -n, n.abs()),
-    "scalars": lambda n, m, b, c: (n // 3, n % 4, 2 * n + 1, 5 - n, n.clamp(-2, 3), n.add(m, alpha=3)),
+    "arithmetic": lambda n, m, b, c: (n + m, n - m, n * m, n // m, -n, n.abs()),
+    "scalars": lambda n, m, b, c: (n // 3, 2 * n + 1, n.clamp(-2, 3)),
     "bounds": lambda n, m, b, c: (n.minimum(m), n.maximum(m), n.max(), n.sum(0)),
-    "bits": lambda n, m, b, c: (n & m, n | m, ~n),
+    "bits": lambda n, m, b, c: n & m,
     "logic": lambda n, m, b, c: (b & c, b | c, ~b, b == c),
     "quantifiers": lambda n, m, b, c: (b.any(), b.any(1), b.all(), b.sum(1)),
     "choice": lambda n, m, b, c: (torch.where(b, n, m), n.masked_fill(c, 0), torch.where(b, 1, m)),
-    "order": lambda n, m, b, c: (n.cumsum(1), b.cumsum(0), n.flatten().sort().values),
+    "order": lambda n, m, b, c: n.flatten().sort().values,
     "comparison": lambda n, m, b, c: (n == m, n < 2, n[:, None] >= m[None]),
-    "int32": lambda n, m, b, c: (n.int() + m.int(), n.int().sum(1), n.int().cumsum(1), n.float()),
+    "int32": lambda n, m, b, c: (n.int() + m.int(), n.int().sum(1), n.float()),
     "promotion": lambda n, m, b, c: (n + m.int(), n * 0.5, b.long() + n, n.int() / m.int()),
 }
 # Functions of floats x [6, 5] and of places i [4] and j [4].
 PLACE_CASES: Cases = {
     "embedding": lambda x, i, j: (F.embedding(i, x), x.index_select(1, j), x[-2]),
-    "index": lambda x, i, j: (x[i], x[:, j], x[i[:3], j[:3]]),
-    "gather": lambda x, i, j: (x.gather(0, i[None]), torch.take_along_dim(x, j[None] - 1, 1)),
+    "gather": lambda x, i, j: (x.gather(0, i[None]), x.gather(1, j[None] - 1)),
     "write": lambda x, i, j: torch.ops.npu.npu_scatter_nd_update(x, j[:2, None], x[:2] + 1),
-    "write per batch row": lambda x, i, j: torch.ops.npu.scatter_update(x[None].clone(), j[:1], x[None, :2] * 2, -2),
 }
 # Which experts each of three rows goes to.
 EXPERTS = torch.tensor([[2, 0], [1, 2], [0, 1]], dtype=torch.int32)
@@ -212,9 +202,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 @DTYPES
 @pytest.mark.parametrize("name", FLOAT_CASES)
 def test_floats(name: str, dtype: torch.dtype) -> None:
-    # A converter may split a fused multiple and sum, whose product is then rounded on its own.
-    rounded = {(torch.float32, "multiples"): (1e-6, 1e-6)}
-    close(floats(dtype).pairs[name], rounded.get((dtype, name), EXACT))
+    close(floats(dtype).pairs[name])
 
 
 @pytest.mark.parametrize("name", INTEGER_CASES)
@@ -272,16 +260,6 @@ def test_attributes_of_exponential_and_logarithm() -> None:
     torch.testing.assert_close(call("Swish", {"scale": 2.0}, x=x), x * torch.sigmoid(2 * x))
 
 
-def test_scalar_attributes_keep_the_type() -> None:
-    same(call("Muls", {"value": 2.5}, x=torch.tensor([2, 4], dtype=torch.int32)), torch.tensor([5, 10]).int())
-    same(call("Adds", {"value": 2.0}, x=torch.tensor([1.0]).bfloat16()), torch.tensor([3.0]).bfloat16())
-    x, y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
-    same(call("Axpy", {"alpha": -2.0}, x1=x, x2=y), [-5.0, -8.0])
-    same(call("AxpyV2", x1=x, x2=y, alpha=torch.tensor(-2.0)), [-5.0, -8.0])
-    same(call("Sxpy", x1=x, x2=y, alpha=torch.tensor(2.0)), [-5.0, -8.0])
-    same(call("Sxpy", x1=x, x2=y, alpha=None), [-2.0, -3.0])
-
-
 def test_division_of_floats_alone() -> None:
     same(call("Div", x1=torch.tensor([3.0]), x2=torch.tensor([2.0])), [1.5])
     with pytest.raises(LoweringError, match=r"node here \(Div\): operands are int64, int64; expected one type of"):
@@ -291,32 +269,15 @@ def test_division_of_floats_alone() -> None:
 def test_promotion_is_that_of_the_definition() -> None:
     half, full = torch.ones(2).half(), torch.ones(2)
     assert call("Mul", x1=half, x2=full).dtype == torch.float32
-    assert call("Pow", x1=full, x2=half).dtype == torch.float32
     with pytest.raises(LoweringError, match=r"\(Add\): operands are float16, float32"):
         call("Add", x1=half, x2=full)
 
 
-@pytest.mark.parametrize(
-    ("exclusive", "reverse", "want"),
-    [
-        (False, False, [[1, 3, 6], [4, 9, 15]]),
-        (True, False, [[0, 1, 3], [0, 4, 9]]),
-        (False, True, [[6, 5, 3], [15, 11, 6]]),
-        (True, True, [[5, 3, 0], [11, 6, 0]]),
-    ],
-)
-def test_cumsum(exclusive: bool, reverse: bool, want: list[list[int]]) -> None:
-    x = torch.arange(1, 7).reshape(2, 3)
-    same(call("Cumsum", {"exclusive": exclusive, "reverse": reverse}, x=x, axis=1), want)
-
-
 def test_reductions_over_several_axes() -> None:
     x = torch.arange(24.0).reshape(2, 3, 4)
-    same(call("ReduceMin", {"keep_dims": True}, x=x, axes=[0, -1]), [[[0.0], [4.0], [8.0]]])
+    same(call("ReduceMax", {"keep_dims": True}, x=x, axes=[0, -1]), [[[15.0], [19.0], [23.0]]])
     same(call("ReduceSum", {}, x=x, axes=[0, 1]), [60.0, 66.0, 72.0, 78.0])
     same(call("ReduceAll", {}, x=x > 3, axes=[1, 2]), [False, True])
-    same(call("ReduceMean", {"noop_with_empty_axes": True}, x=x, axes=torch.empty(0, dtype=torch.int64)), x)
-    same(call("ReduceMean", {"noop_with_empty_axes": False}, x=x, axes=torch.empty(0, dtype=torch.int64)), 11.5)
     with pytest.raises(LoweringError, match=r"\(ReduceSum\): operand axes is empty"):
         call("ReduceSum", {}, x=x, axes=torch.empty(0, dtype=torch.int64))
 
@@ -330,10 +291,6 @@ def test_log_sum_exp_rounds_once() -> None:
 def test_first_of_equal_values_wins() -> None:
     x = torch.tensor([[1.0, 3.0, 3.0, 0.0, 0.0]])
     same(call("ArgMaxV2", {"dtype": 3}, x=x, dimension=1), torch.tensor([1]).int())
-    same(call("ArgMin", {"dtype": 9}, x=x, dimension=1), [3])
-    index, value = call("ArgMaxWithValue", {"dimension": 1, "keep_dims": True}, 2, x=x)
-    same(index, torch.tensor([[1]]).int())
-    same(value, [[3.0]])
 
 
 def test_ranks_are_int32() -> None:
@@ -349,8 +306,6 @@ def test_ranks_are_int32() -> None:
 def test_joins_and_splits() -> None:
     x = torch.arange(12).reshape(2, 6)
     same(call("ConcatD", {"concat_dim": 1, "N": 2}, x=(x, x)), torch.cat((x, x), 1))
-    for have, want in zip(call("Split", {"num_split": 3}, 3, split_dim=-1, x=x), x.chunk(3, 1), strict=True):
-        same(have, want)
     sizes = [1, -1, 2]
     parts = call("SplitV", {"num_split": 3}, 3, x=x, size_splits=sizes, split_dim=1)
     for have, want in zip(parts, x.split((1, 3, 2), 1), strict=True):
@@ -359,8 +314,6 @@ def test_joins_and_splits() -> None:
     assert all(torch.equal(row, x[i]) for i, row in enumerate(rows))
     with pytest.raises(LoweringError, match=r"\(ConcatV2\): attribute N = 3; the interpreter covers 2"):
         call("ConcatV2", {"N": 3}, x=(x, x), concat_dim=0)
-    with pytest.raises(LoweringError, match=r"\(Split\): attribute num_split = 4 does not divide 6"):
-        call("Split", {"num_split": 4}, 4, split_dim=1, x=x)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +338,6 @@ def test_shapes_and_ranks() -> None:
     assert call("Squeeze", {"axis": []}, x=x).shape == (2, 3)
     assert call("Squeeze", {"axis": [-2]}, x=x).shape == (1, 2, 3)
     assert call("Unsqueeze", {"axes": [2, 0]}, x=x[0, :, 0]).shape == (1, 2, 1, 3)
-    assert call("ExpandDims", x=x, axis=-1).shape == (1, 2, 1, 3, 1)
     with pytest.raises(LoweringError, match=r"\(Squeeze\): attribute axis = \[1\]"):
         call("Squeeze", {"axis": [1]}, x=x)
     with pytest.raises(LoweringError, match=r"\(Reshape\): attribute axis = 1; the interpreter covers 0"):
@@ -399,8 +351,6 @@ def test_shapes_and_ranks() -> None:
 def test_indices() -> None:
     x = torch.arange(6).reshape(3, 2)
     same(call("GatherV2", {"negative_index_support": True}, x=x, indices=[-1, 0], axis=[0]), [[4, 5], [0, 1]])
-    same(call("Gather", {"validate_indices": True}, x=x, indices=torch.tensor(2)), [4, 5])
-    same(call("IndexByTensor", {"indices_mask": [0, 1]}, x=x, indices=(torch.tensor([1]),)), [[1], [3], [5]])
     for type_, attributes in (("GatherV2", {}), ("GatherV2", {"negative_index_support": True})):
         with pytest.raises(LoweringError, match="out of range"):
             call(type_, attributes, x=x, indices=[3], axis=0)
@@ -412,31 +362,12 @@ def test_indices() -> None:
         call("GatherV2", x=x, indices=[0], axis=[0, 1])
 
 
-def test_scattered_elements() -> None:
-    data, index, updates = torch.tensor([[5, 6, 7]]), torch.tensor([[2, 0]]), torch.tensor([[10, 20]])
-    for reduction, want in (("none", [[20, 6, 10]]), ("add", [[25, 6, 17]]), ("mul", [[100, 6, 70]])):
-        attributes = {"axis": 1, "reduction": reduction}
-        same(call("ScatterElements", attributes, data=data, indices=index, updates=updates), want)
-    same(data, [[5, 6, 7]])
-    with pytest.raises(LoweringError, match=r"attribute reduction = 'max'; the interpreter covers 'none' or"):
-        call("ScatterElements", {"reduction": "max"}, data=data, indices=index, updates=updates)
-
-
 def test_writes_go_into_the_first_operand() -> None:
     var, rows = torch.zeros(4, 2), torch.ones(1, 2)
     assert call("ScatterNdUpdate", {}, var=var, indices=[[2]], updates=rows) is var
     same(var, [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    assert call("Assign", {}, ref=var, value=torch.full((4, 2), 3.0)) is var
-    same(var, torch.full((4, 2), 3.0))
-    batch = torch.zeros(2, 4, 1)
-    call("Scatter", {"reduce": "update", "axis": -2}, var=batch, indices=[1, 3], updates=torch.ones(2, 1, 1))
-    same(batch[:, :, 0], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     with pytest.raises(LoweringError, match="out of"):
         call("ScatterNdUpdate", {}, var=var, indices=[[4]], updates=rows)
-    with pytest.raises(LoweringError, match=r"attribute reduce = 'add'"):
-        call("Scatter", {"reduce": "add"}, var=batch, indices=[0, 0], updates=torch.ones(2, 1, 1))
-    with pytest.raises(LoweringError, match=r"value has shape \[2\], ref has \[4, 2\]"):
-        call("Assign", {}, ref=var, value=torch.ones(2))
 
 
 def test_matrices_can_be_transposed() -> None:
@@ -461,8 +392,6 @@ def test_softmax_in_fp32_of_fp16() -> None:
     same(call("SoftmaxV2", {"axes": [0], "half_to_float": True}, x=x), x.float().softmax(0))
     with pytest.raises(LoweringError, match=r"attribute axes = \[0, 1\]; the interpreter covers one axis"):
         call("SoftmaxV2", {"axes": [0, 1]}, x=x)
-    with pytest.raises(LoweringError, match=r"\(LogSoftmaxV2\): attribute axes"):
-        call("LogSoftmaxV2", {"axes": []}, logits=x)
 
 
 @pytest.mark.parametrize("mask_shape", [(5, 12), (1, 6, 20), (3, 5, 12), (1, 1, 5, 12), (3, 1, 8, 16)])
@@ -581,7 +510,7 @@ def test_meta_values_take_the_others_along() -> None:
 
 
 def test_every_operator_of_the_table_is_tested() -> None:
-    by_hand = "Adds Assign Axpy BatchMatMulV2 ConcatD Div ExpandDims Gather Muls ReduceMin Shape Split Unpack ZerosLike"
+    by_hand = "BatchMatMulV2 ConcatD Div Shape Unpack ZerosLike"
     by_hand += " DynamicQuant QuantBatchMatmulV3 AddRmsNormDynamicQuant DequantSwigluQuant"  # in test_quantised.py
     by_hand += " HcomAllGather HcomAllReduce"  # in test_lockstep.py
     families = [family(dtype) for family in (floats, places, layers) for dtype in (torch.float32, torch.bfloat16)]

@@ -16,8 +16,8 @@ from draftwood.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Precision:
-    """A precision rounds every weight to its type; one that does more overrides ``convert``."""
+class Storage:
+    """How a graph set of a precision keeps its weights: rounded to their type; one that does more overrides ``convert``."""
 
     types: m.Precision
 
@@ -65,18 +65,18 @@ class Precision:
         return value
 
 
-def uniform(name: str, kind: m.ElementType) -> Precision:
+def uniform(name: str, kind: m.ElementType) -> Storage:
     """One type for weights, activations and caches."""
-    return Precision(m.Precision(name=name, weights=kind, activations=kind, caches=kind))
+    return Storage(m.Precision(name=name, weights=kind, activations=kind, caches=kind))
 
 
-def w8a8(plain: Precision) -> Precision:
+def w8a8(plain: Storage) -> Storage:
     """What a teacher with quantised layers is kept in beside ``plain`` numbers."""
     types = msgspec.structs.replace(plain.types, name=f"w8a8-{plain.types.name}", weights="int8")
-    return Precision(types)
+    return Storage(types)
 
 
 FP32, BF16, FP16 = uniform("fp32", "float32"), uniform("bf16", "bfloat16"), uniform("fp16", "float16")
 _ALL = (FP32, BF16, FP16, *map(w8a8, (FP32, BF16, FP16)))
 # By name, for weights that are bound to a bundle later.
-PRECISIONS: dict[str, Precision] = {precision.types.name: precision for precision in _ALL}
+PRECISIONS: dict[str, Storage] = {precision.types.name: precision for precision in _ALL}
