@@ -237,11 +237,12 @@ def _latency() -> LatencyTable:
 
 
 def _trace() -> Trace:
-    trace, times = Trace({"bundle": "tiny"}), {"draft_us": 1.0, "verify_us": 50.0, "accept_us": 2.0, "host_us": 3.0}
+    trace = Trace({"bundle": "tiny"})
     for step in range(5):
         event = StepEvent(
             kind="verify" if step else "prefill", step=step, gear="ragged-kv128", position=4 + 2 * step, rows=7,
-            accepted=2, path=(0,), tokens=(5, 6), start_us=100.0 * step, **times,
+            accepted=2, path=(0,), tokens=(5, 6), start_us=100.0 * step, draft_us=1.0, verify_us=50.0,
+            accept_us=2.0, host_us=3.0,
         )  # fmt: skip
         trace.add(event)
     return trace

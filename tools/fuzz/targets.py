@@ -35,6 +35,7 @@ from draftwood.trees.formats import read_text
 from draftwood.trees.frozen import thaw
 from draftwood.trees.plan import make_plan
 from draftwood.trees.plan_file import Limits
+from draftwood.trees.spec import Budget
 
 PROMPT = (5, 9, 23, 40, 9, 23)
 NEW_TOKENS = 10
@@ -100,19 +101,26 @@ def trees(folder: Path, rng: random.Random) -> str:
     """Reads every tree file, in every way that the command line knows."""
     found = []
     for path in sorted(folder.glob("*")) or [folder / "missing.json"]:
-        for spec in (f"tree:{path}", f"medusa:{path}", f"medusa:{path}#two"):
-            found.append(_refusal(lambda spec=spec: [tree for _, tree in parse_specs(spec)]))  # type: ignore[misc]
-        found.append(_refusal(lambda path=path: [parse_tree(read_text(path), str(path))]))  # type: ignore[misc]
+        found += [_refusal(_of_spec, spec) for spec in (f"tree:{path}", f"medusa:{path}", f"medusa:{path}#two")]
+        found.append(_refusal(_of_file, str(path)))
     refused = [error for error in found if error is not None]
     if len(refused) == len(found):  # several readings are one case: it ran if one did
         raise refused[0]
     return f"{len(found) - len(refused)} of {len(found)} readings"
 
 
-def _refusal(read: Callable[[], list[object]]) -> UserError | None:
-    """What the reader of trees refused with, if it did."""
+def _of_spec(spec: str) -> list[Topology | Budget]:
+    return [tree for _, tree in parse_specs(spec)]
+
+
+def _of_file(path: str) -> list[Topology | Budget]:
+    return [parse_tree(read_text(Path(path)), path)]
+
+
+def _refusal(read: Callable[[str], list[Topology | Budget]], name: str) -> UserError | None:
+    """What a reader of trees refused with, if it did."""
     try:
-        for tree in read():
+        for tree in read(name):
             _sound(tree)
     except UserError as error:
         str(error)

@@ -55,14 +55,12 @@ INK, BACK = "#33415c", "#c1121f"
 @refusing
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m draftwood.tools.show.architecture", allow_abbrev=False)
-    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="write the picture as SVG")
-    parser.add_argument("--png", type=Path, metavar="FILE.png", help="write it as PNG, too")
-    parser.add_argument("--json", action="store_true", help="print rooms and imports as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="write the picture there")
     args = parser.parse_args(argv)
     found = architecture()
-    if args.out or args.png:
-        draw(found, [path for path in (args.out, args.png) if path])
-    print(json.dumps(found, indent=1) if args.json else as_text(found))
+    if args.out:
+        draw(found, args.out)
+    print(as_text(found))
     return 0
 
 
@@ -101,17 +99,16 @@ def described(svg: str) -> dict[str, Any]:
     match = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.DOTALL)
     if match is None:
         raise RequestError("the picture has no description; draw it anew")
-    return json.loads(unescape(match[1]))
+    found: dict[str, Any] = json.loads(unescape(match[1]))
+    return found
 
 
-def draw(found: dict[str, Any], paths: Iterable[Path]) -> None:
-    """Writes the picture to every path, as PNG or SVG by its suffix; equal rooms give equal bytes."""
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Writes the picture as SVG; equal rooms give equal bytes."""
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 10.8), dpi=100)
-    FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-1, 101), ylim=(0, 74))
     axes.set_axis_off()
@@ -122,19 +119,12 @@ def draw(found: dict[str, Any], paths: Iterable[Path]) -> None:
     shared = sum(count for (_, imported), count in edges.items() if imported == ROOT_ROOM)
     note = (
         f"An arrow leads from what is imported to what imports it. Not drawn: {shared} imports of the root's modules,"
+        " such as errors.py, and the public surface above all, __init__.py."
     )
-    note += " such as errors.py, and the public surface above all, __init__.py."
     axes.text(0, 1.2, note, fontsize=9, color=INK)
-    with matplotlib.rc_context({"svg.hashsalt": "draftwood", "svg.fonttype": "none"}):
-        for path in paths:
-            _save(figure, path, found)
-
-
-def _save(figure: Any, path: Path, found: dict[str, Any]) -> None:
-    svg = path.suffix == ".svg"
-    metadata = {"Date": None, "Description": json.dumps(found)} if svg else {"Software": None}
     try:
-        figure.savefig(path, format="svg" if svg else "png", metadata=metadata)
+        with matplotlib.rc_context({"svg.hashsalt": "draftwood", "svg.fonttype": "none"}):
+            figure.savefig(path, format="svg", metadata={"Date": None, "Description": json.dumps(found)})
     except OSError as error:
         raise RequestError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -195,19 +185,9 @@ def _box(axes: Axes, place: _Place, colour: str, line: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     left, right, bottom, top = place
-    style = "round,pad=0,rounding_size=0.6"
-    axes.add_patch(
-        FancyBboxPatch(
-            (left, bottom),
-            right - left,
-            top - bottom,
-            boxstyle=style,
-            facecolor=colour,
-            edgecolor=INK,
-            linewidth=line,
-            zorder=1 if colour != "white" else 3,
-        )
-    )
+    box = FancyBboxPatch((left, bottom), right - left, top - bottom, boxstyle="round,pad=0,rounding_size=0.6")
+    box.set(facecolor=colour, edgecolor=INK, linewidth=line, zorder=1 if colour != "white" else 3)
+    axes.add_patch(box)
 
 
 def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
@@ -215,23 +195,10 @@ def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
     title = name.partition("/")[2] or (f"{name}/*.py" if name else "")
     lines = int((top - bottom) / 1.25) - bool(title)
     text = textwrap.fill(purpose, max(int((right - left) * 2.0), 12), max_lines=max(lines, 1), placeholder=" ...")
-    y = (bottom + top) / 2
-    if title:
-        axes.text(
-            (left + right) / 2,
-            top - 0.5,
-            title,
-            fontsize=9.5,
-            fontweight="bold",
-            ha="center",
-            va="top",
-            color=INK,
-            zorder=4,
-        )
-        y -= 0.9
-    axes.text(
-        (left + right) / 2, y, text, fontsize=7.6, ha="center", va="center", color=INK, linespacing=1.15, zorder=4
-    )
+    x, y = (left + right) / 2, (bottom + top) / 2 - (0.9 if title else 0)
+    style: dict[str, Any] = {"ha": "center", "color": INK, "zorder": 4}
+    axes.text(x, top - 0.5, title, fontsize=9.5, fontweight="bold", va="top", **style)
+    axes.text(x, y, text, fontsize=7.6, va="center", linespacing=1.15, **style)
 
 
 def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int, colour: str) -> None:
@@ -242,9 +209,10 @@ def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int, colour: str)
     _arrow(axes, (x[0], y[0]), (x[1], y[1]), count, colour, -0.28 if far else 0.0)
 
 
-def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], count: int, colour: str, bend: float = 0.0
-) -> None:
+_Point = tuple[float, float]
+
+
+def _arrow(axes: Axes, start: _Point, end: _Point, count: int, colour: str, bend: float = 0.0) -> None:
     style = {"arrowstyle": "-|>", "color": colour, "alpha": 0.55, "linewidth": 0.6 + 0.32 * count**0.5}
     bent = {"connectionstyle": f"arc3,rad={bend}", "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", end, start, arrowprops=style | bent, zorder=2)  # behind the rooms, before the houses
@@ -259,16 +227,14 @@ def _draw_stairs(axes: Axes, edges: Edges) -> None:
         if lower == upper or not {lower, upper} <= set(PLACES):
             continue
         start, end = PLACES[lower], PLACES[upper]
-        x = STAIRS.get((lower, upper))
-        if x is not None:
-            ends = (x, start[3]), (x, end[2])
-        else:  # no way leads there
-            ends = ((start[0] + start[1]) / 2, start[3]), ((end[0] + end[1]) / 2, end[2])
-        side = (lower, upper) == ("trees", "kernels")
-        if side:
-            ends = (start[0], 8), (end[1], 8)
-        _arrow(axes, *ends, count, INK if side or x is not None else BACK)
-        axes.text(ends[1][0] + 0.6, ends[1][1] - 1.6 if not side else 9, str(count), fontsize=9.5, color=INK)
+        if (lower, upper) == ("trees", "kernels"):  # they stand side by side
+            _arrow(axes, (start[0], 8), (end[1], 8), count, INK)
+            axes.text(end[1] + 0.6, 9, str(count), fontsize=9.5, color=INK)
+            continue
+        way = STAIRS.get((lower, upper))  # None where no way leads there
+        low, high = (way, way) if way is not None else ((start[0] + start[1]) / 2, (end[0] + end[1]) / 2)
+        _arrow(axes, (low, start[3]), (high, end[2]), count, BACK if way is None else INK)
+        axes.text(high + 0.6, end[2] - 1.6, str(count), fontsize=9.5, color=INK)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import statistics
 import sys
 from collections import defaultdict
@@ -26,10 +25,8 @@ LONGEST = 5
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m draftwood.tools.show.lines", allow_abbrev=False)
     parser.add_argument("--root", type=Path, metavar="DIR", help="a checkout to count (default: what is installed)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args(argv)
-    found = figures(args.root)
-    print(json.dumps(found, indent=1) if args.json else as_text(found))
+    print(as_text(figures(args.root)))
     return 0
 
 

@@ -133,12 +133,7 @@ class BudgetTree(nn.Module):
 
     def __init__(self, nodes: int, depth: int, candidates: int) -> None:
         super().__init__()
-        grown = candidates + (depth - 1) * candidates**2
-        if min(nodes, depth, candidates) < 1 or nodes > grown:
-            raise TreeError(
-                f"budget tree: {nodes} nodes of depth {depth} by {candidates} candidates; expected 1 to {max(grown, 1)}"
-                " nodes, for k + (D - 1) * k * k are grown; raise the candidates or the depth"
-            )
+        Budget(nodes, depth, candidates)  # refuses sizes that no tree has
         self.nodes, self.depth, self.candidates = nodes, depth, candidates
         sizes = torch.tensor([candidates] + [candidates**2] * (depth - 1))
         cost_A = torch.arange(depth).repeat_interleave(sizes) * LEVEL_COST
