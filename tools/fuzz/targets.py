@@ -25,7 +25,7 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.arguments import given_prompt
-from draftwood.tools.commands.calibrate import figures, import_paths
+from draftwood.tools.commands.calibrate import add_file, figures
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
@@ -171,9 +171,9 @@ def _counted(calibration: Calibration) -> None:
 def path_lines(folder: Path, rng: random.Random) -> str:
     """Imports rank paths from lines of JSON."""
     calibration = Calibration()
-    added = import_paths(calibration, folder / "paths.jsonl")
+    add_file(calibration, folder / "paths.jsonl")
     _counted(calibration)
-    return f"{added} lines"
+    return f"{calibration.contexts.total} contexts"
 
 
 def latency(folder: Path, rng: random.Random) -> str:

@@ -99,7 +99,7 @@ def _rows(engine: StagedEngine, text: list[int], sampling: Sampling, gear: Gear,
     room = gear.slots - 2 * engine.bundle.manifest.dims.branch_rows
     while state.length < min(len(text) + new, room):
         draft = engine.draft([state], gear)[0]
-        logits_TV = engine.verify([state], [draft]).logits_BRV[0].copy()
+        logits_TV = single.verify(engine, state, draft.tokens_T, draft.tree).logits_RV.copy()
         position_T = state.length + 1 + draft.tree.depths
         for row, plain_V in enumerate(plain.rows(draft)):
             yield Row(_kind(draft.tree, row), int(position_T[row]), logits_TV[row], plain_V)

@@ -59,9 +59,10 @@ def time_step(
     drafts = engine.draft([state], gear) if gear else []
     drafted = time.perf_counter_ns()
     drafts = [verified] if verified else drafts
-    output = engine.verify([state], drafts)
+    (output,) = engine.verify([state], drafts)
     ran = time.perf_counter_ns()
-    accept(state, drafts[0], output.logits_BRV[0])
+    state.branched(drafts[0].tokens_T, output.features_RF)
+    accept(state, drafts[0], output.logits_RV)
     took = time.perf_counter_ns()
     if path is None:
         state.rollback(state.length)

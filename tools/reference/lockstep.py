@@ -12,6 +12,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy
+from draftwood.runtime.proof import TOLERANCE
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.sampling import Sampling, draw, margin
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -23,7 +24,7 @@ from draftwood.runtime.speculation.step import (
     TeacherOutput,
     speculative_step,
 )
-from draftwood.tools.comparison.compare import TOLERANCE, host, relative_difference
+from draftwood.tools.comparison.compare import host, relative_difference
 
 
 def first_difference(
@@ -101,7 +102,7 @@ class _Lockstep(HostParts):
         (want,), (got,) = self._reference.verify([state.reference], drafts), self._engine.verify([state.engine], drafts)
         for one, output in ((state.reference, want), (state.engine, got)):
             one.branched(draft.tokens_T, output.features_RF)
-        for row in np.flatnonzero(draft.tree.valid):
+        for row in range(draft.tree.rows):
             position = state.length + int(draft.tree.depths[row]) + 1
             drawn = [draw(output.logits_RV[row], state.sampling, position) for output in (want, got)]
             if drawn[0] != drawn[1] and margin(want.logits_RV[row], state.sampling, position) > self._allowed:

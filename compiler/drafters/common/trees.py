@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.steps.step import tensor
-from draftwood.errors import TreeError
 from draftwood.manifest import TensorSignature
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.spec import Budget
