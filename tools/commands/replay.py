@@ -56,7 +56,7 @@ def record(args: argparse.Namespace) -> list[Path]:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import StagedEngine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.tools.lab.runner import turn_prompts
+    from draftwood.tools.lab.conversations import turn_prompts
     from draftwood.tools.lab.timer import tune
     from draftwood.tools.measure.survey import survey
     from draftwood.tools.prompts import read_prompts
