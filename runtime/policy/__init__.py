@@ -1,8 +1,8 @@
 """Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
 
-from draftwood.runtime.policy.adaptive import Adaptive
+from draftwood.runtime.policy.adaptive import Adaptive, Learned
 from draftwood.runtime.policy.choice import Policies, PolicyName, policy_for
-from draftwood.runtime.policy.fixed import FixedTree, Planned
+from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome, Policy
 
@@ -12,8 +12,8 @@ __all__ = [
     "Expected",
     "FixedTree",
     "Gears",
+    "Learned",
     "Outcome",
-    "Planned",
     "Policies",
     "Policy",
     "PolicyName",

@@ -9,25 +9,24 @@ from typing import Literal
 from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.adaptive import Adaptive
-from draftwood.runtime.policy.fixed import FixedTree, Planned
+from draftwood.runtime.policy.adaptive import Adaptive, Learned
+from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.outcome import Policy
-from draftwood.runtime.policy.times import Paces
 
-PolicyName = Literal["adaptive", "planned", "fixed", "plain"]
+PolicyName = Literal["adaptive", "fixed", "plain"]
 
 
 class Policies:
     """Makes a policy for each text of a bundle.
 
     Args:
-        name: ``adaptive`` learns from the text; ``planned`` goes by the tables; ``fixed`` takes the tree of ``gear``,
-            from its KV length on; ``plain`` does not draft.
+        name: ``adaptive`` learns from the texts; ``fixed`` takes the tree of ``gear``, from its KV length on; ``plain``
+            does not draft.
         times: steps timed on this machine; the plan's where there are none.
 
     Raises:
-        RequestError: a gear without ``fixed``, or the other way round; an unknown gear; nothing to plan by.
+        RequestError: a gear without ``fixed``, or the other way round; an unknown gear.
     """
 
     def __init__(
@@ -41,11 +40,6 @@ class Policies:
             raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
         self._bundle, self.name, self._times = bundle, name, times
         self._gear = bundle.gear(gear) if gear is not None else None
-        if name == "planned" and not (self.gears.planning and self.gears.times.absolute):
-            raise RequestError(
-                f"--policy planned: {bundle.folder} holds no plan with step times; build it with --tree plan:FILE of a"
-                " plan that was made with --latency, or take --policy adaptive"
-            )
 
     @cached_property
     def gears(self) -> Gears:
@@ -53,8 +47,9 @@ class Policies:
         return Gears.of(self._bundle, self._times)
 
     @cached_property
-    def _paces(self) -> Paces:
-        return Paces(len(self.gears.gears))
+    def learned(self) -> Learned:
+        """What the texts have shown so far."""
+        return Learned(self.gears)
 
     def new(self, greedy: bool, max_new_tokens: int) -> Policy:
         """The policy of one text of at most so many tokens, decoded greedily or sampled."""
@@ -62,10 +57,7 @@ class Policies:
             return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
         if self.name == "plain":
             return FixedTree(self._bundle, PLAIN)
-        tables = self.gears.greedy if greedy else self.gears.sampled
-        if self.name == "planned":
-            return Planned(self.gears, tables)
-        return Adaptive(self.gears, tables, max_new_tokens, self._paces)
+        return Adaptive(self.gears, self.learned, greedy, max_new_tokens)
 
 
 def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:

@@ -1,86 +1,101 @@
-"""What every shape would gain on the next step of a text, from the rank paths of the steps before.
+"""What every shape would gain on the next step of a text, from the walks of all texts of a bundle.
 
-Two things are learned of a text. Its *class* is filtered: each walk multiplies the classes' weights by how likely
-they made it, and a fixed share is given back, so that no class is ever ruled out. And its own *counts* at every node
-that a walk came to: hits and times asked, fading with age, beside the mixture's expectation as so many counts more.
-Counts are right in the end and slow, classes quick and coarse: whichever foretold the last walks better is believed.
-A question that a walk did not ask, since it ended before or the drafter had no candidate there, counts for nothing:
-not for a hit and not for a miss. `docs/policy.md` derives it and states its bias.
+Two things are learned. What texts have in common is counted at every node of the forest: how often a walk that came
+to its parent was asked for it, and how often it went on there (`Acceptance`, one for greedy and one for sampled
+text). How a text differs from that is one number, its *ease*, which is added to the log-odds of every answer and
+follows the text's own walks (`Estimate`). A question that a walk did not ask, since its tree has no node there, counts
+for nothing: not for a hit and not for a miss. `docs/policy.md` derives it and states its bias.
 
-Shape suffixes: C text classes, N nodes, S shapes, X factors.
+Shape suffixes: M nodes of the forest, roots counted; S shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from math import exp
 
 import numpy as np
+from numpy.typing import NDArray
 
-from draftwood.runtime.policy.prior import Tables
+from draftwood.runtime.policy.prior import LEAST, Tables
 
-# Counts of a step fade to 1/e in so many steps.
-MEMORY = 100
-FADING = 1 - 1 / MEMORY
-# How likely a text is thought to change at a step, and from which probability on its counts are given up.
-CHANGE = 0.02
-STALE = 0.8
-# Nodes one level deeper are seen less often; the mixture's expectation counts there for so much more.
-DEEPER_STRENGTH = 0.5
-# Share of the weight that is given back to the classes as they were at first, every step.
-SHARE = 0.03
-# The same of a step that shows nothing: a text that was left as a bad one is mostly believed to be one still.
-IDLE_SHARE = 0.005
+# Counts fade to 1/e in so many walks, of whatever text.
+MEMORY = 2000
+# Standard deviation of texts' eases, in log-odds, and the share of it that a text keeps from one step to the next.
+SPREAD = 0.4
+KEPT = 0.99
+
+
+class Acceptance:
+    """How often the teacher took what was drafted, over all texts that share it."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._hits_M, self._asked_M = np.zeros((2, len(tables.chance_M)))
+        self.chance_M = tables.chance_M
+        self._parent_M = np.array(tables.forest.parent)
+        self._roots = np.arange(len(self.chance_M)) < tables.forest.roots
+
+    def eased(self, ease: float) -> NDArray[np.float64]:
+        """float64[M]: the chances in a text of an ease; the children of a node share what it adds."""
+        odds = exp(ease) - 1
+        taken_M = np.bincount(self._parent_M, np.where(self._roots, 0.0, self.chance_M), len(self.chance_M))
+        scale_M = (1 + odds) / (1 + odds * np.minimum(taken_M, 1.0))
+        return np.where(self._roots, self.chance_M, np.minimum(self.chance_M * scale_M[self._parent_M], 1 - LEAST))
+
+    def fade(self, root: int) -> None:
+        """A walk begins at a root: what was counted before counts for less."""
+        self._hits_M *= 1 - 1 / MEMORY
+        self._asked_M *= 1 - 1 / MEMORY
+        classes = self.tables.forest.classes
+        if root < classes:  # which class it is, is asked of every step
+            self._asked_M[:classes] += 1
+            self._hits_M[root] += 1
+
+    def count(self, node: int, missed: tuple[int, ...], taken: int | None) -> None:
+        """A walk came to a node and went on to a child, or to none of those missed.
+
+        Where it may have gone to another child, that counts in such parts as are likely (the E step of EM).
+        """
+        children = list(self.tables.forest.child[node].values())
+        self._asked_M[children] += 1
+        if taken is not None:
+            self._hits_M[taken] += 1
+        elif others := [child for child in children if child not in missed]:
+            self._hits_M[others] += self.chance_M[others] / (1 - self.chance_M[list(missed)].sum())
+
+    def believe(self) -> None:
+        """What was counted is believed."""
+        strength = self.tables.strength
+        self.chance_M = (strength * self.tables.chance_M + self._hits_M) / (strength + self._asked_M)
 
 
 class Estimate:
-    """The state of one text.
+    """One text's state: its ease, and how little that is known.
 
     Example of use: ``estimate.begin(length)``, then ``tokens()`` before every step and
-    ``walked(shape, root, path, rank=None)`` behind it.
+    ``walked(shape, root, path, rank=None)`` behind it, or ``idle()``.
     """
 
-    def __init__(self, tables: Tables) -> None:
-        self.tables, forest = tables, tables.forest
-        self._first_C = tables.weights_C
-        self.weights = list(self._first_C)
-        self._confidence = list(tables.confidence)
-        # Probability that the text has changed since its counts were made.
-        self._stale = 0.0
-        nodes, roots = forest.nodes, forest.roots
-        self._roots = roots
-        # Hits, and questions asked, of every node; as worth of evidence for a yes, and in all, the mixture's beside it.
-        self._counts_2N, self._evidence_2N = np.zeros((2, nodes)), np.empty((2, nodes))
-        self._hits_N, self._asked_N = self._counts_2N
-        deeper_N = np.array(forest.depth[roots:], np.float64) - 1
-        self._strength_N = tables.strength * (1 + DEEPER_STRENGTH * deeper_N)
-        self._prior_2N = np.stack((self._strength_N, self._strength_N))
-        # Mixture of (reach, asked), of which a node's ratio is the expected answer to its question.
-        self._mixed_CM = np.concatenate((tables.reach_CM[:, roots:], tables.asked_CN), 1)
-        self._mixed_M = np.empty(2 * nodes)
-        self._factor = np.ones(2 * nodes + roots)
-        self._log_X, self._reach_N = np.empty(len(forest.factors_X)), np.empty(nodes)
-        self._tokens_S = np.empty(len(forest.shapes))
-        self._known: list[float] | None = None
+    def __init__(self, acceptance: Acceptance) -> None:
+        self.acceptance, self._forest = acceptance, acceptance.tables.forest
+        self._usual = self._ease = 0.0
+        self._variance = SPREAD**2
 
     def begin(self, length: int) -> None:
         """The text begins behind so many tokens."""
-        self._first_C = self.tables.weights_at(length)
-        self.weights, self._known = list(self._first_C), None
+        self._usual = self._ease = self.acceptance.tables.ease_at(length)
 
     def tokens(self) -> list[float]:
         """Expected accept length of every shape, bonus counted."""
-        if self._known is None:
-            self._reaches()
-            np.dot(self.tables.forest.members_SN, self._reach_N, out=self._tokens_S)
-            self._known = [1 + gained for gained in self._tokens_S.tolist()]
-        return self._known
+        chance_M = self.acceptance.eased(self._ease)
+        reach_M = np.exp(self._forest.above_MM @ np.log(chance_M))
+        found: list[float] = (1 + self._forest.members_SM @ reach_M).tolist()
+        return found
 
     def idle(self) -> None:
-        """A step without a draft: nothing is learned, and what is known fades."""
-        self._fade()
-        rest = 1 - IDLE_SHARE
-        self.weights = [rest * w + IDLE_SHARE * p for w, p in zip(self.weights, self._first_C, strict=True)]
-        self._known = None
+        """A step that shows nothing: the text grows more like any other."""
+        self._ease = self._usual + KEPT * (self._ease - self._usual)
+        self._variance = SPREAD**2 + KEPT**2 * (self._variance - SPREAD**2)
 
     def walked(self, shape: int, root: int, path: tuple[int, ...], rank: int | None = None) -> None:
         """A step of a shape from a root went down ``path``.
@@ -88,113 +103,23 @@ class Estimate:
         ``rank`` is that of the next token where the drafter's list is known; None where it is only known to be no
         child that the shape has.
         """
-        forest, tables = self.tables.forest, self.tables
+        self.idle()
+        forest, chance_M = self._forest, self.acceptance.eased(self._ease)
         nodes = forest.walk(shape, root, path)
-        end = nodes[-1]
-        foretold = self._foretold(shape, root, end, rank) if self._known is not None else 0.0
-        self._fade()
-        if rank is None:
-            likely = tables.outside_SM[shape][end] or tables.reached_M[end]
-            self._count(nodes)
-            self._count_outside(shape, end)
-        elif (next_node := forest.child[end].get(rank)) is not None:
-            likely = tables.reached_M[next_node]
-            self._count([*nodes, next_node])
-        else:
-            likely = tables.beyond_M[end]
-            self._count(nodes)
-            self._ask(forest.child[end].values())
-        self._filter(likely, foretold)
-        self._see(root)
-        self._known = None
-
-    def _fade(self) -> None:
-        self._counts_2N *= FADING
-
-    def _foretold(self, shape: int, root: int, end: int, rank: int | None) -> float:
-        """Probability of a walk's end, the root given, as it was before the walk."""
-        reach_N, roots, forest = self._reach_N, self._roots, self.tables.forest
-        if rank is not None and rank in forest.child[end]:
-            return float(reach_N[forest.child[end][rank] - roots]) / self._confidence[root]
-        missed = forest.own_children[shape][end][0] if rank is None else forest.child[end].values()
-        reached = self._confidence[root] if end < roots else float(reach_N[end - roots])
-        return (reached - sum([float(reach_N[node - roots]) for node in missed])) / self._confidence[root]
-
-    def _filter(self, likely: list[float], foretold: float) -> None:
-        """Bayes' rule for the class, and a fixed share back (Herbster and Warmuth, 1998); for the counts alike."""
-        seen = [w * p for w, p in zip(self.weights, likely, strict=True)]
-        total = sum(seen)
-        if foretold > 0:
-            stale = self._stale + CHANGE * (1 - self._stale)
-            self._stale = stale * total / (stale * total + (1 - stale) * foretold)
-            if self._stale > STALE:
-                self._counts_2N *= 1 - self._stale
-                self._stale = 0.0
-        scale = (1 - SHARE) / total
-        self.weights = [scale * w + SHARE * p for w, p in zip(seen, self._first_C, strict=True)]
-
-    def _see(self, root: int) -> None:
-        """The share of steps in each confidence class, one estimate among so many others."""
-        classes = self.tables.forest.classes
-        if classes > 1 and root < classes:
-            for k in range(classes):
-                self._confidence[k] += ((k == root) - self._confidence[k]) / MEMORY
-
-    def _count(self, nodes: list[int]) -> None:
-        """Hits on the way down, and misses of the elder siblings of each."""
-        child, roots, asked_N = self.tables.forest.child, self._roots, self._asked_N
-        parent = nodes[0]
-        for node in nodes[1:]:
-            for sibling in child[parent].values():
-                asked_N[sibling - roots] += 1
-                if sibling == node:
-                    break
-            self._hits_N[node - roots] += 1
-            parent = node
-
-    def _ask(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
-            self._asked_N[node - self._roots] += 1
-
-    def _count_outside(self, shape: int, end: int) -> None:
-        """Misses of the shape's children; those of other trees were not asked."""
-        own, first = self.tables.forest.own_children[shape][end]
-        if first:
-            self._ask(own)
-        else:
-            self._split(end, frozenset(own))
-
-    def _split(self, end: int, missed: frozenset[int]) -> None:
-        """Misses where an elder sibling may have been hit: in such parts as are likely (the E step of EM)."""
-        self._reaches()
-        forest, roots = self.tables.forest, self._roots
-        children = list(forest.child[end].values())
-        at_end = self._confidence[end] if end < roots else float(self._reach_N[end - roots])
-        within = {node: float(self._reach_N[node - roots]) / at_end for node in children}
-        none = 1 - sum(within[node] for node in missed)
-        asked, last = 1.0, max(children.index(node) for node in missed)
-        for node in children[: last + 1]:
-            self._asked_N[node - roots] += asked
-            if node not in missed:
-                share = within[node] / none
-                self._hits_N[node - roots] += share
-                asked -= share
-
-    def _reaches(self) -> None:
-        """Probability of reaching each node, that of its confidence class included."""
-        nodes, factor, forest = len(self._reach_N), self._factor, self.tables.forest
-        mixed_M, evidence_2N, yes_N = self._mixed_M, self._evidence_2N, factor[:nodes]
-        np.dot(self.weights, self._mixed_CM, out=mixed_M)
-        np.divide(mixed_M[:nodes], mixed_M[nodes:], out=yes_N)
-        np.multiply(yes_N, self._strength_N, out=self._prior_2N[0])
-        np.multiply(self._counts_2N, 1 - self._stale, out=evidence_2N)
-        np.add(evidence_2N, self._prior_2N, out=evidence_2N)
-        np.divide(evidence_2N[0], evidence_2N[1], out=yes_N)
-        np.subtract(1.0, yes_N, out=factor[nodes : 2 * nodes])
-        if len(self._confidence) > 1:
-            factor[2 * nodes :] = self._confidence
-        np.log(factor, out=factor)
-        np.take(factor, forest.factors_X, out=self._log_X, mode="clip")  # the mode that needs no second buffer
-        np.add.reduceat(self._log_X, forest.starts_N, out=self._reach_N)
-        np.exp(self._reach_N, out=self._reach_N)
-        factor[2 * nodes :] = 1.0
+        score, known = 0.0, 1 / self._variance
+        self.acceptance.fade(root)
+        for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+            every, asked = forest.child[node], forest.own_children[shape][node]
+            missed, taken = asked, after
+            if after is None and rank is not None:  # then all children of the last node are answered
+                missed, taken = tuple(every.values()), every.get(rank)
+                asked = asked or missed
+            if asked:
+                self.acceptance.count(node, missed, taken)
+                chance = float(chance_M[list(asked)].sum())
+                score += (taken in asked) - chance
+                known += chance * (1 - chance)
+        # One step of Newton's method towards the ease that makes the walk likely, within what was known of it.
+        self._variance = 1 / known
+        self._ease += self._variance * score
+        self.acceptance.believe()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from draftwood.planning import StepTime
+from draftwood.planned import StepTime
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear

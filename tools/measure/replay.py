@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,14 +18,10 @@ import numpy as np
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.planned import Planning, StepTime
-from draftwood.runtime.policy import Adaptive, Gears, Outcome, Planned, Policy
-from draftwood.runtime.policy.times import Paces
+from draftwood.runtime.policy import Adaptive, Gears, Learned, Outcome, Policy
 from draftwood.runtime.speculation.drafting import MOST_WAITING
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.trees import Topology
-
-if TYPE_CHECKING:
-    from draftwood.runtime.policy.prior import Tables
 
 
 class _SurveyedGear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,14 +88,13 @@ class Replay:
     """Runs policies over texts, one behind the other; ``gears`` are those of the surveys."""
 
     def __init__(self, gears: Gears) -> None:
-        self.gears, self._paces = gears, Paces(len(gears.gears))
+        self.gears, self._learned = gears, Learned(gears)
 
     def policy(self, name: str, text: Text) -> Policy:
         """A policy for a text by its name, or by a gear's for always that one."""
-        tables: Tables = self.gears.greedy if text.greedy else self.gears.sampled
-        if name == "adaptive":
-            return Adaptive(self.gears, tables, len(text.events) + 1, self._paces)  # the first token is the prompt's
-        return Planned(self.gears, tables) if name == "planned" else _Always(self.gears, name)
+        if name != "adaptive":
+            return _Always(self.gears, name)
+        return Adaptive(self.gears, self._learned, text.greedy, len(text.events) + 1)  # the first token is the prompt's
 
     def run(self, policy: Policy, text: Text) -> Run:
         """A text decoded by a policy."""

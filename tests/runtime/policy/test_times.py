@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draftwood.planned import StepTime
-from draftwood.runtime.policy.times import AGED, BELIEVED, Paces, StepTimes, time_table
+from draftwood.runtime.policy.times import AGED, StepTimes, time_table
 
 NAMES, ROWS = ["plain", "tree"], [1, 8]
 
@@ -54,10 +54,11 @@ def test_a_hiccup_changes_nothing_and_a_busy_machine_everything() -> None:
         times.observe(1, 0, 1500.0)
     times.observe(1, 0, 9000.0)
     assert times.us(1, 0) == pytest.approx(1500.0)
-    for _ in range(3):
+    times.observe(1, 0, 1500.0)
+    for _ in range(20):
         times.observe(1, 0, 3000.0)
     # Noticed on one gear and true of both.
-    assert times.us(1, 0) == pytest.approx(3000.0) and times.us(0, 0) == pytest.approx(2000.0)
+    assert times.us(1, 0) == pytest.approx(3000.0, rel=0.03) and times.us(0, 0) == pytest.approx(2000.0, rel=0.15)
 
 
 def test_a_slow_drift_is_followed() -> None:
@@ -85,46 +86,16 @@ def test_a_table_tells_what_a_late_token_takes() -> None:
     assert StepTimes(found).catch_up_us(5) == pytest.approx(50.0)
 
 
-def test_what_a_text_has_settled_is_where_the_next_begins() -> None:
-    found = time_table(
-        ["plain", "tree", "other"],
-        [1, 4, 8],
-        [StepTime(gear=gear, length=0, us=us) for gear, us in (("plain", 1000.0), ("tree", 1500.0), ("other", 2000.0))],
-    )
-    paces = Paces(3)
-    first = StepTimes(found, paces)
-    for _ in range(BELIEVED - 1):
-        first.observe(1, 0, 2100.0)
-    assert StepTimes(found, paces).us(1, 0) == 1500.0, "too few steps are no pace"
-    assert first.aged(1)
-    for _ in range(20):
-        first.observe(1, 0, 2100.0)
-    second = StepTimes(found, paces)
-    assert second.aged(0) and not second.aged(1)
-    assert second.us(1, 0) == pytest.approx(2100.0, rel=0.01)
-    assert second.us(0, 0) == pytest.approx(1400.0, rel=0.01), "of a gear that did not run that of the others"
-    for _ in range(20):
-        first.observe(0, 0, 1000.0)
-    third = StepTimes(found, paces)
-    assert third.us(0, 0) == pytest.approx(1000.0, rel=0.05)
-    assert third.us(2, 0) == pytest.approx(2000.0 * 1.4**0.5, rel=0.05)
-
-
-def test_a_pace_ages_by_the_steps_of_other_gears() -> None:
-    times = [StepTime(gear=gear, length=0, us=us) for gear, us in (("plain", 1000.0), ("tree", 1500.0))]
-    found, paces = time_table(["plain", "tree"], [1, 4], times), Paces(2)
-    text = StepTimes(found, paces)
-    for _ in range(BELIEVED):
-        text.observe(0, 0, 1000.0)
-    for _ in range(AGED - 1):
-        text.observe(1, 0, 1500.0)
-    assert not text.aged(0)
-    text.observe(1, 0, 1500.0)
-    assert text.aged(0) and not text.aged(1) and not StepTimes(found).aged(0)
-
-
-def test_guesses_go_from_no_text_to_the_next() -> None:
-    found, paces = time_table(["plain", "tree"], [1, 4], []), Paces(2)
-    for _ in range(20):
-        StepTimes(found, paces).observe(0, 0, 700.0)
-    assert paces.start() == [1.0, 1.0] and not StepTimes(found, paces).aged(1)
+def test_a_gear_ages_by_the_steps_of_others_and_is_then_believed_anew() -> None:
+    times = table()
+    for _ in range(3):
+        assert times.aged(0)
+        times.observe(0, 0, 1000.0)
+    for _ in range(AGED - 3):
+        times.observe(1, 0, 1500.0)
+    assert not times.aged(0)
+    times.observe(1, 0, 1500.0)
+    assert times.aged(0) and not times.aged(1)
+    for _ in range(3):
+        times.observe(0, 0, 700.0)
+    assert times.us(0, 0) == pytest.approx(700.0) and times.us(1, 0) == pytest.approx(1500.0)
