@@ -37,6 +37,8 @@ class OpenedBundle:
         self.bundle, self.engine, self._times = bundle, engine, times
         self._policies: dict[str, Policies] = {}
         self._closed = False
+        if bundle.tokenizer is not None:
+            bundle.tokenizer.warm()
 
     @property
     def manifest(self) -> Manifest:
@@ -76,7 +78,7 @@ class OpenedBundle:
 
         Args:
             prompt: as ``generate`` takes it.
-            policy: ``adaptive`` (the default), ``planned``, ``plain``, a gear's name for always its tree, or a policy
+            policy: ``adaptive`` (the default), ``plain``, a gear's name for always its tree, or a policy
                 of one's own, made for this text.
             trace: takes an event a step.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop`` and ``ignore_eos``,
@@ -92,7 +94,7 @@ class OpenedBundle:
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
         if name not in self._policies:
-            kinds: dict[str, PolicyName] = {"adaptive": "adaptive", "planned": "planned", "plain": "plain"}
+            kinds: dict[str, PolicyName] = {"adaptive": "adaptive", "plain": "plain"}
             kind = kinds.get(name, "fixed")
             self._policies[name] = Policies(self.bundle, kind, name if kind == "fixed" else None, self._times)
         return self._policies[name]

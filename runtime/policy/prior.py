@@ -56,7 +56,9 @@ def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
     if prior is None:
         chance_M = np.array([*roots, *(_hoped(forest, node, HOPE[greedy]) for node in _below(forest))])
         return Tables(forest, _smoothed(forest, chance_M), WEAK_STRENGTH, ())
-    hazard_CM = np.array([[*roots, *(_counted(forest, prior, one, v) for v in _below(forest))] for one in prior.classes])
+    hazard_CM = np.array(
+        [[*roots, *(_counted(forest, prior, one, v) for v in _below(forest))] for one in prior.classes]
+    )
     reach_CM = np.exp(np.log(np.maximum(hazard_CM, LEAST)) @ forest.above_MM.T)
     weights_C = np.array([one.weight for one in prior.classes])
     reach_M = weights_C @ reach_CM / weights_C.sum()

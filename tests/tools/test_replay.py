@@ -18,9 +18,9 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.lab.replay import Replay, Text, read_surveys, report
+from draftwood.tools.lab.survey import survey
 from draftwood.tools.lab.timer import tune
-from draftwood.tools.measure.replay import Replay, Text, read_surveys, report
-from draftwood.tools.measure.survey import survey
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=11)}
 

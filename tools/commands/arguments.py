@@ -58,7 +58,7 @@ def add_verify_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-POLICIES = ("adaptive", "planned", "fixed", "plain")
+POLICIES = ("adaptive", "fixed", "plain")
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,29 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
-from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument, options
+from draftwood.tools.commands.arguments import options
 
-NAMES = ("adaptive", "planned")
+# Gears are timed before texts are recorded.
+TUNE_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="recorded texts, .jsonl")
-    parser.add_argument(
-        "--policy", action="append", choices=NAMES, help="to replay; repeatable (default: adaptive, planned if it can)"
-    )
     parser.add_argument("--record", type=Path, metavar="BUNDLE", help="first record prompts with this bundle, to --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where recorded texts go, one file each")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="to record (default: the built-in prompts)")
     parser.add_argument("--limit", type=int, metavar="N", help="prompts to record (default: all)")
-    parser.add_argument("--tune", type=float, default=5.0, metavar="S", help="seconds to time gears for (default: 5)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of what is recorded (default: 0)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of every text against plain decoding")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    add_decoding_arguments(parser)
-    add_engine_argument(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.tools.measure.replay import read_surveys, report
+    from draftwood.tools.lab.replay import read_surveys, report
 
     if (args.record is None) != (args.out is None):
         raise RequestError("--record BUNDLE and --out DIR go together: what to record with, and where to")
@@ -39,10 +35,7 @@ def main(args: argparse.Namespace) -> int:
     if not traces:
         raise RequestError("replay: expected recorded texts, or --record BUNDLE --out DIR to make some")
     gears, texts = read_surveys(traces)
-    planned = gears.planning is not None and gears.times.absolute
-    if args.policy and "planned" in args.policy and not planned:
-        raise RequestError("--policy planned: the texts were recorded with a bundle that holds no plan with step times")
-    found = report(gears, texts, args.policy or (NAMES if planned else NAMES[:1]))
+    found = report(gears, texts)
     if args.png:
         from draftwood.tools.show.replay_picture import draw_replay
 
@@ -57,18 +50,18 @@ def record(args: argparse.Namespace) -> list[Path]:
     from draftwood.runtime.engines import StagedEngine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.tools.lab.conversations import turn_prompts
+    from draftwood.tools.lab.survey import survey
     from draftwood.tools.lab.timer import tune
-    from draftwood.tools.measure.survey import survey
     from draftwood.tools.prompts import read_prompts
 
     bundle = Bundle.open(args.record)
     prompts, chosen = read_prompts(args.prompts, args.limit), options(args)
     if bundle.tokenizer is None or any(tree.file is None for tree in bundle.manifest.trees):
         raise RequestError(f"{args.record}: recording needs a tokenizer, and trees whose shape is known beforehand")
-    share_threads(args.threads)
-    engine = open_engine(bundle, args.engine)
+    share_threads()
+    engine = open_engine(bundle)
     assert isinstance(engine, StagedEngine)
-    times = tune(engine, args.tune)
+    times = tune(engine, TUNE_SECONDS)
     args.out.mkdir(parents=True, exist_ok=True)
     made = []
     for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, {})):

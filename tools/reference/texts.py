@@ -15,8 +15,8 @@ from typing import Any, Literal
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy, policy_for
-from draftwood.tools.measure.bench import TIES_PER_TOKEN, explain, logit_noise
-from draftwood.tools.measure.traffic import widest_gear
+from draftwood.tools.lab.bench import TIES_PER_TOKEN, explain, logit_noise
+from draftwood.tools.lab.traffic import widest_gear
 from draftwood.tools.reference.lockstep import first_difference
 
 Side = Literal["reference", "engine"]

@@ -1,1 +1,0 @@
-"""Experiments: what is measured, each with a command of its own."""
