@@ -9,6 +9,7 @@ import pytest
 
 from draftwood.tools.cli import main
 from draftwood.tools.lab import npu_report
+from draftwood.tools.lab.machine import probed
 from draftwood.tools.lab.npu_report import without_names
 
 
@@ -30,7 +31,7 @@ def test_a_laptop_is_told_what_is_absent(
 
 
 def test_a_probe_that_takes_its_process_along_is_told() -> None:
-    (verdict,) = npu_report._verdicts("draftwood.no_such_module")
+    (verdict,) = probed("draftwood.no_such_module")
     assert not verdict["works"] and "exit code 1: " in verdict["seen"] and "No module named" in verdict["seen"]
 
 

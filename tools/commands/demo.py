@@ -223,7 +223,7 @@ def _print_plan(drafter: str, paths: RankPaths, specs: Specs) -> None:
         f"plan: draft trees of {rows} rows. A row is a token that the teacher checks in one step; the root is the last"
     )
     print(
-        f"token of the text. They are chosen from {paths.contexts} places in other texts, at which `draftwood calibrate`"
+        f"token of the text. They are chosen from {paths.contexts} places in other texts, where `draftwood calibrate`"
     )
     print("counted how often the teacher's next tokens were the drafter's first, second, ... choices.\n")
     print(f"{name}, which should gain {paths.expected_accept_length(tree):.2f} tokens a step. (0, 0) is the first")
@@ -243,7 +243,7 @@ def _print_bundle(folder: Path, report: dict[str, Any], gears: Sequence[dict[str
     if scored:
         score = max(scored, key=lambda one: one["difference"])
         print(
-            f"Draft scores differ by {score['difference']:.0e} (limit {score['tolerance']:.0e}): drafts are only proposed,"
+            f"Draft scores differ by {score['difference']:.0e} (limit {score['tolerance']:.0e}): drafts only propose,"
         )
         print("so their rounding changes no text.")
     print(f"{caught} of {len(report['controls'])} faults that were put in on purpose were found.\n")
@@ -260,9 +260,8 @@ def _print_bundle(folder: Path, report: dict[str, Any], gears: Sequence[dict[str
 
 def _print_answers(answers: Sequence[dict[str, Any]], fixed: str) -> None:
     total, same = speedups(answers), sum(one["tokens_equal"] for one in answers)
-    print(
-        f"Tokens a second; the three take turns, medians of {ROUNDS} rounds. plain: a token a step. fixed: always {fixed}."
-    )
+    print(f"Tokens a second, all three in turns, medians of {ROUNDS} rounds. plain: one token a step.")
+    print(f"fixed: always {fixed}.")
     print("adaptive: the default policy, which chooses a gear for every step; the last two columns are its own.\n")
     columns = f"{'prompt':12} {'tokens':>6} {'same':>5} {'plain':>7} {'fixed':>7} {'adaptive':>9}"
     print(f"{columns} {'tokens a step':>14} {'speed-up':>9}")

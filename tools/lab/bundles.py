@@ -94,15 +94,6 @@ def windowed_bundle(size: str, drafter: str, reach: int, window: int, work: Path
     return folder
 
 
-def bitwise_bundle(size: str, drafter: str, work: Path, say: Callable[[str], None]) -> Path:
-    """The pair with a planned tree, and the CPU's step in which a row has the same bits in every tree."""
-    trees = one_tree(drafter)
-    folder = work / bundle_name("bitwise", size, drafter, (kv_lengths(0), trees))
-    if not folder.exists():
-        _build(size, drafter, 0, folder, say, trees=trees, bitwise=True)
-    return folder
-
-
 def one_tree(drafter: str) -> Trees:
     """Plain decoding, and the tree of `NODES` nodes that counted paths call best."""
     return (("plain", Topology.plain()), ("tree", counted(drafter, sampled=False).rank_paths().best_tree(NODES)))
@@ -152,7 +143,6 @@ def _build(
     trees: Sequence[tuple[str, Topology | Budget]],
     plan: object = None,
     own: Path | None = None,
-    bitwise: bool = False,
 ) -> None:
     """Builds ``folder``; ``own`` takes the place of the shipped drafter."""
     say(f"building {folder.name}")
@@ -170,6 +160,5 @@ def _build(
         int8_drafter=demo.in_int8(drafter),
         prefill_rows=PREFILL_ROWS,
         plan=plan,  # type: ignore[arg-type]
-        bitwise=bitwise,
     )
     draftwood.build(request, folder)

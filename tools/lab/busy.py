@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-STAT, ENERGY = Path("/proc/stat"), Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -19,13 +19,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Load:
     """A block's load in cores: busy with others' work, and stolen; None where the system does not say.
 
-    ``joules`` of the processor package, where it counts them (RAPL) and we may read it; ``peak_mb`` of this process.
+    ``peak_mb`` is this process's.
     """
 
     seconds: float
     foreign_cores: float | None
     steal_cores: float | None
-    joules: float | None
     peak_mb: float
 
     def above(self, cores: float) -> bool:
@@ -37,20 +36,18 @@ class Meter:
     """Measures from its making to ``stop``."""
 
     def __init__(self) -> None:
-        self._began, self._stat, self._own, self._uj = time.perf_counter(), _stat(), _own_seconds(), _energy_uj()
+        self._began, self._stat, self._own = time.perf_counter(), _stat(), _own_seconds()
 
     def stop(self) -> Load:
         """The load since the beginning."""
         seconds, own = time.perf_counter() - self._began, _own_seconds() - self._own
-        foreign = steal = joules = None
+        foreign = steal = None
         if self._stat is not None and (now := _stat()) is not None:
             busy, stolen = (after - before for after, before in zip(now, self._stat, strict=True))
             # Ticks are coarser than our own clock, so a short block may come out below zero.
             foreign, steal = max(0.0, busy - own) / seconds, stolen / seconds
-        if self._uj is not None and (uj := _energy_uj()) is not None and uj >= self._uj:  # the counter runs over
-            joules = (uj - self._uj) / 1e6
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-        return Load(seconds, foreign, steal, joules, peak_mb)
+        return Load(seconds, foreign, steal, peak_mb)
 
 
 def _stat() -> tuple[float, float] | None:
@@ -66,10 +63,3 @@ def _stat() -> tuple[float, float] | None:
 def _own_seconds() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-
-def _energy_uj() -> int | None:
-    try:
-        return int(ENERGY.read_text())
-    except (OSError, ValueError):  # not there, or not for us
-        return None

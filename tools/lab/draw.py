@@ -6,7 +6,7 @@ and on a dark page alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,25 +93,6 @@ def panels(canvas: Figure, titles: Sequence[str], share_y: bool = True) -> Itera
 def equal_speed(axes: Axes, across: bool = True) -> None:
     """The line on which speculation gains nothing."""
     (axes.axhline if across else axes.axvline)(1, color=INK, linewidth=0.9, linestyle=":")
-
-
-def label_ends(axes: Axes, ends: Iterable[tuple[float, float, str, str]], gap: float = 0.055) -> None:
-    """Words beside the ends of lines (x, y, text, colour), pushed apart where they would lie on each other."""
-    low, high = axes.get_ylim()
-    logarithmic = axes.get_yscale() == "log"
-
-    def place(y: float) -> float:
-        return axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1] if logarithmic else (
-            (y - low) / ((high - low) or 1)
-        )  # fmt: skip
-
-    last = -1.0
-    for x, y, text, ink in sorted(ends, key=lambda end: end[1]):
-        at = max(place(y), last + gap)
-        last = at
-        right = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
-        axes.annotate(text, (right + 0.02, at), xycoords="axes fraction", color=ink, fontsize=8, va="center",
-                      annotation_clip=False)  # fmt: skip
 
 
 def label_bars(axes: Axes, values: Sequence[float], form: str = "{:.2f}") -> None:

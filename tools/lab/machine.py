@@ -16,6 +16,7 @@ FEATURES = (
     *("avx2", "avx512f", "avx512_bf16", "avx_vnni", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"),
     *("asimddp", "sve", "i8mm", "bf16"),
 )
+PROBE_SECONDS = 300
 SET_ENV = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "~/Ascend/ascend-toolkit/set_env.sh")
 
 
@@ -86,20 +87,23 @@ def _cann_folder() -> str | None:
     return str(folder) if folder else None
 
 
-def probe_attention() -> list[dict[str, Any]]:
-    """The verdicts of ``npu_probe``, in a process of its own: an operator that fails may take its process along."""
+def probed(module: str) -> list[dict[str, Any]]:
+    """The verdicts of a probe, from its last line, or how it ended. It has a process of its own: what fails on a device
+    may take its process along."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "draftwood.tools.lab.npu_probe"],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
+        done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        return [{"ability": "the probe", "works": False, "seen": type(error).__name__}]
+    with contextlib.suppress(ValueError, IndexError):
         found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
         return found
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return [{"ability": "the probe", "works": False, "seen": str(error)[:200]}]
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return [{"ability": "the probe", "works": False, "seen": f"exit code {done.returncode}: {last[:200]}"}]
+
+
+def probe_attention() -> list[dict[str, Any]]:
+    """What the fused attention of the NPU at hand can do."""
+    return probed("draftwood.tools.lab.npu_probe")
 
 
 def read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from draftwood.compiler.ge.torchair_bridge import device_of
 from draftwood.kernels import eager_attention
+from draftwood.tools.lab.acl_probe import Verdict
 
 # N query heads, K key/value heads, T rows, C slots, D head dimension
 HEADS, KV_HEADS, DIM = 8, 2, 128
@@ -22,15 +23,6 @@ HEADS, KV_HEADS, DIM = 8, 2, 128
 TOLERANCE = 3e-2
 
 Attention = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One ability: whether it works, and what was seen if it does not."""
-
-    ability: str
-    works: bool
-    seen: str
 
 
 def probe(device: str = "npu:0", attention: Attention | None = None) -> list[Verdict]:

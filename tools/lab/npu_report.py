@@ -7,18 +7,14 @@ machines and folders nothing is left in the report.
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from draftwood.tools.lab.machine import read_text
+from draftwood.tools.lab.machine import probed, read_text
 
 ACL_PROBE = "draftwood.tools.lab.acl_probe"
 TITLES = {"acl": "AscendCL, the runtime of .om files", "attention": "the fused attention, through torch_npu"}
@@ -28,7 +24,6 @@ _VERSIONS = ("version.cfg", "compiler/version.info", "runtime/version.info", "op
 _DRIVER = "/usr/local/Ascend/driver/version.info"
 _NUMBER = re.compile(r"\d+\.\d+[\w.]*")
 _FOLDERS = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[^\s/:;,'\"()<>]+/)+")
-_SECONDS = 300
 
 
 def npu_report(doctor: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +35,7 @@ def npu_report(doctor: dict[str, Any]) -> dict[str, Any]:
         "driver": _version(Path("/"), (_DRIVER.lstrip("/"),)),
         "atc": shutil.which("atc") is not None,
         "npu_smi": shutil.which("npu-smi") is not None,
-        "probes": {"acl": _verdicts(ACL_PROBE), "attention": doctor["attention"] or _NO_NPU},
+        "probes": {"acl": probed(ACL_PROBE), "attention": doctor["attention"] or _NO_NPU},
     }
     cleaned: dict[str, Any] = without_names(found)
     return cleaned
@@ -50,19 +45,6 @@ def _version(folder: Path, names: tuple[str, ...]) -> str | None:
     """The first number with a dot in the first of the files that is there."""
     texts = (read_text(folder / name) for name in names)
     return next((match[0] for text in texts if (match := _NUMBER.search(text))), None)
-
-
-def _verdicts(module: str) -> list[dict[str, Any]]:
-    """What a probe's process says in its last line, or how it ended."""
-    try:
-        done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.SubprocessError) as error:
-        return [{"ability": "the probe", "works": False, "seen": f"{type(error).__name__}"}]
-    with suppress(ValueError, IndexError):
-        found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return [{"ability": "the probe", "works": False, "seen": f"exit code {done.returncode}: {last[:200]}"}]
 
 
 def without_names(value: Any) -> Any:

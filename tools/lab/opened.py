@@ -17,7 +17,6 @@ from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines import Engine, open_engine
-from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
@@ -134,14 +133,6 @@ class Lab:
 
         return self._opened(("window", size, drafter, window), bundle, tuned=False)
 
-    def bitwise(self, size: str, drafter: str, bitwise: bool) -> Opened:
-        """The pair that has both of the CPU's steps, on the engine that has bits in mind or on the ordinary one."""
-
-        def bundle() -> Bundle:
-            return Bundle.open(bundles.bitwise_bundle(size, drafter, self.work, self.say))
-
-        return self._opened(("bitwise", size, drafter, bitwise), bundle, False, BitwiseEngine if bitwise else CpuEngine)
-
     def prompt(self, number: int, limit: int | None) -> Prompt:
         """The first turn of a conversation, by its number among the ``limit`` that are taken."""
         own = self.conversations(limit)
@@ -179,14 +170,12 @@ class Lab:
         """Tells the user what is done now, where it is no measurement."""
         print(what, file=sys.stderr, flush=True)
 
-    def _opened(
-        self, key: tuple[object, ...], make: Callable[[], Bundle], tuned: bool, kind: type[CpuEngine] = CpuEngine
-    ) -> Opened:
+    def _opened(self, key: tuple[object, ...], make: Callable[[], Bundle], tuned: bool) -> Opened:
         if key not in self._open:
             # One size at a time, or the memory of a large one would be held beside the next.
             self._open = {held: one for held, one in self._open.items() if held[1] == key[1]}
             bundle = make()
-            engine = kind(bundle)
+            engine = CpuEngine(bundle)
             times = self._times(engine) if tuned else ()
             self._open[key] = Opened(engine, str(key[2]), bundle_digest(bundle), times)
         return self._open[key]

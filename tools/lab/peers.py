@@ -11,11 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import Engine
-from draftwood.runtime.policy import Policies
-from draftwood.runtime.speculation.sampling import Sampling
-
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
@@ -24,13 +19,6 @@ Generate = Callable[[Sequence[int], int], Sequence[int]]
 # Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
 Open = Callable[[Path, Path, int], Generate]
 LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
-
-
-def ours(engine: Engine, policies: Policies, ids: Sequence[int], count: int, temperature: float = 0.0) -> Sequence[int]:
-    """Our own program as a `Generate`, with engine and policies given."""
-    options = Options(max_new_tokens=count, sampling=Sampling(temperature=temperature))
-    policy = policies.new(options.sampling.greedy, count)
-    return Decoding(engine, ids, options, policy).run().token_ids
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
@@ -176,21 +164,15 @@ hide_torch_npu()
 runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
 """
 
-# By name: the package that must be there, and what opens it; None where nothing here exports to it.
-PEERS: dict[str, tuple[str, Open | None]] = {
+# By name: the package that must be there, and what opens it.
+PEERS: dict[str, tuple[str, Open]] = {
     "transformers generate": ("transformers", transformers_generate),
     "transformers prompt lookup": ("transformers", prompt_lookup),
     "onnxruntime-genai": ("onnxruntime_genai", genai),
-    "llama.cpp": ("llama_cpp", None),
-    "OpenVINO GenAI": ("openvino_genai", None),
-}
-# The same programs at fewer bits.
-QUANTISED_PEERS: dict[str, tuple[str, Open | None]] = {
     "onnxruntime-genai int4": ("onnxruntime_genai", partial(genai, precision="int4")),
     "llama.cpp Q8_0": ("llama_cpp", partial(llama, form="Q8_0")),
     "llama.cpp Q4_0": ("llama_cpp", partial(llama, form="Q4_0")),
     "llama.cpp Q4_0 prompt lookup": ("llama_cpp", partial(llama, form="Q4_0", lookup=True)),
-    "llama.cpp Q8_0 prompt lookup": ("llama_cpp", partial(llama, form="Q8_0", lookup=True)),
     "OpenVINO GenAI int8": ("openvino_genai", partial(openvino, form="Q8_0")),
     "OpenVINO GenAI int4": ("openvino_genai", partial(openvino, form="Q4_0")),
     "OpenVINO GenAI int8 prompt lookup": ("openvino_genai", partial(openvino, form="Q8_0", lookup=True)),
@@ -206,10 +188,8 @@ def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | st
     """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours."""
     if why := why_missing(name):
         return why
-    opens = (PEERS | QUANTISED_PEERS)[name][1]
-    assert opens is not None, "a peer that is not missing"
     try:
-        return opens(model, work, threads)
+        return PEERS[name][1](model, work, threads)
     except Exception as error:  # whatever it raises
         told = getattr(error, "stderr", None) or b""
         last = told.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
@@ -218,8 +198,6 @@ def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | st
 
 def why_missing(name: str) -> str:
     """Why a peer is not there; empty if it is."""
-    package, opens = (PEERS | QUANTISED_PEERS)[name]
-    if opens is None:
-        return "no export of the checkpoint to it yet"
+    package, _ = PEERS[name]
     install = INSTALL.get(package, "pip install 'draftwood[peers]'")
     return "" if importlib.util.find_spec(package) else f"not installed: {install}"

@@ -4,7 +4,6 @@ from draftwood.tools.lab.section import Section
 from draftwood.tools.lab.sections import (
     ablations,
     attention,
-    bitwise,
     budget,
     exactness,
     lengths,
@@ -21,7 +20,6 @@ SECTIONS: dict[str, Section] = {
         turns.SECTION,
         lengths.SECTION,
         exactness.SECTION,
-        bitwise.SECTION,
         peers.SECTION,
         steps.SECTION,
         shapes.SECTION,

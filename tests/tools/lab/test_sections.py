@@ -3,7 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from draftwood.tools import demo
@@ -16,7 +15,6 @@ from draftwood.tools.lab.section import Figure, Table
 from draftwood.tools.lab.sections import budget, exactness, shapes, steps
 from draftwood.tools.lab.sections import peers as programs
 from draftwood.tools.lab.suite import Ask, Suite
-from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
 
 ONE = {"drafters": ("demo-medusa",), "max_new_tokens": 6, "rounds": 2, "limit": 2}
@@ -28,7 +26,6 @@ SUITE = Suite(
         "exactness": Ask(drafters=("demo-medusa",)),
         "shapes": Ask(**ONE, nodes=(2, 3)),
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
-        "bitwise": Ask(**ONE),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
         "peers": Ask(**ONE),
         "ablations": Ask(**ONE),
@@ -45,12 +42,11 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         counted.add(path, group=f"text {number}")
     for module in (bundles, opened, shapes, budget, steps):
         monkeypatch.setattr(module, "counted", lambda *_, **__: counted)
-    for name in ("planned_bundle", "tree_bundle", "windowed_bundle", "bitwise_bundle"):
+    for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
-    monkeypatch.setattr(exactness, "TEXTS", 60)
     monkeypatch.setattr(exactness, "STEPS", 6)
-    monkeypatch.setattr(peers, "PEERS", {"nobody": ("no_such_package", None), "broken": ("json", broken)})
+    monkeypatch.setattr(peers, "PEERS", {"nobody": ("no_such_package", broken), "broken": ("json", broken)})
     monkeypatch.setattr(programs, "PEERS", peers.PEERS)
 
 
@@ -73,35 +69,12 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     assert all(row["found"]["failed"] == 0 and row["found"]["cases"] for row in rows if row["section"] == "exactness")
     (missing,) = {tuple(row["found"]["missing"].items()) for row in rows if row["section"] == "peers"}
     why = "cannot open the checkpoint: reads no such checkpoint"
-    assert missing == (("nobody", "no export of the checkpoint to it yet"), ("broken", why))
+    assert missing == (("nobody", "not installed: pip install 'draftwood[peers]'"), ("broken", why))
     assert "Missing: nobody" in markdown(found)
-    for row in (row for row in rows if row["section"] == "bitwise"):
-        ours, theirs = (list(row["found"]["bits"][name].values()) for name in ("bitwise", "ordinary"))
-        assert all(kind["rows"] == kind["equal"] for kind in ours) and any(kind["rows"] for kind in ours)
-        # The control: the ordinary engine's rows differ by rounding, which the same comparison must see.
-        assert any(kind["equal"] < kind["rows"] and kind["apart"] > 0 for kind in theirs)
 
 
 def test_every_section_is_registered_under_its_own_name() -> None:
     assert all(section.name == name and section.question.endswith("?") for name, section in SECTIONS.items())
-
-
-def test_exactness_catches_a_draw_that_depends_on_the_tree(all_tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactness, "TEXTS", 400)
-    monkeypatch.setattr(exactness, "draw", lambda logits_V, sampling, position: int(np.argmax(logits_V)))
-    assert exactness.sampler(None, None)["failed"] == len(list(exactness.small_trees(3)))
-
-
-def test_small_trees_are_all_of_them() -> None:
-    assert [tree.paths for tree in exactness.small_trees(1)] == [((0,),), ((1,),)]
-    trees = list(exactness.small_trees(3))
-    assert len(trees) == len(set(trees)) and max(tree.nodes for tree in trees) == 3
-    assert Topology.chain(3) in trees and Topology.from_paths([(0,), (1,), (0, 0)]) in trees
-
-
-def test_the_chance_of_a_chi_square_is_the_known_one() -> None:
-    # Tables: 95 % of 15 degrees of freedom is 24.996.
-    assert exactness.chi_square_chance(24.996, 15) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_a_sweet_spot_is_the_fastest_budget() -> None:

@@ -14,7 +14,6 @@ from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
 from draftwood.tools.lab.section import Section, Task
 from draftwood.tools.lab.sections import lengths_shown
 from draftwood.tools.lab.suite import Ask, Suite
-from draftwood.tools.lab.timer import us_at
 
 NAME = "lengths"
 TEXTS = 4
@@ -69,19 +68,8 @@ def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         ask.rounds,
         task.at["text"],
     )
-    bound = _bound(opened, found["adaptive"], len(ids))
-    trees = {name: (tree.rows, tree.depth, tree.width) for name, (tree, _) in opened.engine.bundle.trees.items()}
-    held = {"text": name, "prompt_tokens": len(ids), "ways": found, "bound": bound, "trees": trees}
+    held = {"text": name, "prompt_tokens": len(ids), "ways": found}
     return held | {"bundle": opened.digest[:16]}
-
-
-def _bound(opened: Opened, adaptive: dict[str, Any], prompt_tokens: int) -> float:
-    """Speed-up that the steps taken would have if each took what `tune` measured: tau t(1) / (t_draft + t_verify)."""
-    tokens, at = adaptive["tokens"] - 1, prompt_tokens + adaptive["tokens"] // 2
-    gears = (gear for gear in opened.engine.bundle.manifest.gears if gear.draft is None)
-    plain = min((gear for gear in gears if gear.slots > at), key=lambda gear: gear.slots).name
-    us = {gear: us_at(opened.times, gear, at) for gear in (plain, *adaptive["gears"])}
-    return tokens * us[plain] / sum(count * us[gear] for gear, count in adaptive["gears"].items())
 
 
 SECTION = Section(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,12 +66,6 @@ class Cell:
         return sum(figures["tokens"] - 1 for figures in own) / sum(figures["steps"] for figures in own)
 
     @property
-    def of_bound(self) -> float:
-        """Speed-up over what the chosen steps would give by the times of `tune`."""
-        bounds = np.array([row["found"]["bound"] for row in self.rows])
-        return float(np.mean(self.base / self.seconds(ADAPTIVE) / bounds))
-
-    @property
     def host_share(self) -> float:
         """Time of the policy's steps that no graph runs in."""
         return float(np.mean([figures["host_share"] for figures in self.ways(ADAPTIVE)]))
@@ -109,7 +102,6 @@ def show(rows: list[Row]) -> Iterator[Block]:
         note="Best tree of the cell in hindsight. It pays where the accept length (whole lines) is above the overhead"
         " ratio (dotted), the time of its step over a plain one's.",
     )
-    yield Figure("gears-by-length", "Gears that the policy took", partial(_draw_gears, cells), keys, size=(7.2, 3.8))
     yield _break_even(cells)
 
 
@@ -125,18 +117,17 @@ def _summary(cells: list[Cell]) -> Table:
                 *(cell.size, cell.drafter, cell.temperature, cell.length, len(cell.rows), adaptive),
                 *(round(own["p1"], 2), round(floor["p1"], 2), best, cell.best),
                 *(round(cell.accept_length(cell.best), 2), round(cell.overhead(cell.best), 2), round(100 * regret, 1)),
-                *(round(cell.of_bound, 2), round(100 * cell.host_share, 1)),
+                round(100 * cell.host_share, 1),
             ]
         )
     columns = (
         *("size", "drafter", "temperature", "tokens before", "texts", "adaptive (95 %)", "its p1", "plain's own p1"),
-        *("best tree alone (95 %)", "which", "its accept length", "its overhead", "regret %", "of the bound", "host %"),
+        *("best tree alone (95 %)", "which", "its accept length", "its overhead", "regret %", "host %"),
     )
     note = (
         "Adaptive: the default policy. Plain's own p1: plain decoding against itself, the noise floor. Regret: how much"
-        " longer the policy took than the best gear in hindsight, plain decoding among them. Of the bound: speed-up"
-        " over accept length x t(plain) / (t(draft) + t(verify)) of the gears it took, times by `tune`. Host: its time"
-        " outside graphs."
+        " longer the policy took than the best gear in hindsight, plain decoding among them. Host: its"
+        " time outside graphs."
     )
     return Table("By length", columns, lines, [cell.keys for cell in cells], note)
 
@@ -201,32 +192,6 @@ def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
         by_length(axes, cells)
     canvas.axes[0].set_ylabel("tokens a step; plain steps a step")
     draw.legend(canvas, canvas.axes[0], 3)
-
-
-def _draw_gears(cells: list[Cell], canvas: Canvas) -> None:
-    for axes, place in zip(draw.panels(canvas, _titles(cells)), _places(cells), strict=True):
-        own = [cell for cell in cells if cell.place == place][::-1]
-        steps = [sum((_by_tree(figures["gears"]) for figures in cell.ways(ADAPTIVE)), Counter[str]()) for cell in own]
-        names = sorted({name for count in steps for name in count}, key=lambda name: (name != "plain", len(name), name))
-        left = np.zeros(len(own))
-        for number, name in enumerate(names):
-            share = np.array([100 * count[name] / count.total() for count in steps])
-            ink = draw.COLOURS["plain"] if name == "plain" else draw.OTHERS[number - 1]
-            axes.barh(range(len(own)), share, left=left, label=name, color=ink, height=0.8)
-            left += share
-        axes.set_yticks(range(len(own)), [f"{cell.drafter} {cell.length}" for cell in own])
-        axes.set(xlabel="% of steps", xlim=(0, 100))
-        axes.tick_params(axis="y", labelsize=7)
-        axes.grid(axis="y", visible=False)
-    draw.legend(canvas, canvas.axes[0])
-
-
-def _by_tree(gears: dict[str, int]) -> Counter[str]:
-    """Steps by tree, whatever the KV length."""
-    found: Counter[str] = Counter()
-    for gear, count in gears.items():
-        found[gear.rpartition("-kv")[0] or gear] += count
-    return found
 
 
 def _break_even(cells: list[Cell]) -> Table:

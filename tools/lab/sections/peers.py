@@ -6,23 +6,20 @@ Seconds are of a whole greedy text, its prompt counted, for not every peer tells
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from draftwood.tools.lab import draw
+from draftwood.runtime.decoding import Options
 from draftwood.tools.lab.differences import agreement
 from draftwood.tools.lab.opened import Lab
-from draftwood.tools.lab.peers import PEERS, Generate, ours
-from draftwood.tools.lab.runner import in_turns
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.peers import PEERS, Generate
+from draftwood.tools.lab.runner import Way, decode, in_turns
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 NAME = "peers"
 PROMPTS = 6
@@ -45,9 +42,13 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
         opened = lab.planned(size, drafter)
         for policy in ("plain", *ask.policies):
             name = PLAIN if policy == "plain" else f"draftwood {drafter.removeprefix('demo-')} {policy}"
-            found.setdefault(name, partial(ours, opened.engine, opened.policies(policy)))
+            found.setdefault(name, partial(_ours, Way(opened.engine, opened.policies(policy))))
     others = {name: lab.peer(size, name) for name in PEERS}
     return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
+
+
+def _ours(way: Way, ids: Sequence[int], count: int) -> Sequence[int]:
+    return decode(way, ids, Options(max_new_tokens=count)).result.token_ids
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
@@ -98,9 +99,6 @@ def show(rows: list[Row]) -> Iterator[Block]:
             held = [row["found"]["programs"][name] for row in own]
             rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
             lines.append((size, name, rate, own))
-    yield Figure(
-        "peers", "Tokens a second, the prompt counted", partial(_draw, lines), [row["key"] for row in rows], (7.2, 3.8)
-    )
     cells = []
     for size, name, rate, own in lines:
         held = [row["found"]["programs"][name] for row in own]
@@ -114,19 +112,6 @@ def show(rows: list[Row]) -> Iterator[Block]:
     missing = rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
-
-
-def _draw(lines: list[Line], canvas: Canvas) -> None:
-    sizes = list(dict.fromkeys(line[0] for line in lines))
-    for axes, size in zip(draw.panels(canvas, sizes, share_y=False), sizes, strict=True):
-        own = [line for line in lines if line[0] == size][::-1]
-        rates = [line[2].value for line in own]
-        inks = [draw.colour(line[1].removeprefix("draftwood ")) for line in own]
-        axes.barh(range(len(own)), rates, color=inks, height=0.7)
-        draw.label_bars(axes, rates, "{:.0f}")
-        axes.set_yticks(range(len(own)), [line[1] for line in own])
-        axes.set(xlabel="tokens a second", xlim=(0, 1.15 * max(rates)))
-        axes.grid(axis="y", visible=False)
 
 
 SECTION = Section(

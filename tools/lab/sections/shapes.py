@@ -14,8 +14,6 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from draftwood.tools import demo
 from draftwood.tools.demo import counted
 from draftwood.tools.lab import draw
@@ -183,26 +181,10 @@ def show(rows: list[Row]) -> Iterator[Block]:
     columns = ("size", "drafter", "temperature", "method", "rows", "tokens a step", "ms a step", "speed-up (95 %)")
     note = "Live, over all prompts. Every method saw the same counted contexts, none of them of these prompts."
     yield Table("Every tree", columns, lines, [point.keys for point in drafted], note)
-    yield _regret(drafted)
 
 
 def _method(way: str) -> str:
     return way.rpartition(" ")[0]
-
-
-def _regret(points: list[Point]) -> Table:
-    """How far each method's trees stay behind the best of their rows."""
-    lines, rows = [], []
-    for place in dict.fromkeys(point.place for point in points):
-        own = [point for point in points if point.place == place]
-        best = {count: max(p.tokens_a_step for p in own if p.rows == count) for count in {p.rows for p in own}}
-        for method in dict.fromkeys(_method(point.way) for point in own):
-            mine = [point for point in own if _method(point.way) == method]
-            behind = [100 * (1 - point.tokens_a_step / best[point.rows]) for point in mine]
-            lines.append([*place, method, round(float(np.mean(behind)), 2), round(max(behind), 2)])
-            rows.append(own[0].keys)
-    columns = ("size", "drafter", "temperature", "method", "behind the best of its rows, mean %", "at most %")
-    return Table("Regret of a method", columns, lines, rows)
 
 
 def _draw(points: list[Point], of: str, canvas: Canvas) -> None:

@@ -66,11 +66,6 @@ def show(rows: list[Row]) -> Iterator[Block]:
     """Drafts by depth, verify steps by rows, and all of it as a table."""
     keys = [row["key"] for row in rows]
     yield Figure("draft-by-depth", "A draft against its depth", partial(_draw_drafts, rows), keys)
-    yield Figure(
-        "verify-by-rows", "A verify step against its rows", partial(_draw_verify, rows), keys,
-        note="Over a plain step of the same teacher. Chains have the causal mask, stars one that is not: the mask"
-        " costs what lies between them.",
-    )  # fmt: skip
     lines, sources = [], []
     for row in rows:
         plain = _plain(row)
@@ -119,19 +114,6 @@ def _draw_drafts(rows: list[Row], canvas: Canvas) -> None:
         axes.set(xlabel="depth of the chain", ylim=(0, None))
     canvas.axes[0].set_ylabel("ms a draft")
     draw.legend(canvas, canvas.axes[0])
-
-
-def _draw_verify(rows: list[Row], canvas: Canvas) -> None:
-    for axes, size in zip(draw.panels(canvas, _sizes(rows)), _sizes(rows), strict=True):
-        for row in (row for row in rows if row["at"]["size"] == size):
-            drafter, plain = row["at"]["drafter"].removeprefix("demo-"), _plain(row)
-            for kind, line in ((CHAIN, "-"), (STAR, "--")):
-                own = _gears(row, kind)
-                axes.plot([gear["rows"] for gear in own], [gear["verify_ms"] / plain for gear in own], line, marker="o",
-                          markersize=4, color=draw.colour(drafter), label=f"{drafter}'s bundle, {kind}s")  # fmt: skip
-        axes.set(xlabel="rows of a step, the root counted")
-    canvas.axes[0].set(ylabel="plain steps", ylim=(0, None))
-    draw.legend(canvas, canvas.axes[0], 3)
 
 
 SECTION = Section(

@@ -39,13 +39,9 @@ def show(rows: list[Row]) -> Iterator[Block]:
         note="A line above 1 everywhere would mean that no turn was slower than plain decoding.",
     )
     yield Figure(
-        "accept-length-and-speedup", "What a longer accept length buys", partial(_draw_gain, turns, places), keys
-    )
-    yield Figure(
         "accept-by-position", "Steps that accept a draft at each depth", partial(_draw_depths, turns, places), keys
     )
     yield Figure("stages", "Where a token's time goes", partial(_draw_stages, turns, places), keys, size=(7.2, 4.2))
-    yield Figure("lengths-of-turns", "Tokens of prompts and answers", partial(_draw_tokens, turns), keys)
     yield from families.show(turns)
     yield _gears(turns)
     yield (
@@ -160,21 +156,6 @@ def _left(canvas: Canvas, label: str) -> None:
     canvas.axes[0].set_ylabel(label)
 
 
-def _draw_gain(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
-    for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
-        for way in _ways(turns):
-            own = _of(turns, place, way)
-            filled = draw.colour(way) if draw.dashes(way) == "-" else "none"
-            axes.scatter(
-                [t.accept_length for t in own], [t.speedup for t in own], 14, facecolors=filled,
-                edgecolors=draw.colour(way), linewidths=0.9, label=way, alpha=0.8,
-            )  # fmt: skip
-        draw.equal_speed(axes)
-        axes.set(xlabel="accept length of a turn, tokens a step")
-    _left(canvas, "speed-up over plain decoding")
-    draw.legend(canvas, canvas.axes[0], 3)
-
-
 def _draw_depths(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
         for way in _ways(turns):
@@ -216,19 +197,6 @@ def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None
 def _ms_a_token(turns: Sequence[Turn], stage: str) -> float:
     us = sum(turn.figures["stages_us"][stage] for turn in turns)
     return us / 1e3 / max(sum(turn.figures["tokens"] - 1 for turn in turns), 1)
-
-
-def _draw_tokens(turns: list[Turn], canvas: Canvas) -> None:
-    plain = [turn for turn in turns if turn.way == turns[0].way and turn.size == turns[0].size]
-    left, right = draw.panels(canvas, ["prompts", "answers"])
-    sources = list(dict.fromkeys(turn.source for turn in plain))
-    for axes, tokens in ((left, lambda t: t.prompt_tokens), (right, lambda t: t.plain["tokens"])):
-        edges = np.histogram_bin_edges([tokens(turn) for turn in plain], 16)
-        values = [[tokens(turn) for turn in plain if turn.source == source] for source in sources]
-        axes.hist(values, edges, stacked=True, label=sources, color=[draw.OTHERS[i % 8] for i in range(len(sources))])
-        axes.set(xlabel="tokens")
-    _left(canvas, "turns")
-    draw.legend(canvas, left, 6)
 
 
 def _gears(turns: list[Turn]) -> Table:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.prefilled import Prefilled
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 NAME = "window"
 TEXTS = 4
@@ -79,30 +74,10 @@ def show(rows: list[Row]) -> Iterator[Block]:
             gained = sum(one["tokens"] - 1 for one in figures) / sum(one["steps"] for one in figures)
             gain = ratio(plain, [median_seconds(one) for one in figures])
             lines.append((size, length, window, gained, gain, [row["key"] for row in own]))
-    keys = [row["key"] for row in rows]
-    yield Figure("window", "A drafter that sees the last W tokens", partial(_draw, lines), keys)
     cells = [[size, length, window or "all", round(gained, 3), gain] for size, length, window, gained, gain, _ in lines]
     note = "EAGLE-Pangu found a loss: at W = 128 its accept length fell from 3.17 to 1.48, to 0.69 of plain speed."
     columns = ("size", "tokens before", "window W", "accept length", "speed-up (95 %)")
     yield Table("Window of the drafter", columns, cells, [line[-1] for line in lines], note)
-
-
-def _draw(lines: list[Line], canvas: Canvas) -> None:
-    windows = list(dict.fromkeys(line[2] for line in lines))
-    left, right = draw.panels(canvas, ["accept length", "speed-up"], share_y=False)
-    places = list(dict.fromkeys(line[:2] for line in lines))
-    for (size, length), ink in zip(places, draw.OTHERS, strict=False):
-        own = [line for line in lines if line[:2] == (size, length)]
-        at, label = [windows.index(line[2]) for line in own], f"{size}, {length} tokens before"
-        left.plot(at, [line[3] for line in own], color=ink, marker="o", markersize=4, label=label)
-        right.plot(at, [line[4].value for line in own], color=ink, marker="o", markersize=4)
-    left.set(ylabel="tokens a step", ylim=(0, None))
-    right.set(ylabel="times plain decoding")
-    draw.equal_speed(right)
-    for axes in (left, right):
-        axes.set_xticks(range(len(windows)), [str(window or "all") for window in windows])
-        axes.set(xlabel="W, tokens that the drafter sees")
-    draw.legend(canvas, left, 3)
 
 
 SECTION = Section(
