@@ -53,7 +53,7 @@ def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    rows = [HEADING]
+    rows: list[tuple[str, ...]] = [HEADING]
     for one in figures:
         names, place = (one["gear"], " ".join(one["trees"])), (one["rows"], one["slots"], one["longest_text"])
         numbers = (number(one[key], ".2f") for key in ("tokens_greedy", "tokens_sampled", "step_ms"))

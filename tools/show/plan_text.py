@@ -44,7 +44,7 @@ def _trees(plan: Plan) -> str:
     for tree in plan.trees:
         shape = tree.topology
         rows.append((tree.name, shape.rows, shape.depth, shape.width, *_lengths(tree.promise)))
-    return "expected accept length, bonus counted\n" + _table(rows)
+    return "expected accept length, bonus counted; rows are the root and the draft nodes\n" + _table(rows)
 
 
 def _lengths(promise: Promise) -> tuple[str, str, str]:
