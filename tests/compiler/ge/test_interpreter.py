@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
 
-from draftwood.compiler.drafters.common.trees import BudgetTree
 from draftwood.compiler.drafters.common.steps import TreeStep
+from draftwood.compiler.drafters.common.trees import BudgetTree
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
 from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
