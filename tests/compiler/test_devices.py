@@ -67,7 +67,7 @@ FACTORIES = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "rand
 # Where a step's operators are written; what a module is made of in ``__init__`` moves with it.
 STEPS = ("kernels", "compiler/steps", "compiler/teachers/block.py", "compiler/teachers/decoder.py", "compiler/drafters")
 HOST = {"__init__", "examples", "_tables", "rope_tables", "rope_frequencies"}  # beside a step, on the host
-HOST_FILES = ("checkpoint.py", "export.py", "training.py", "common/block.py", "common/vocabulary.py")
+HOST_FILES = ("checkpoint.py", "export.py", "training.py", "common/vocabulary.py")
 
 
 def factories(tree: ast.AST) -> Iterator[ast.Call]:
