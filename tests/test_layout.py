@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "runtime": {"errors", "environment", "files", "manifest", "noise", "planned", "version", "trees", "runtime"},
 }
 # The way of a build, folder by folder: each imports those before it only.
-COMPILER = ("checkpoints", "teachers", "ranks", "steps", "drafters", "targets", "onnx", "ge", "bundle")
+COMPILER = ("checkpoints", "teachers", "ranks", "steps", "drafters", "onnx", "ge", "targets", "bundle")
 FORBIDDEN_WORDS = ("/wo" + "rk/", "../sha" + "red", "sha" + "red/research", "sha" + "red/data")
 TEXT = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ".jinja", ".sh", ".yml", ".yaml", ""}
 

@@ -17,7 +17,7 @@ from draftwood.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Storage:
-    """How a graph set of a precision keeps its weights: rounded to their type; one that does more overrides ``convert``."""
+    """How a graph set keeps its weights: rounded to their type; one that does more overrides ``convert``."""
 
     types: m.Precision
 

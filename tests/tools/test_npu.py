@@ -136,7 +136,7 @@ def test_speculation_on_the_npus_graphs_changes_no_token(npu_bundle: Path, tempe
 @needs_converters
 def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> None:
     """Traced and compiled as for the device, then run on the CPU: equal to eager PyTorch, caches included."""
-    from draftwood.compiler.ge.online import TorchairExecutor, compile_cache
+    from draftwood.compiler.targets.online import TorchairExecutor, compile_cache
     from draftwood.runtime.engines.npu import NpuEngine
     from draftwood.tools.comparison.compare import Pair, compare_gear
     from draftwood.tools.reference.eager import EagerEngine
@@ -157,7 +157,7 @@ def test_the_device_engine_through_torchairs_eager_route(npu_bundle: Path) -> No
 def test_other_weights_never_meet_a_compiled_step(npu_bundle: Path) -> None:
     import msgspec
 
-    from draftwood.compiler.ge.online import compile_cache
+    from draftwood.compiler.targets.online import compile_cache
 
     bundle = Bundle.open(npu_bundle)
     npu = bundle.manifest.graph_set("ge")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from draftwood.compiler.drafters.registry import drafter_of
-from draftwood.compiler.ge.online import declared, host
+from draftwood.compiler.targets.online import declared, host
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step

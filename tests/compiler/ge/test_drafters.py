@@ -11,7 +11,6 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
@@ -58,7 +57,7 @@ def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
 @pytest.mark.parametrize("name", ["ge", "npu"])
 def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
     """The graphs interpreted; and the steps compiled as for the device, then run on the CPU."""
-    from draftwood.compiler.ge.online import TorchairExecutor
+    from draftwood.compiler.targets.online import TorchairExecutor
     from draftwood.runtime.engines.npu import NpuEngine
     from draftwood.tools.comparison.compare import Pair, compare_gear
     from draftwood.tools.reference.eager import EagerEngine
@@ -86,7 +85,7 @@ def test_speculation_changes_no_token(bundle: Bundle, sampling: dict, monkeypatc
     options = Options(max_new_tokens=12, sampling=Sampling(seed=3, **sampling), ignore_eos=True)
     prompt = list(range(5, 25))
     with monkeypatch.context() as patched:
-        patched.setattr(GeEngine, "advance", StagedEngine.advance)
+        patched.setattr(GeEngine, "parts", property(lambda engine: engine))
         plain = Decoding(engine, prompt, options, policy_for(bundle)).run()
     assert engine.on_device.host_draws == 0
     for gear in bundle.manifest.gears:

@@ -149,7 +149,7 @@ def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_route_of_a_device_gives_the_same_text(bundle: Bundle, engine, temperature: float) -> None:
     """Traced and compiled by torchair as for the device, and run on the CPU."""
-    from draftwood.compiler.ge.online import TorchairExecutor
+    from draftwood.compiler.targets.online import TorchairExecutor
     from draftwood.runtime.engines.npu import NpuEngine
 
     executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
