@@ -13,7 +13,7 @@ from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
 from draftwood.runtime.engines import Engine, default_engine
-from draftwood.runtime.policy import Policies, Policy, PolicyName
+from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.trace import Trace
@@ -94,9 +94,7 @@ class OpenedBundle:
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
         if name not in self._policies:
-            kinds: dict[str, PolicyName] = {"adaptive": "adaptive", "plain": "plain"}
-            kind = kinds.get(name, "fixed")
-            self._policies[name] = Policies(self.bundle, kind, name if kind == "fixed" else None, self._times)
+            self._policies[name] = Policies(self.bundle, name, self._times)
         return self._policies[name]
 
     def close(self) -> None:

@@ -137,9 +137,6 @@ DSPARK = Kind(
     options={
         "levels": Option(help="rows of the block, each a level (5)", default=5, least=2),
         "layers": Option(help="layers of the block (1)", default=1, least=1),
-        "negatives": Option(
-            help="in a step look at N random ids beside those of its texts (all ids)", value="N", least=0
-        ),
         "shared_noise": _SHARED_NOISE,
     },
 )

@@ -129,10 +129,10 @@ class DraftModel(ABC):
         return import_module(cls.training)
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
         """A drafter, by its ``checkpoint``, in another engine's ``layout``.
 
-        Where the layout says so, it drafts so many ``tokens`` a step for the teacher called ``verifier``.
+        Where the layout names its teacher, that is ``verifier``.
 
         Raises:
             RequestError: nobody serves such drafters, or the layout has no form of what this one has.

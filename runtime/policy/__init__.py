@@ -1,7 +1,7 @@
 """Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
 
 from draftwood.runtime.policy.adaptive import Adaptive, Learned
-from draftwood.runtime.policy.choice import Policies, PolicyName, policy_for
+from draftwood.runtime.policy.choice import Policies, policy_for
 from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome, Policy
@@ -16,6 +16,5 @@ __all__ = [
     "Outcome",
     "Policies",
     "Policy",
-    "PolicyName",
     "policy_for",
 ]

@@ -32,7 +32,7 @@ class Bank:
         self.plain_us += plain_us
 
     def drafted(self, gained: int, step_us: float, plain_us: float, tried: bool) -> None:
-        """A step of ``step_us`` that gained tokens of ``plain_us`` each, though it was expected to lose if ``tried``."""
+        """A step that gained tokens of ``plain_us`` each; ``tried`` if it was expected to lose."""
         self.plain_us += gained * plain_us
         self.saved_us += gained * plain_us - step_us
         if tried:

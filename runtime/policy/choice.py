@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
 
-from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.adaptive import Adaptive, Learned
@@ -14,32 +12,29 @@ from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.outcome import Policy
 
-PolicyName = Literal["adaptive", "fixed", "plain"]
+ADAPTIVE = "adaptive"
 
 
 class Policies:
     """Makes a policy for each text of a bundle.
 
     Args:
-        name: ``adaptive`` learns from the texts; ``fixed`` takes the tree of ``gear``, from its KV length on; ``plain``
-            does not draft.
+        name: ``adaptive`` learns from the texts; ``plain`` does not draft; a gear's name takes its tree, from its KV
+            length on.
         times: steps timed on this machine; the plan's where there are none.
 
     Raises:
-        RequestError: a gear without ``fixed``, or the other way round; an unknown gear.
+        RequestError: neither a policy nor a gear has that name.
     """
 
     def __init__(
         self,
         bundle: Bundle,
-        name: PolicyName = "adaptive",
-        gear: str | None = None,
+        name: str = ADAPTIVE,
         times: Sequence[StepTime] = (),
     ) -> None:
-        if (gear is not None) != (name == "fixed"):
-            raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
         self._bundle, self.name, self._times = bundle, name, times
-        self._gear = bundle.gear(gear) if gear is not None else None
+        self._gear = None if name in (ADAPTIVE, PLAIN) else bundle.gear(name)
 
     @cached_property
     def gears(self) -> Gears:
@@ -55,7 +50,7 @@ class Policies:
         """The policy of one text of at most so many tokens, decoded greedily or sampled."""
         if self._gear is not None:
             return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
-        if self.name == "plain":
+        if self.name == PLAIN:
             return FixedTree(self._bundle, PLAIN)
         return Adaptive(self.gears, self.learned, greedy, max_new_tokens)
 

@@ -155,7 +155,7 @@ def test_a_bundle_runs_where_there_is_no_torch(
     tiny_bundle: Path, prompt: list[int], bundle: Bundle, python: Callable[..., str]
 ) -> None:
     arguments = ["run", str(tiny_bundle), "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", "20"]
-    arguments += ["--gear", "ragged-kv128", "--ignore-eos", "--json"]
+    arguments += ["--policy", "ragged-kv128", "--ignore-eos", "--json"]
     blocked = ("torch", "onnx", "onnxscript", "networkx", "safetensors", "transformers", "matplotlib")
     printed = python(f"from draftwood.tools.cli import main; main({arguments!r})", blocked=blocked)
     expected = decoded(CpuEngine(bundle), prompt, "plain-kv128", max_new_tokens=20)

@@ -171,7 +171,7 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     options = [str(tiny_bundle), "--prompts", str(prompts), "--max-new-tokens", "24"]
     assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    widest = ["--policy", "fixed", "--gear", widest_gear(Bundle.open(tiny_bundle))]
+    widest = ["--policy", widest_gear(Bundle.open(tiny_bundle))]
     assert main(["bench", *options, *widest, "--json"]) == 0
     turns = json.loads(capsys.readouterr().out)["per_turn"]
     accepted = [length for turn in turns for length in turn["accepted"]]

@@ -86,7 +86,7 @@ def test_run_prints_the_same_text_for_every_gear(
         "3",
         "--ignore-eos",
     ]
-    plain, tree = (output(capsys, *common, *gear) for gear in (["--policy", "plain"], ["--gear", "ragged-kv128"]))
+    plain, tree = (output(capsys, *common, *gear) for gear in (["--policy", "plain"], ["--policy", "ragged-kv128"]))
     assert tree["token_ids"] == plain["token_ids"] and tree["text"] == plain["text"]
     assert tree["steps"] < plain["steps"] and tree["finish_reason"] == "length"
 
@@ -116,7 +116,7 @@ def test_run_writes_a_trace(tiny_bundle: Path, tmp_path: Path, capsys: pytest.Ca
         (["--prompt", "a " * 400], "context is 255"),
         (["--chat", "nowhere.json"], "not a readable JSON file"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
-        (["--prompt", "a", "--gear", "x"], "it holds plain-kv128"),
+        (["--prompt", "a", "--policy", "x"], "it holds plain-kv128"),
         (["--prompt", "a", "--trace", "t.txt"], "t.txt"),
     ],
     ids=["ids", "vocabulary", "context", "chat", "temperature", "gear", "trace"],
@@ -134,7 +134,7 @@ def test_bench_finds_all_turns_identical(
     tiny_bundle: Path, prompts: Path, capsys: pytest.CaptureFixture[str], temperature: str
 ) -> None:
     options = ["--prompts", prompts, "--max-new-tokens", "24", "--temperature", temperature]
-    report = output(capsys, "bench", tiny_bundle, *options, "--gear", "ragged-kv128")
+    report = output(capsys, "bench", tiny_bundle, *options, "--policy", "ragged-kv128")
     assert (report["turns"], report["identical"], report["ties"], report["differences"]) == (3, 3, 0, [])
     assert {"mean", "p1", "p50", "p99"} == set(report["speedup"])
     assert report["accept_length"]["mean"] > 1 and 0 < report["host_share"] < 1
@@ -156,7 +156,7 @@ def test_bench_reports_a_difference_that_is_no_tie(
         return replace(accepted, bonus=(accepted.bonus + 7) % 300) if wrong else accepted
 
     monkeypatch.setattr(step, "accept", faulty)
-    plain, tree = (Policies(engine.bundle, "fixed", gear) for gear in ("plain-kv128", "ragged-kv128"))
+    plain, tree = (Policies(engine.bundle, gear) for gear in ("plain-kv128", "ragged-kv128"))
     options = Options(max_new_tokens=24, ignore_eos=True)
     report = bench(engine, read_prompts(prompts), options, plain, tree)
     assert not report["ok"] and report["identical"] < 3 and report["ties"] == 0
@@ -184,7 +184,7 @@ def test_noise_of_logits(tiny_bundle: Path) -> None:
 
 
 def test_check_passes_and_is_stored(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = output(capsys, "check", tiny_bundle, "--limit", "1")
+    report = output(capsys, "check", tiny_bundle)
     assert report["ok"] and all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
     assert {c["graphs"] for c in report["comparisons"]} == {"static", "cpu", "bitwise"}
     assert json.loads((tiny_bundle / "check.json").read_text()) == report

@@ -28,7 +28,7 @@ TREE = "backbone:2:3"
 @pytest.fixture(scope="module")
 def npu_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("npu") / "bundle"
-    options = ["--model", tiny_teacher, "--drafter", tiny_heads, "--tree", TREE, "--kv", "128", "--prefill", "16"]
+    options = ["--model", tiny_teacher, "--drafter", tiny_heads, "--tree", TREE, "--kv", "128"]
     assert main(["build", *map(str, options), "--target", "onnx,ge", "--out", str(folder)]) == 0
     return folder
 
@@ -73,7 +73,7 @@ def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixtu
 
 @needs_converters
 def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = output(capsys, "check", npu_bundle, "--limit", 1)
+    report = output(capsys, "check", npu_bundle)
     assert report["ok"] and report["mutations"] == report["mutations_caught"] > 0
     graphs = report["graphs"]
     assert set(graphs["verify-t7-kv128"]) == {"cpu", "static", "ge", "eager"}
@@ -110,7 +110,7 @@ def test_check_names_the_node_at_which_a_wrong_graph_parts(
     listed = m.list_file(path)
     fields["files"]["npu/verify-t7-kv128.air"] = {"bytes": listed.bytes, "sha256": listed.sha256}
     (folder / m.MANIFEST_FILE).write_text(json.dumps(fields))
-    report = output(capsys, "check", folder, "--limit", 1, code=1)
+    report = output(capsys, "check", folder, code=1)
     assert not report["graphs"]["verify-t7-kv128"]["ge"]["ok"] and report["graphs"]["decode-kv128"]["ge"]["ok"]
     lines = report["first_divergences"]
     assert lines and all(line.startswith("verify-t7-kv128: ") for line in lines)

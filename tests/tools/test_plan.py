@@ -95,7 +95,7 @@ def test_statistics_add_up(stats: Path, tmp_path: Path) -> None:
 def test_plan_json_and_file_agree(stats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     out = tmp_path / "plan.json"
-    assert run(plan, "--stats", stats, "--max-nodes", 12, "--max-depth", 3, "--max-children", 5, "--max-gears", 2,
+    assert run(plan, "--stats", stats, "--max-nodes", 12, "--max-gears", 2,
                "--out", out, "--json") == 0  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text())

@@ -211,7 +211,7 @@ def test_features_are_the_normed_state_or_the_states_that_enter_layers(teacher: 
 def test_all_engines_give_one_text(
     tiny_bundle: Path, tiny_teacher: Path, temperature: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["check", tiny_bundle, "--teacher", tiny_teacher, "--limit", 1, "--max-new-tokens", 40]
+    arguments = ["check", tiny_bundle, "--teacher", tiny_teacher]
     arguments += ["--temperature", temperature, "--json"]
     assert main([str(argument) for argument in arguments]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -112,9 +112,7 @@ def test_the_command_records_replays_and_draws(
         (["replay", "{trace}"], "has no draft at every position"),
         (["replay", "--record", "{bundle}"], "--record BUNDLE and --out DIR go together"),
         (["replay", "{nowhere}"], "cannot be read"),
-        (["run", "{bundle}", "--prompt-ids", "5", "--policy", "fixed"], "go together"),
-        (["run", "{bundle}", "--prompt-ids", "5", "--policy", "planned"], "holds no plan with step times"),
-        (["tune", "{bundle}", "--seconds", "0"], "more than 0"),
+        (["run", "{bundle}", "--prompt-ids", "5", "--policy", "fixed"], "it holds"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -143,7 +141,7 @@ def test_tuned_times_are_kept_for_this_bundle_and_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bundle = Bundle.open(tiny_bundle)
     assert tuned_times(bundle, "cpu", 1) == () and not Gears.of(bundle).times.absolute
-    assert main(["tune", str(tiny_bundle), "--engine", "cpu", "--threads", "1", "--seconds", "0.05"]) == 0
+    assert main(["tune", str(tiny_bundle), "--engine", "cpu", "--threads", "1"]) == 0
     times = tuned_times(bundle, "cpu", 1)
     shown = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert shown == [[o.gear, str(o.length), str(o.late), f"{o.us / 1000:.3f}"] for o in times]

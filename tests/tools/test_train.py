@@ -217,7 +217,7 @@ def test_the_compiler_runs_the_dspark_that_was_trained(folder: Path, tmp_path: P
 
 def test_dsparks_head_sees_its_parents_token_and_not_the_next(folder: Path, tmp_path: Path) -> None:
     """On noise only the parent's token says what comes next, and the confidence knows that it does."""
-    train("dspark", folder / "counting", folder / "random", tmp_path, **LEARN, negatives=8)
+    train("dspark", folder / "counting", folder / "random", tmp_path, **LEARN)
     assert max(last_nats(tmp_path)) < 0.1
     model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
     loaded = load(tmp_path, model)

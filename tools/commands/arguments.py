@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Asked, Options
     from draftwood.runtime.opened import Prompt
-    from draftwood.runtime.policy import Policies, PolicyName
+    from draftwood.runtime.policy import Policies
 
 
 # What decides a text: flags by name.
@@ -48,31 +48,15 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_verify_argument(parser: argparse.ArgumentParser) -> None:
-    """``args.verify`` is what ``Bundle.open`` takes."""
+def add_policy_argument(parser: argparse.ArgumentParser) -> None:
+    """What chooses the gear of each step; ``policies_of`` reads it back, and ``stream`` takes it as it is."""
     parser.add_argument(
-        "--verify",
-        choices=("full", "fast"),
-        help="full: hash every file and look at every weight; fast: what can be said without reading them (default:"
-        " full once on this machine for files that have not changed since)",
+        "--policy",
+        default="adaptive",
+        metavar="NAME",
+        help="adaptive (default): by what texts have shown; plain: no drafts; a gear's name: always its tree, at larger"
+        " KV lengths as the text grows",
     )
-
-
-POLICIES = ("adaptive", "fixed", "plain")
-
-
-def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    """What chooses the gear of each step; ``policy_name`` and ``policies_of`` read it back."""
-    parser.add_argument("--policy", choices=POLICIES, help="what chooses each step's gear (default: adaptive)")
-    parser.add_argument("--gear", metavar="NAME", help="always this gear's tree; grows to larger KV lengths as needed")
-
-
-def policy_name(args: argparse.Namespace) -> PolicyName:
-    """The policy that is asked for; RequestError where arguments contradict each other."""
-    name: PolicyName = args.policy or ("fixed" if args.gear else "adaptive")
-    if (args.gear is not None) != (name == "fixed"):
-        raise RequestError("--policy fixed and --gear NAME go together; give both, or neither")
-    return name
 
 
 def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
@@ -81,8 +65,8 @@ def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
     from draftwood.runtime.policy import Policies
     from draftwood.runtime.policy.tuned import tuned_times
 
-    times = tuned_times(bundle, args.engine or default_engine(bundle), args.threads)
-    return Policies(bundle, policy_name(args), args.gear, times)
+    times = tuned_times(bundle, args.engine or default_engine(bundle), getattr(args, "threads", None))
+    return Policies(bundle, args.policy, times)
 
 
 def decoding_options(args: argparse.Namespace) -> Asked:

@@ -10,7 +10,7 @@ from typing import Any
 from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_engine_argument,
-    add_policy_arguments,
+    add_policy_argument,
     policies_of,
 )
 
@@ -21,10 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of sampled text (default: 0)")
-    parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    add_policy_arguments(parser)
+    add_policy_argument(parser)
     add_engine_argument(parser)
 
 
@@ -41,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
     if bundle.tokenizer is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
-    share_threads(args.threads)
+    share_threads()
     engine = open_engine(bundle, args.engine)
     report = bench(engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args))
     if args.json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 
@@ -11,7 +10,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--model", required=True, metavar="DIR", help="the teacher's checkpoint")
     parser.add_argument("--drafter", metavar="DIR", help="the drafter's, where the bundle has one")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -22,6 +20,5 @@ def main(args: argparse.Namespace) -> int:
     npu = manifest.graph_set("ge")
     assert npu is not None, "weights were bound to it"
     path = args.bundle / npu.weights
-    found = {"bundle": str(args.bundle), "weights": str(path), "bytes": path.stat().st_size}
-    print(json.dumps(found) if args.json else f"{path}: {found['bytes'] / 1e6:.1f} MB bound")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB bound")
     return 0

@@ -37,12 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="C[,C...]",
         help="KV lengths in slots, multiples of 128: every tree at each (default: the plan's gears, or 1024)",
     )
-    parser.add_argument(
-        "--prefill",
-        default="32,128,512",
-        metavar="T[,T...]",
-        help="tokens of the static prefill graphs of each KV length above them (default: 32,128,512)",
-    )
     parser.add_argument("--target", default="onnx", metavar="T[,T...]", help="onnx: for CPUs; ge: for Ascend NPUs")
     parser.add_argument(
         "--weights",
@@ -117,7 +111,6 @@ def main(args: argparse.Namespace) -> int:
         slots=lengths(specs, args.kv),
         gears=gears_of(specs, args.kv),
         plan=specs.plan,
-        prefill_rows=parse_sizes("--prefill", args.prefill),
         targets=parse_targets(args.target),
         weights=args.weights,
         soc=_soc(args.soc),

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.tools.commands.arguments import add_verify_argument
-
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
 
@@ -21,17 +19,13 @@ QUANTITIES = ("logits", "features", "choice", "draft scores", "draft tokens", "c
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
-    parser.add_argument("--limit", type=int, default=2, metavar="N", help="prompts to use (default 2)")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: two)')
     parser.add_argument(
         "--teacher",
         metavar="DIR",
         help="compare whole texts with those of the bundle's teacher (its folder, or demo), run by transformers",
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code from the teacher's folder")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of such a text (default 128)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of such a text (default 0)")
-    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -41,16 +35,21 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.comparison.check import check, sample_prompts
 
     share_threads()
-    bundle = Bundle.open(args.bundle, args.verify)
+    bundle = Bundle.open(args.bundle)
     if args.teacher is not None:
         return _check_texts(bundle, args)
-    report = check(bundle, list(sample_prompts(bundle, args.prompts, args.limit)), progress=_progress)
+    report = check(bundle, list(sample_prompts(bundle, args.prompts, _limit(args))), progress=_progress)
     (args.bundle / "check.json").write_text(json.dumps(report, indent=1) + "\n")
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
     return 0 if report["ok"] else 1
+
+
+def _limit(args: argparse.Namespace) -> int:
+    """How many prompts: two that are built in, or all of a file."""
+    return sys.maxsize if args.prompts else 2
 
 
 def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
@@ -63,11 +62,11 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     from draftwood.tools.reference.transformers import HfEngine
 
     if bundle.tokenizer is not None:
-        prompts = first_turns(bundle, read_prompts(args.prompts, args.limit))
+        prompts = first_turns(bundle, read_prompts(args.prompts, _limit(args)))
     else:
-        drawn = sample_prompts(bundle, args.prompts, args.limit)
+        drawn = sample_prompts(bundle, args.prompts, _limit(args))
         prompts = {f"random {number}": ids.tolist() for number, ids in enumerate(drawn, 1)}
-    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature)
+    options = Options()
     reference = HfEngine.open(bundle, resolve(args.teacher), args.trust_remote_code)
     report = check_texts(CpuEngine(bundle), reference, prompts, options, _progress)
     if args.json:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NODES = 11  # of the largest tree; two smaller ones stand beside it
 SLOTS, PREFILL_ROWS = 512, (128,)
-TUNE_SECONDS, ROUNDS = 5.0, 3
+TUNE_SECONDS, ROUNDS, NEW_TOKENS = 5.0, 3, 96
 PLAIN, FIXED, ADAPTIVE = WAYS = ("plain", "fixed", "adaptive")
 
 
@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="-w8a8: its linear layers in eight bits (default: %(default)s)",
     )
     parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
-    parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -76,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     gears = _gears(bundle, paths, times, fixed)
     if not args.json:
         _print_bundle(folder, report, gears)
-    answers = answer_all(engine, fixed, times, args.max_new_tokens)
+    answers = answer_all(engine, fixed, times, NEW_TOKENS)
     ok = bool(report["ok"]) and all(one["tokens_equal"] for one in answers)
     if args.json:
         found = {"ok": ok, "bundle": str(folder), "build_seconds": round(built, 1), "check_ok": report["ok"]}
@@ -178,7 +177,7 @@ def answer_all(engine: CpuEngine, fixed: str, times: Sequence[Any], max_new_toke
     bundle, options = engine.bundle, Options(max_new_tokens=max_new_tokens)
     policies = {
         PLAIN: Policies(bundle, "plain"),
-        FIXED: Policies(bundle, "fixed", fixed),
+        FIXED: Policies(bundle, fixed),
         ADAPTIVE: Policies(bundle, times=tuple(times)),
     }
     ways = {name: Way(engine, chosen) for name, chosen in policies.items()}

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from draftwood.errors import RequestError
 
+# Of the texts in turn: what is served is greedy and sampled, and a drafter should know both.
+TEMPERATURES = (0.0, 0.8)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
@@ -18,12 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the texts; can be resumed")
     parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to 1024s (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="of a text (default %(default)s)")
-    parser.add_argument("--temperature", default="0,0.8", metavar="T[,T...]", help="of the texts in turn (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.tools.commands.calibrate import parse_temperatures
     from draftwood.tools.training.distill import distill
     from draftwood.tools.training.rows import held_out, read_data
 
@@ -31,8 +31,8 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
     rows = [row for row in read_data(args.data) if not held_out(row)]
     distill(
-        args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, seed=args.seed,
-        temperatures=parse_temperatures(args.temperature),
+        args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens,
+        temperatures=TEMPERATURES,
     )  # fmt: skip
     print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
     return 0

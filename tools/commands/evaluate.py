@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", action="append", default=[], metavar="[FAMILY=]FILE.jsonl",
         help="may be given again; FAMILY names its figures (default: the suite's, or the built-in prompts)",
     )  # fmt: skip
-    parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -36,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
         work = cache_home() / "draftwood" / "evaluate"
     except OSError as error:
         raise RequestError(f"no folder for models and bundles ({error}); set XDG_CACHE_HOME") from error
-    rows = evaluate(suite, args.out, work, args.threads).rows
+    rows = evaluate(suite, args.out, work).rows
     busy = sum(row["load"]["busy"] for row in rows)
     differing = sum(not one["tie"] for one in differences(rows))
     if args.json:

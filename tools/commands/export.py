@@ -18,8 +18,6 @@ FORMATS = {
     "deepspec": "a DSpark drafter for SGLang and vLLM, as DeepSpec writes it",
     "vllm": "Medusa heads for vLLM",
 }
-# The one that says how many tokens to draft.
-PROPOSING = "speculators"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,19 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder, or a shipped one's name")
     parser.add_argument("--model", required=True, metavar="DIR", help="its teacher's folder, or demo")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write, not there yet")
-    parser.add_argument("--verifier", metavar="NAME", help="what its reader finds the teacher by (the folder's name)")
-    parser.add_argument(
-        "--tokens", type=int, metavar="N", help=f"{PROPOSING}: tokens to draft a step (all of a pass; 5 with EAGLE-3)"
-    )
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.tokens is not None and (args.tokens < 1 or args.format != PROPOSING):
-        raise RequestError(f"--tokens {args.tokens}: expected 1 or more, and that with {PROPOSING} alone")
     found = _write_drafter(args)
     size = f"{found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB"
-    print(json.dumps(found) if args.json else f"{found['folder']}: {found['kind']}, {size}")
+    print(f"{found['folder']}: {found['kind']}, {size}")
     return 0
 
 
@@ -53,9 +44,9 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
     if args.out.exists():
         raise RequestError(f"--out {args.out}: exists already; name a folder that is not there")
     teacher = Checkpoint.open(resolve(args.model))
-    verifier = args.verifier or teacher.folder.resolve().name
+    verifier = teacher.folder.resolve().name  # what its reader finds the teacher by
     opened = open_drafter(resolve(args.drafter), teacher)
-    folder = opened.model.exported(opened.checkpoint, teacher, args.format, args.tokens, verifier)
+    folder = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
     _write(args.out, folder)
     open_drafter(args.out, teacher)
     found = {"folder": str(args.out), "format": args.format, "kind": opened.model.kind, "file": folder.file}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.tools.commands.arguments import add_verify_argument
 
 if TYPE_CHECKING:
     from draftwood.manifest import GraphSet, GraphSignature
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="of a drafter, the teacher that it is held against")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
     parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
-    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -48,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     if path is not None and path.is_dir():
         from draftwood.runtime.bundle import Bundle
 
-        bundle = Bundle.open(path, args.verify)
+        bundle = Bundle.open(path)
         name, (topology, _) = max(bundle.trees.items(), key=lambda item: item[1][0].rows)
         if args.npu:
             from draftwood.tools.show.npu_graphs import npu_figures, npu_text

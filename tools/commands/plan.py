@@ -29,8 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--latency", type=Path, help="latency table that profile made; without one, trees by size")
     parser.add_argument("--max-nodes", default=63, **number, help="draft nodes, root not counted (default: 63)")
-    parser.add_argument("--max-depth", **number, help="default: as deep as the statistics")
-    parser.add_argument("--max-children", **number, help="candidates per node: ranks below this are used")
     parser.add_argument("--max-gears", default=4, **number, help="plain decoding counted (default: 4)")
     parser.add_argument(
         "--classes", default=1, **number, help="confidence classes with trees of their own (default: 1)"
@@ -46,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.trees.calibration_file import write_out
     from draftwood.trees.plan_file import Limits, format_plan
 
-    limits = Limits(args.max_nodes, args.max_depth, args.max_children, args.max_gears)
+    limits = Limits(args.max_nodes, gears=args.max_gears)
     table = read_latency(args.latency) if args.latency else None
     stats, sampled = read_statistics(args.stats)
     plan = draftwood.plan(stats, limits, table, args.classes, sampled)

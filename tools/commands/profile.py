@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -153,10 +152,10 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
         raise RequestError("--model, --drafter and --ranks: a bundle has its own; they go with --device")
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
-    share_threads(args.threads)
+    share_threads()
     engine = CpuEngine(bundle)
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
-    return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=args.threads or default_threads())
+    return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=default_threads())
 
 
 def _widened(bundle: Bundle, rows: int) -> Bundle:

@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", type=Path, metavar="BUNDLE", help="first record prompts with this bundle, to --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where recorded texts go, one file each")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="to record (default: the built-in prompts)")
-    parser.add_argument("--limit", type=int, metavar="N", help="prompts to record (default: all)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of what is recorded (default: 0)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of every text against plain decoding")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -55,7 +54,7 @@ def record(args: argparse.Namespace) -> list[Path]:
     from draftwood.tools.prompts import read_prompts
 
     bundle = Bundle.open(args.record)
-    prompts, chosen = read_prompts(args.prompts, args.limit), options(args)
+    prompts, chosen = read_prompts(args.prompts), options(args)
     if bundle.tokenizer is None or any(tree.file is None for tree in bundle.manifest.trees):
         raise RequestError(f"{args.record}: recording needs a tokenizer, and trees whose shape is known beforehand")
     share_threads()

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
-    add_policy_arguments,
-    add_verify_argument,
+    add_policy_argument,
     decoding_options,
     given_prompt,
-    policy_name,
 )
 
 if TYPE_CHECKING:
@@ -36,10 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " documents and chat_template_kwargs",
     )
     add_decoding_arguments(parser)
-    add_policy_arguments(parser)
+    add_policy_argument(parser)
     add_engine_argument(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
-    add_verify_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
 
@@ -48,13 +45,13 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.trace import Trace, form_of, save
 
-    prompt, options, name = given_prompt(args), decoding_options(args), policy_name(args)
+    prompt, options = given_prompt(args), decoding_options(args)
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads(args.threads)
-    with draftwood.open(args.bundle, engine=args.engine, verify=args.verify, threads=args.threads) as model:
-        stream = model.stream(prompt, **options, policy=args.gear or name, trace=trace)
+    with draftwood.open(args.bundle, engine=args.engine, threads=args.threads) as model:
+        stream = model.stream(prompt, **options, policy=args.policy, trace=trace)
         for piece in stream:
             if not args.json:
                 print(piece, end="", flush=True)

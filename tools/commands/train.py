@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
     _add_options(parser.add_argument_group("of a kind"), kinds())
 
@@ -56,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     with Team.join() as team:
         final = train(
             args.kind, args.teacher, args.data, args.out, steps=args.steps, batch=args.batch,
-            learning_rate=args.learning_rate, seed=args.seed, start=args.start, team=team, **options,
+            learning_rate=args.learning_rate, start=args.start, team=team, **options,
         )  # fmt: skip
         if team.rank == 0:
             print(_text(args.out, final))

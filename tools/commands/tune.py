@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import add_engine_argument
+
+# So long all gears together are timed.
+SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="to measure for (default: 5)")
     parser.add_argument("--threads", type=int, metavar="N", help="processors to use (default: all)")
     add_engine_argument(parser)
 
@@ -23,12 +24,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.policy.tuned import keep_times
     from draftwood.tools.lab.timer import tune
 
-    if not 0 < args.seconds <= 600:
-        raise RequestError(f"--seconds {args.seconds}: expected a time of more than 0 and at most 600")
     bundle = Bundle.open(args.bundle)
     engine = args.engine or default_engine(bundle)
     share_threads(args.threads)
-    times = tune(open_engine(bundle, engine), args.seconds)
+    times = tune(open_engine(bundle, engine), SECONDS)
     kept = keep_times(bundle, engine, args.threads, times)
     print(f"{'gear':28} {'text':>6} {'late':>5} {'ms a step':>10}   late: tokens that the drafter had to catch up with")
     for one in times:

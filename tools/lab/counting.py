@@ -96,7 +96,7 @@ def count_traffic(
     A turn that is counted already is answered again, for later turns build on it, but not counted twice.
     """
     answers: dict[str, Sequence[int]] = {}
-    way = Way(engine, Policies(engine.bundle, "fixed", widest_gear(engine.bundle)))
+    way = Way(engine, Policies(engine.bundle, widest_gear(engine.bundle)))
     for prompt, ids in turn_prompts(engine, prompts, answers):
         text = decode(way, ids, options)
         answers[prompt.conversation] = text.result.token_ids

@@ -61,7 +61,7 @@ class Opened:
             return Policies(bundle, "plain")
         if name == "adaptive":
             return Policies(bundle, "adaptive", times=self.times)
-        return Policies(bundle, "fixed", self.tree if name == "tree" else name)
+        return Policies(bundle, self.tree if name == "tree" else name)
 
     @cached_property
     def tree(self) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwood.compiler.targets.online import host
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, onnx_weights, required_set
+from draftwood.compiler.targets.online import host
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine

@@ -12,9 +12,9 @@ from torch import Tensor
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter
 from draftwood.compiler.ge.lockstep import run_ranks
-from draftwood.compiler.targets.online import declared, host
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
+from draftwood.compiler.targets.online import declared, host
 from draftwood.errors import InvariantError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle

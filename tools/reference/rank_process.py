@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from draftwood.compiler.drafters.registry import drafter_of
-from draftwood.compiler.targets.online import declared, host
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.targets.bundled import bundle_drafts
 from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.online import declared, host
 from draftwood.compiler.teachers.registry import described_config
 from draftwood.manifest import GraphSet, Manifest, read_manifest
 

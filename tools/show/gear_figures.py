@@ -6,6 +6,7 @@ from typing import Any
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import Gears
+from draftwood.runtime.policy.estimate import Acceptance, Estimate
 from draftwood.runtime.policy.prior import Tables
 from draftwood.runtime.policy.tuned import tuned_times
 
@@ -44,7 +45,11 @@ def _tokens(gears: Gears, tables: Tables, number: int, length: int) -> float | N
     shape = gears.shape[number]
     if shape < 0:
         return 1.0
-    return tables.tokens_at(length)[shape] if gears.planning else None
+    if not gears.planning:
+        return None
+    estimate = Estimate(Acceptance(tables))
+    estimate.begin(length)
+    return estimate.tokens()[shape]
 
 
 def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -62,13 +62,6 @@ def proposals(algorithm: str, verifier: str, opened: CachedCheckpoint[Config], t
     }
 
 
-def drafted_tokens(asked: int | None, levels: int) -> int:
-    """How many of a pass's tokens are asked for, all of them by default."""
-    if asked is not None and asked > levels:
-        raise RequestError(f"--tokens {asked}: a pass of this drafter makes {levels}; expected {levels} at most")
-    return asked or levels
-
-
 def block_fields(block: TeacherConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The fields of a Llama's configuration, or a Qwen3's where heads have norms."""
     return {

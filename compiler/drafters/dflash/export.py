@@ -18,7 +18,6 @@ from draftwood.compiler.drafters.common.export import (
     SPECULATORS_VERSION,
     block_fields,
     check_agreed,
-    drafted_tokens,
     dtype_name,
     embedding,
     layout_named,
@@ -36,8 +35,8 @@ from draftwood.compiler.drafters.model import Folder
 Block = TypeVar("Block", bound=DFlashConfig)
 
 
-def exported(opened: CachedCheckpoint[DFlashConfig], layout: str, tokens: int | None, verifier: str) -> Folder:
-    """The drafter in a layout; where it says so, to draft so many ``tokens`` a pass for the teacher of this name.
+def exported(opened: CachedCheckpoint[DFlashConfig], layout: str, verifier: str) -> Folder:
+    """The drafter in a layout, for the teacher of this name.
 
     Raises:
         RequestError: the layout is not known, or has no form of what the drafter has.
@@ -46,7 +45,7 @@ def exported(opened: CachedCheckpoint[DFlashConfig], layout: str, tokens: int | 
     check_block(opened, layout)
     # vLLM and SGLang draft from the first mask row on, whatever config.json says.
     refuse(layout, {"a first draft by the root's row, which no server reads": opened.config.from_root})
-    return write(opened, tokens, verifier)
+    return write(opened, verifier)
 
 
 def check_block(opened: CachedCheckpoint[Block], layout: str) -> None:
@@ -74,14 +73,14 @@ def _teachers(opened: CachedCheckpoint[Config], name: str) -> bool:
     return torch.equal(own, theirs.to(own.dtype))
 
 
-def _speculators(opened: CachedCheckpoint[DFlashConfig], tokens: int | None, verifier: str) -> Folder:
+def _speculators(opened: CachedCheckpoint[DFlashConfig], verifier: str) -> Folder:
     own = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
-    return speculators(opened, own, dflash_parts, tokens, verifier)
+    return speculators(opened, own, dflash_parts, verifier)
 
 
 def speculators(
     opened: CachedCheckpoint[Block], own: dict[str, Any], parts_of: Callable[[Block, Vocabulary], Parts],
-    tokens: int | None, verifier: str,
+    verifier: str,
 ) -> Folder:  # fmt: skip
     """As speculators writes DFlash and what is built on it, which adds fields of its ``own``, and parts."""
     config = opened.config
@@ -93,16 +92,14 @@ def speculators(
         "aux_hidden_state_layer_ids": list(config.aux_layers),
         "sample_from_anchor": config.from_root,
         "transformer_layer_config": qwen3_fields(opened),
-        "speculators_config": proposals(
-            own["speculators_model_type"], verifier, opened, drafted_tokens(tokens, config.levels)
-        ),
+        "speculators_config": proposals(own["speculators_model_type"], verifier, opened, config.levels),
         "torch_dtype": dtype_name(opened.dtype),
     }
     tensors = network(opened, parts_of(config, vocabulary_of(config)))
     return Folder(fields, tensors | ({HEAD: output_matrix(opened), **maps(opened)} if config.mapped else {}))
 
 
-def _specforge(opened: CachedCheckpoint[DFlashConfig], tokens: int | None, verifier: str) -> Folder:
+def _specforge(opened: CachedCheckpoint[DFlashConfig], verifier: str) -> Folder:
     config = opened.config
     absent = {
         "a part of the vocabulary": config.mapped,
@@ -122,7 +119,7 @@ def _specforge(opened: CachedCheckpoint[DFlashConfig], tokens: int | None, verif
     return Folder(fields, network(opened, dflash_parts(config, vocabulary_of(config))))
 
 
-LAYOUTS: Mapping[str, Callable[[CachedCheckpoint[DFlashConfig], int | None, str], Folder]] = {
+LAYOUTS: Mapping[str, Callable[[CachedCheckpoint[DFlashConfig], str], Folder]] = {
     "speculators": _speculators,
     "specforge": _specforge,
 }

@@ -20,24 +20,24 @@ _W2 = "markov_head.markov_w2.weight"
 _ANCHORS = 512
 
 
-def exported(opened: Opened, layout: str, tokens: int | None, verifier: str) -> Folder:
-    """The drafter in a layout; where it says so, to draft so many ``tokens`` a pass for the teacher of this name.
+def exported(opened: Opened, layout: str, verifier: str) -> Folder:
+    """The drafter in a layout, for the teacher of this name.
 
     Raises:
         RequestError: the layout is not known, or has no form of what the drafter has.
     """
     write = layout_named(LAYOUTS, layout, "DSpark")
     check_block(opened, layout)
-    return write(opened, tokens, verifier)
+    return write(opened, verifier)
 
 
-def _speculators(opened: Opened, tokens: int | None, verifier: str) -> Folder:
+def _speculators(opened: Opened, verifier: str) -> Folder:
     own = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **_heads(opened.config)}
-    folder = speculators(opened, own, dspark_parts, tokens, verifier)
+    folder = speculators(opened, own, dspark_parts, verifier)
     return folder._replace(tensors=_ascending(opened, folder.tensors))
 
 
-def _deepspec(opened: Opened, tokens: int | None, verifier: str) -> Folder:
+def _deepspec(opened: Opened, verifier: str) -> Folder:
     config = opened.config
     absent = {
         "a part of the vocabulary": config.mapped,
@@ -58,7 +58,7 @@ def _deepspec(opened: Opened, tokens: int | None, verifier: str) -> Folder:
     return Folder(fields, network(opened, dspark_parts(config, vocabulary_of(config))) | ends(opened))
 
 
-LAYOUTS: Mapping[str, Callable[[Opened, int | None, str], Folder]] = {
+LAYOUTS: Mapping[str, Callable[[Opened, str], Folder]] = {
     "speculators": _speculators,
     "deepspec": _deepspec,
 }

@@ -93,8 +93,8 @@ class DSparkModel(CachedModel):
         return DSparkCost(levels=levels, layers=layers, vocabulary=vocabulary, rank=rank)
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
-        return exported(checkpoint, layout, tokens, verifier)
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
+        return exported(checkpoint, layout, verifier)
 
     @property
     def levels(self) -> int:

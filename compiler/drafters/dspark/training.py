@@ -223,13 +223,17 @@ def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
     rows_VR[:, :width] = found_VX * (size / found_VX.square().mean().sqrt())
 
 
+# Ids at random, beside those of its texts, that a step's cross-entropy looks at: the shipped drafter's.
+_NEGATIVES = 1024
+
+
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
     """A student of the chosen levels and layers. Its sequential head is the recurrent one; its mask token is the one
     that texts begin with, which no text holds further on."""
     mask = teacher.config.bos_token_id or 0
     sizes, aux = teacher_sizes(teacher), aux_layers(teacher)
     student = DSparkStudent(teacher, sizes, options["levels"], aux, options["layers"], _RANK, "rnn", mask)
-    student.negatives, student.shared_noise = options["negatives"], options["shared_noise"]
+    student.negatives, student.shared_noise = _NEGATIVES, options["shared_noise"]
     return student
 
 

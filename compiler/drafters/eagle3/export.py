@@ -39,23 +39,23 @@ Network = TypeVar("Network", bound=Eagle3Config)
 _USUAL_TOKENS = 5
 
 
-def exported(opened: Opened, layout: str, tokens: int | None, verifier: str) -> Folder:
-    """The drafter in a layout; where it says so, to draft so many ``tokens`` a step for the teacher of this name.
+def exported(opened: Opened, layout: str, verifier: str) -> Folder:
+    """The drafter in a layout, for the teacher of this name.
 
     Raises:
         RequestError: the layout is not known, or has no form of what the drafter has.
     """
     write = layout_named(LAYOUTS, layout, "EAGLE-3")
     check_agreed(layout, opened.config)
-    return write(opened, tokens or _USUAL_TOKENS, verifier)
+    return write(opened, verifier)
 
 
-def _speculators(opened: Opened, tokens: int, verifier: str) -> Folder:
+def _speculators(opened: Opened, verifier: str) -> Folder:
     fields = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "embed_requires_grad": opened.config.own_embedding,
-        "speculators_config": proposals("eagle3", verifier, opened, tokens),
+        "speculators_config": proposals("eagle3", verifier, opened, _USUAL_TOKENS),
     }
     return Folder(fields | speculators_fields(opened), tensors_of(opened, "layers.0", opened.config.mapped))
 
@@ -77,7 +77,7 @@ def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
     }
 
 
-def _specforge(opened: Opened, tokens: int, verifier: str) -> Folder:
+def _specforge(opened: Opened, verifier: str) -> Folder:
     config, block = opened.config, opened.config.block
     absent = {
         "more than one block": block.layers > 1,
@@ -103,7 +103,7 @@ def _specforge(opened: Opened, tokens: int, verifier: str) -> Folder:
     return Folder(fields, tensors_of(opened, "midlayer", True))
 
 
-LAYOUTS: Mapping[str, Callable[[Opened, int, str], Folder]] = {"speculators": _speculators, "specforge": _specforge}
+LAYOUTS: Mapping[str, Callable[[Opened, str], Folder]] = {"speculators": _speculators, "specforge": _specforge}
 
 
 def tensors_of(opened: CachedCheckpoint[Network], first: str, mapped: bool) -> dict[str, Tensor]:

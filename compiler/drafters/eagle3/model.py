@@ -94,8 +94,8 @@ class Eagle3Model(CachedModel):
         return None
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
-        return exported(checkpoint, layout, tokens, verifier)
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
+        return exported(checkpoint, layout, verifier)
 
     def module(self, teacher: TeacherConfig, positions: int) -> Eagle3:
         return Eagle3(self.config, positions)

@@ -87,7 +87,7 @@ class MedusaModel(DraftModel):
         return None
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
         return exported(checkpoint, teacher, layout, verifier)
 
     def module(self, teacher: TeacherConfig, positions: int) -> MedusaHeads:

@@ -24,7 +24,6 @@ from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, fitt
 from draftwood.compiler.drafters.common.config import read_mask_token
 from draftwood.compiler.drafters.common.export import (
     check_agreed,
-    drafted_tokens,
     embedding,
     layout_named,
     proposals,
@@ -85,18 +84,18 @@ def _levels(fields: Fields) -> int:
     return levels
 
 
-def exported(opened: Opened, layout: str, tokens: int | None, verifier: str) -> Folder:
-    """The drafter in a layout, to draft so many ``tokens`` a pass for the teacher of this name.
+def exported(opened: Opened, layout: str, verifier: str) -> Folder:
+    """The drafter in a layout, for the teacher of this name.
 
     Raises:
         RequestError: the layout is not known, or has no form of what the drafter has.
     """
     write = layout_named({"speculators": _speculators}, layout, "P-EAGLE")
     check_agreed(layout, opened.config)
-    return write(opened, drafted_tokens(tokens, opened.config.levels), verifier)
+    return write(opened, verifier)
 
 
-def _speculators(opened: Opened, tokens: int, verifier: str) -> Folder:
+def _speculators(opened: Opened, verifier: str) -> Folder:
     # vLLM builds P-EAGLE without these two.
     refuse("speculators", {"norms of the teacher's states": opened.config.feature_norm != "none",
                            "norm_output": opened.config.norm_output})  # fmt: skip
@@ -106,7 +105,7 @@ def _speculators(opened: Opened, tokens: int, verifier: str) -> Folder:
         "mask_token_id": opened.config.mask_token,
         # Its trainer always trains the embedding: it is the drafter's, wherever it was taken from.
         "embed_requires_grad": True,
-        "speculators_config": proposals("peagle", verifier, opened, tokens),
+        "speculators_config": proposals("peagle", verifier, opened, opened.config.levels),
     }
     own = {"mask_hidden": opened.weight("mask_hidden"), "embed_tokens.weight": embedding(opened)}
     tensors = tensors_of(opened, "layers.0", opened.config.mapped) | own

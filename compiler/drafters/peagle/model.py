@@ -65,8 +65,8 @@ class PEagleModel(CachedModel):
         return PEagleCost(levels=found[0], layers=found[1], vocabulary=found[2])
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, tokens: int | None, verifier: str) -> Folder:
-        return exported(checkpoint, layout, tokens, verifier)
+    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
+        return exported(checkpoint, layout, verifier)
 
     @property
     def levels(self) -> int:

@@ -15,9 +15,9 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.lowering import drop_dead, fold_constants
-from draftwood.compiler.targets.online import TorchairExecutor, compile_cache
 from draftwood.compiler.ge.torchair_bridge import device_of
 from draftwood.compiler.steps.step import DTYPES
+from draftwood.compiler.targets.online import TorchairExecutor, compile_cache
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.trees import Topology
