@@ -32,7 +32,6 @@ def test_the_demos_drafter_is_read_back(layout: str, tmp_path: Path, capsys: pyt
     [
         (["demo-fasteagle", "--out", "new"], "speculators: no other engine serves fasteagle drafters"),
         (["demo-eagle3", "--out", "."], "--out .: exists already; name a folder that is not there"),
-        (["demo-eagle3", "--out", "new", "--tokens", "0"], "--tokens 0: expected 1 or more"),
         (["demo-eagle3", "--out", "none/new"], "--out none/new: cannot be written"),
     ],
 )
@@ -43,11 +42,3 @@ def test_refusals_are_one_line(
     assert main(["export", "speculators", *arguments, "--model", "demo"]) == 2
     assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_format_says_how_many_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["demo-eagle3", "--model", "demo", "--out", str(tmp_path / "drafter"), "--tokens", "3"]
-    assert main(["export", "specforge", *asked]) == 2 and "with speculators alone" in capsys.readouterr().err
-    assert main(["export", "speculators", *asked]) == 0
-    fields = json.loads((tmp_path / "drafter" / "config.json").read_text())
-    assert fields["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
