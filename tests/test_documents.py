@@ -11,7 +11,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -221,11 +220,6 @@ def small(words: list[str]) -> list[str]:
     return [*words, *shlex.split("" if "--device" in words else SHORTER.get(name, ""))]
 
 
-def result_of(words: list[str]) -> int:
-    """The command's exit status."""
-    return main_of(words)
-
-
 def run(document: Path, world: Callable[[str], Path], infos: set[str]) -> None:
     """Runs what a document says from top to bottom, in one folder."""
     for block in blocks(document):
@@ -240,7 +234,7 @@ def run(document: Path, world: Callable[[str], Path], infos: set[str]) -> None:
             if words[:2] == ["draftwood", "build"]:
                 shutil.rmtree(folder / out, ignore_errors=True)
             with chdir(folder):
-                assert result_of(small(words)) == 0, shlex.join(words)
+                assert main_of(small(words)) == 0, shlex.join(words)
 
 
 def with_blocks(*infos: str) -> list[object]:

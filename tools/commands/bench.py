@@ -29,18 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
-    from draftwood.runtime.engines import open_engine
+    from draftwood.runtime.engines import StagedEngine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy import Policies
     from draftwood.tools.lab.bench import bench
     from draftwood.tools.prompts import read_prompts
 
     bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts, args.limit)
-    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
+    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature)
     if bundle.tokenizer is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads()
     engine = open_engine(bundle, args.engine)
+    assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
     report = bench(engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args))
     if args.json:
         print(json.dumps(report))

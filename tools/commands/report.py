@@ -35,8 +35,9 @@ def _draw(args: argparse.Namespace) -> int:
     figures = sorted(str(path) for path in (folder / PICTURES).glob("*.png"))
     if args.markdown:
         write_markdown(folder, args.markdown)
-    written = {"page": str(page), "bytes": page.stat().st_size, "figures": figures}
-    print(json.dumps(written) if args.json else f"{page}: {written['bytes'] / 1e6:.2f} MB, {len(figures)} figures")
+    size = page.stat().st_size
+    written = {"page": str(page), "bytes": size, "figures": figures}
+    print(json.dumps(written) if args.json else f"{page}: {size / 1e6:.2f} MB, {len(figures)} figures")
     return 0
 
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engines import default_engine, open_engine
+    from draftwood.runtime.engines import StagedEngine, default_engine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy.tuned import keep_times
     from draftwood.tools.lab.timer import tune
@@ -27,7 +27,9 @@ def main(args: argparse.Namespace) -> int:
     bundle = Bundle.open(args.bundle)
     engine = args.engine or default_engine(bundle)
     share_threads(args.threads)
-    times = tune(open_engine(bundle, engine), SECONDS)
+    opened = open_engine(bundle, engine)
+    assert isinstance(opened, StagedEngine), "every engine of ours has a step's parts"
+    times = tune(opened, SECONDS)
     kept = keep_times(bundle, engine, args.threads, times)
     print(f"{'gear':28} {'text':>6} {'late':>5} {'ms a step':>10}   late: tokens that the drafter had to catch up with")
     for one in times:

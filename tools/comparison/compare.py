@@ -112,8 +112,8 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
             drafts.append((mine, theirs))
             tokens_T, tree = mine.tokens_T, mine.tree
         want, got = (single.verify(e, s, tokens_T, tree) for e, s in zip(engines, states, strict=True))
-        for quantity, mine, theirs in _quantities(got, want):
-            yield pair.compared(gear.name, gear.graph, quantity, mine, theirs, where)
+        for quantity, found, expected in _quantities(got, want):
+            yield pair.compared(gear.name, gear.graph, quantity, found, expected, where)
         rows = _path(tree, step)
         for state in states:
             state.commit(rows)
@@ -128,8 +128,8 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
     pair.reference.prefill(fresh, np.array(text[:length], np.int64))
     for i, (buffer, reference) in enumerate(zip(states[1].kv.buffers, fresh.kv.buffers, strict=True)):
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
-        mine, theirs = host(states[1].kv.text(buffer, length)), host(reference[:, :length])
-        yield pair.compared(gear.name, gear.graph, "cache after commit", mine, theirs, name)
+        held, fresh_one = host(states[1].kv.text(buffer, length)), host(reference[:, :length])
+        yield pair.compared(gear.name, gear.graph, "cache after commit", held, fresh_one, name)
     if gear.draft and fresh.draft and fresh.draft.buffers:
         yield from _draft_caches(pair, gear, text[length], states[1], fresh)
 

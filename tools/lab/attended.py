@@ -40,7 +40,8 @@ def by_distance(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, le
     A level of FastEagle is a layer, whose query is the root's; a level of EAGLE-3 is a pass, whose query is that of the
     token it has ranked first on the level before. Its keys are those of the text and of the draft so far.
     """
-    drafter, step = cast(CachedNetwork, engine.drafter), next(iter(engine.draft_steps.values())).module
+    drafter = cast(CachedNetwork, engine.drafter)
+    step: Any = next(iter(engine.draft_steps.values())).module
     block, count = drafter.config.block, len(ids) - 1
     assert drafter.config.window is None, "a window hides what lies before it"
     caches = [torch.zeros(block.kv_heads * (count + 1), block.head_dim) for _ in range(2 * block.layers)]
@@ -81,7 +82,7 @@ def recorded(drafter: CachedNetwork) -> Iterator[list[Pass]]:
             passes.append((layer, q_PND, k_PKD))
             return q_PND, k_PKD, v_PKD
 
-        layer.rotated = heard  # type: ignore[method-assign]
+        layer.rotated = heard  # type: ignore[method-assign, assignment]
 
     for layer in layers:
         listen(layer)

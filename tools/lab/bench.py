@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from draftwood.runtime.decoding import Options, Result
@@ -53,9 +54,7 @@ def bench(
     for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, answers)):
         if not turns:
             warm_up(ways, ids, options)
-        texts = in_turns(
-            {name: lambda way=way, ids=ids: decode(way, ids, options) for name, way in ways.items()}, 1, number
-        )
+        texts = in_turns({name: partial(decode, way, ids, options) for name, way in ways.items()}, 1, number)
         base, fast = texts[PLAIN][0], texts[FAST][0]
         answers[prompt.conversation] = base.result.token_ids
         turns.append(_turn(prompt, base.result, fast))

@@ -67,8 +67,8 @@ def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[in
         texts: every context's path, in the order of the text; None where what comes next is unknown.
     """
     every = RankPaths()
-    for path in (path for paths in texts.values() for path in paths if path is not None):
-        every.add(path)
+    for known in (path for paths in texts.values() for path in paths if path is not None):
+        every.add(known)
     if not every.contexts:
         return
     tree = set(every.best_tree(REFERENCE_ROWS - 1).paths)

@@ -79,7 +79,7 @@ def _masked(run: Attention, device: str, rows: int, slots: int) -> Tensor:
     """Every row sees half of the slots, another half each."""
     tensors = list(_case(rows, slots))
     masked = (torch.arange(slots) + torch.arange(rows)[:, None]) % 2 == 0
-    want = eager_attention(*tensors, masked[None, None], DIM**-0.5)
+    want = eager_attention(tensors[0], tensors[1], tensors[2], masked[None, None], DIM**-0.5)
     return _apart(_call(run, device, tensors, masked[None, None], sparse_mode=1), want)
 
 
@@ -90,7 +90,7 @@ def _tree_masked(run: Attention, device: str, rows: int, slots: int) -> Tensor:
     tree = (order[None] > order[:, None]) | ((order[:, None] - order[None]) % 2 == 1)
     full = torch.zeros((rows, slots), dtype=torch.bool)
     full[:, slots - rows :] = tree
-    want = eager_attention(*tensors, full[None, None], DIM**-0.5)
+    want = eager_attention(tensors[0], tensors[1], tensors[2], full[None, None], DIM**-0.5)
     return _apart(_call(run, device, tensors, tree[None], sparse_mode=9), want)
 
 
@@ -98,7 +98,7 @@ def _tensor_lengths(run: Attention, device: str, rows: int, slots: int) -> Tenso
     """Half of the slots are valid, which a tensor on the device says."""
     tensors, valid = list(_case(rows, slots)), slots // 2
     masked = (torch.arange(slots) >= valid).expand(rows, slots)
-    want = eager_attention(*tensors, masked[None, None], DIM**-0.5)
+    want = eager_attention(tensors[0], tensors[1], tensors[2], masked[None, None], DIM**-0.5)
     lengths = torch.tensor([valid], device=device)
     return _apart(_call(run, device, tensors, None, actual_seq_lengths_kv=lengths), want)
 

@@ -48,8 +48,8 @@ def begin(folder: Path, suite: Suite) -> None:
     """
     command = {"command": shlex.join(["draftwood", *sys.argv[1:]]), "began": _now()}
     if not (folder / FILE).exists():
-        value = {"version": VERSION, "suite": suite.builtins(), "machines": [machine()], "commands": [command]}
-        write_record(folder, value)
+        fresh = {"version": VERSION, "suite": suite.builtins(), "machines": [machine()], "commands": [command]}
+        write_record(folder, fresh)
         return
     value = read_record(folder)
     held = value["suite"]

@@ -179,7 +179,7 @@ def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
 def us_at(times: Sequence[StepTime], gear: str, length: int) -> float:
     """Microseconds of a gear's step behind a text of a length, between the lengths at which it was timed."""
     timed = sorted((one.length, one.us) for one in times if one.gear == gear and not one.late)
-    return float(np.interp(length, *zip(*timed, strict=True)))
+    return float(np.interp(length, [n for n, _ in timed], [us for _, us in timed]))
 
 
 def best_fixed(bundle: Bundle, paths: RankPaths, times: Sequence[StepTime]) -> str:

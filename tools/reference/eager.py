@@ -60,7 +60,7 @@ class EagerEngine(StagedEngine):
     def _run_draft(
         self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Any]
     ) -> dict[str, NDArray]:
-        module = self.draft_steps[graph.name].module
+        module: Any = self.draft_steps[graph.name].module
         if hasattr(module, "form"):
             module.form = "eager"
         small = [torch.from_numpy(inputs[spec.name]) for spec in graph.inputs if spec.name in inputs]

@@ -74,10 +74,11 @@ class HfTeacher:
                 f"{folder}: transformers {transformers.__version__} cannot load it:"
                 f" {type(error).__name__}: {line}; {_way_out(trust_remote_code)}"
             ) from error
-        code = sys.modules[type(model).__module__]
+        code: Any = sys.modules[type(model).__module__]
+        loaded: Any = model
         if hasattr(code, "NPU_ATTN_INFR"):  # openPangu's fused branch reads masks with the other meaning
             code.NPU_ATTN_INFR = False
-        return cls(model.to("cpu", dtype).eval().requires_grad_(False), taps)
+        return cls(loaded.to("cpu", dtype).eval().requires_grad_(False), taps)
 
     def new_cache(self, slots: int) -> BranchCache:
         """An empty cache with room for ``slots`` tokens."""
@@ -133,7 +134,7 @@ class HfTeacher:
         if self.layers not in self.taps:
             yield found
             return
-        norm = self.model.base_model.norm
+        norm: Any = self.model.base_model.norm
         with norm.register_forward_pre_hook(lambda _, given: found.append(given[0])):
             yield found
 

@@ -178,9 +178,8 @@ def serve(folder: str, rank: str, store: str, threads: str) -> int:
     torch.set_num_threads(int(threads))
     manifest, number = read_manifest(Path(folder)), int(rank)
     graphs = manifest.rank_sets("ge")[number]
-    distributed.init_process_group(
-        "gloo", store=distributed.FileStore(store, graphs.ranks), rank=number, world_size=graphs.ranks, timeout=PATIENCE
-    )
+    shared = distributed.FileStore(store, graphs.ranks)  # type: ignore[attr-defined]
+    distributed.init_process_group("gloo", store=shared, rank=number, world_size=graphs.ranks, timeout=PATIENCE)
     worker = Rank(Path(folder), manifest, graphs)
     send(outward, Answer())
     with suppress(EOFError, BrokenPipeError):

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy, policy_for
-from draftwood.tools.lab.bench import TIES_PER_TOKEN, explain, logit_noise
-from draftwood.tools.lab.traffic import widest_gear
+from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.lab.differences import TIES_PER_TOKEN, explain, logit_noise
 from draftwood.tools.reference.lockstep import first_difference
 
 Side = Literal["reference", "engine"]
@@ -49,7 +49,7 @@ def check_texts(
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The report: ``ok``, and for every prompt its tokens and differences."""
-    bundle, rows = reference.bundle, []
+    bundle, rows = reference.bundle, list[dict[str, Any]]()
     modes = {"plain": policy_for(bundle), "speculative": policy_for(bundle, widest_gear(bundle))}
     for name, ids in prompts.items():
         progress(f"texts of prompt {name}")
@@ -57,13 +57,13 @@ def check_texts(
         differences = [asdict(difference) for difference in found]
         rows.append({"id": name, "tokens": len(tokens), "equal": not found, "differences": differences})
     ties = [difference["tie"] for row in rows for difference in row["differences"]]
-    tokens = sum(row["tokens"] for row in rows)
+    total = sum(row["tokens"] for row in rows)
     return {
-        "ok": all(ties) and len(ties) <= math.ceil(tokens * TIES_PER_TOKEN),
+        "ok": all(ties) and len(ties) <= math.ceil(total * TIES_PER_TOKEN),
         "temperature": options.sampling.temperature,
         "prompts": len(rows),
         "equal": sum(row["equal"] for row in rows),
-        "tokens": tokens,
+        "tokens": total,
         "per_prompt": rows,
     }
 
@@ -83,7 +83,11 @@ def compare_texts(
     (plain, policy), *_ = modes.items()
     base = Decoding(reference, prompt, options, policy).run().token_ids
     found = []
-    for side, one, other in (("reference", reference, engine), ("engine", engine, reference)):
+    sides: tuple[tuple[Side, StagedEngine, StagedEngine], ...] = (
+        ("reference", reference, engine),
+        ("engine", engine, reference),
+    )
+    for side, one, other in sides:
         for mode, policy in modes.items():
             if one is reference and mode == plain:
                 continue

@@ -36,7 +36,7 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "rank_weights": [one.weights for one in bundle.manifest.rank_sets("ge")],
-        "graphs": [_graph(signature, graph, npu.soc, npu.ranks) for signature, graph in loaded],
+        "graphs": [_graph(signature, graph, npu.soc or "", npu.ranks) for signature, graph in loaded],
         "host_traffic": host_traffic(bundle.manifest, npu.graphs),
         "coverage": [
             {"operator": operator, "ge": ge, "count": count}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 from draftwood.tools.lab.draw import INK, STYLE
 from draftwood.tools.lab.section import Figure
@@ -18,7 +19,8 @@ def render(figure: Figure, folder: Path) -> str:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # drawn without a display
     from matplotlib.figure import Figure as Canvas
 
-    with rc_context({**STYLE, "svg.hashsalt": figure.name}):
+    style: Any = {**STYLE, "svg.hashsalt": figure.name}
+    with rc_context(style):
         canvas = Canvas(figsize=figure.size, layout="constrained")
         FigureCanvasAgg(canvas)
         figure.draw(canvas)

@@ -77,7 +77,7 @@ class Cell:
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Texts by cell, in the order of the run."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    found: dict[tuple[str, str, float, int], list[Row]] = {}
     for row in rows:
         at = row["at"]
         found.setdefault((at["size"], at["drafter"].removeprefix("demo-"), at["temperature"], at["length"]), []).append(

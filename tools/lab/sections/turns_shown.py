@@ -163,7 +163,8 @@ def _draw_depths(turns: list[Turn], places: list[Place], canvas: Canvas) -> None
                 depths = range(1, len(shares) + 1)
                 axes.plot(depths, shares, draw.dashes(way), color=draw.colour(way), marker="o", markersize=3, label=way)
         axes.set(xlabel="depth in the draft tree", ylim=(0, 105))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        locator: Any = axes.xaxis.get_major_locator()
+        locator.set_params(integer=True)
     _left(canvas, "% of drafted steps")
     draw.legend(canvas, canvas.axes[0], 3)
 
