@@ -51,17 +51,11 @@ class Acceptance:
             self._asked_M[:classes] += 1
             self._hits_M[root] += 1
 
-    def count(self, node: int, missed: tuple[int, ...], taken: int | None) -> None:
-        """A walk came to a node and went on to a child, or to none of those missed.
-
-        Where it may have gone to another child, that counts in such parts as are likely (the E step of EM).
-        """
-        children = list(self.tables.forest.child[node].values())
-        self._asked_M[children] += 1
-        if taken is not None:
+    def count(self, asked: tuple[int, ...], taken: int | None) -> None:
+        """A walk came to the parent of some nodes, was asked for them, and went on to one of them or to none."""
+        self._asked_M[list(asked)] += 1
+        if taken in asked:
             self._hits_M[taken] += 1
-        elif others := [child for child in children if child not in missed]:
-            self._hits_M[others] += self.chance_M[others] / (1 - self.chance_M[list(missed)].sum())
 
     def believe(self) -> None:
         """What was counted is believed."""
@@ -109,13 +103,13 @@ class Estimate:
         score, known = 0.0, 1 / self._variance
         self.acceptance.fade(root)
         for node, after in zip(nodes, [*nodes[1:], None], strict=True):
-            every, asked = forest.child[node], forest.own_children[shape][node]
-            missed, taken = asked, after
-            if after is None and rank is not None:  # then all children of the last node are answered
-                missed, taken = tuple(every.values()), every.get(rank)
-                asked = asked or missed
+            # Where the drafter's list is known, every child was asked for; else those that the walk's own tree has. To
+            # count others when they happen to be answered, by a hit elsewhere, would make them look rarer than they are.
+            every = forest.child[node]
+            asked = forest.own_children[shape][node] if rank is None else tuple(every.values())
+            taken = every.get(rank) if after is None and rank is not None else after
             if asked:
-                self.acceptance.count(node, missed, taken)
+                self.acceptance.count(asked, taken)
                 chance = float(chance_M[list(asked)].sum())
                 score += (taken in asked) - chance
                 known += chance * (1 - chance)

@@ -20,7 +20,7 @@ def test_the_demo_runs_the_whole_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, value in (("TUNE_SECONDS", 0.1), ("ROUNDS", 1)):
         monkeypatch.setattr(command, name, value)
-    line = ["demo", "--size", "native", "--max-new-tokens", "24"]
+    line = ["demo", "--size", "native"]
     assert main([*line, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and report["check_ok"] and len(report["prompts"]) == 12

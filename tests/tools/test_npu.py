@@ -42,7 +42,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
 def test_inspect_shows_every_graph(npu_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = output(capsys, "inspect", npu_bundle, "--npu")
     assert [graph["name"] for graph in found["graphs"]] == [
-        "prefill-t16-kv128",
+        "prefill-t32-kv128",
         "decode-kv128",
         "verify-t7-kv128",
         *(f"accept-{draws}-t{rows}" for rows in (2, 7) for draws in ("greedy", "sampled")),
@@ -77,7 +77,7 @@ def test_check_compares_all_three_ways(npu_bundle: Path, capsys: pytest.CaptureF
     assert report["ok"] and report["mutations"] == report["mutations_caught"] > 0
     graphs = report["graphs"]
     assert set(graphs["verify-t7-kv128"]) == {"cpu", "static", "ge", "eager"}
-    assert set(graphs["prefill-t16-kv128"]) == {"static", "ge"}
+    assert set(graphs["prefill-t32-kv128"]) == {"static", "ge"}
     assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
     accepted = {c["quantity"] for c in report["comparisons"] if c["graphs"] == "ge"}
     assert accepted >= {"greedy tokens", "sampled tokens", "filtered tokens"}

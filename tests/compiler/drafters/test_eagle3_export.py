@@ -29,7 +29,7 @@ def made(
 
 
 def read_back(make: Any, folder: Path, teacher: Checkpoint, opened: Any, layout: str) -> Any:
-    return open_eagle3(make.save(folder, *exported(opened, layout, 5, "teacher")), teacher)
+    return open_eagle3(make.save(folder, *exported(opened, layout, "teacher")), teacher)
 
 
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])
@@ -54,19 +54,19 @@ def test_what_is_read_back_is_the_same_network(
 def test_ids_are_written_in_the_layouts_own_meaning(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     before = made(make, tmp_path / "one", teacher)
     entered = list(before.config.aux_layers)
-    assert exported(before, "speculators", 5, "teacher")[0][IDS] == entered
-    assert exported(before, "specforge", 5, "teacher")[0]["eagle_config"][IDS] == [layer - 1 for layer in entered]
+    assert exported(before, "speculators", "teacher")[0][IDS] == entered
+    assert exported(before, "specforge", "teacher")[0]["eagle_config"][IDS] == [layer - 1 for layer in entered]
 
 
 def test_keys_are_the_layouts_own(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     before = made(make, tmp_path / "one", teacher)
-    speculators, specforge = (exported(before, layout, 5, "teacher")[1] for layout in ("speculators", "specforge"))
+    speculators, specforge = (exported(before, layout, "teacher")[1] for layout in ("speculators", "specforge"))
     assert {key.replace("layers.0.", "midlayer.") for key in speculators} == specforge.keys()
     assert specforge["t2d"].dtype == torch.bool and specforge["t2d"].sum() == 40
     whole = made(make, tmp_path / "two", teacher, draft=101)
     assert (
-        "d2t" not in exported(whole, "speculators", 5, "teacher")[1]
-        and exported(whole, "specforge", 5, "teacher")[1]["t2d"].all()
+        "d2t" not in exported(whole, "speculators", "teacher")[1]
+        and exported(whole, "specforge", "teacher")[1]["t2d"].all()
     )
 
 
@@ -88,13 +88,13 @@ def test_what_a_layout_has_no_form_of_is_refused(
     before = made(make, tmp_path / "one", teacher)
     config: Eagle3Config = replace(before.config, **changed)
     with pytest.raises(RequestError, match=said):
-        exported(replace(before, config=config), layout, 5, "teacher")
+        exported(replace(before, config=config), layout, "teacher")
 
 
 def test_rope_that_readers_compute_differently_is_refused(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     before = made(make, tmp_path / "one", teacher, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
     with pytest.raises(RequestError, match="specforge: rope dynamic, which its readers compute in different ways"):
-        exported(before, "specforge", 5, "teacher")
+        exported(before, "specforge", "teacher")
 
 
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])

@@ -80,7 +80,7 @@ def written_again(make: Any, teacher: Checkpoint, folder: Path, case: str, layou
     """The drafter, what is written of it, and the drafter that is read from that."""
     source = make.save(folder / "one", *folder_of(make, teacher, case))
     before = open_drafter(source, teacher)
-    written = before.model.exported(before.checkpoint, teacher, layout, None, "teacher")
+    written = before.model.exported(before.checkpoint, teacher, layout, "teacher")
     return before, written, open_drafter(make.save(folder / "two", *written), teacher)
 
 
@@ -110,34 +110,30 @@ def test_what_is_read_back_is_the_same_network(
 
 
 @pytest.mark.parametrize(
-    ("case", "layout", "tokens", "said"),
+    ("case", "layout", "said"),
     [
-        ("peagle", "specforge", None, "specforge: no layout of P-EAGLE that is written; expected speculators"),
-        ("peagle", "speculators", 5, "--tokens 5: a pass of this drafter makes 4; expected 4 at most"),
+        ("peagle", "specforge", "specforge: no layout of P-EAGLE that is written; expected speculators"),
         (
             "dflash",
             "deepspec",
-            None,
             "deepspec: no layout of DFlash that is written; expected speculators or specforge",
         ),
-        ("dflash-cut", "specforge", None, "specforge: no form of a part of the vocabulary; export to speculators"),
+        ("dflash-cut", "specforge", "specforge: no form of a part of the vocabulary; export to speculators"),
         (
             "dspark",
             "specforge",
-            None,
             "specforge: no layout of DSpark that is written; expected speculators or deepspec",
         ),
-        ("dspark-cut", "deepspec", None, "deepspec: no form of a part of the vocabulary; export to speculators"),
-        ("dspark", "speculators", 5, "--tokens 5: a pass of this drafter makes 4; expected 4 at most"),
+        ("dspark-cut", "deepspec", "deepspec: no form of a part of the vocabulary; export to speculators"),
     ],
 )
 def test_what_a_layout_has_no_form_of_is_refused(
-    make: Any, teacher: Checkpoint, tmp_path: Path, case: str, layout: str, tokens: int | None, said: str
+    make: Any, teacher: Checkpoint, tmp_path: Path, case: str, layout: str, said: str
 ) -> None:
     source = make.save(tmp_path, *folder_of(make, teacher, case))
     with pytest.raises(RequestError) as caught:
         opened = open_drafter(source, teacher)
-        opened.model.exported(opened.checkpoint, teacher, layout, tokens, "teacher")
+        opened.model.exported(opened.checkpoint, teacher, layout, "teacher")
     assert str(caught.value) == said
 
 
@@ -156,7 +152,7 @@ def test_a_block_that_sglang_reads_otherwise_is_refused(
     source = make.save(tmp_path, config | changed, tensors)
     with pytest.raises(RequestError, match=f"specforge: no form of {said}"):
         opened = open_drafter(source, teacher)
-        opened.model.exported(opened.checkpoint, teacher, "specforge", None, "teacher")
+        opened.model.exported(opened.checkpoint, teacher, "specforge", "teacher")
 
 
 @pytest.mark.parametrize(("name", "of"), [("embed_tokens.weight", "embedding"), ("lm_head.weight", "output matrix")])
@@ -167,7 +163,7 @@ def test_ends_that_readers_would_replace_are_refused(
     source = make.save(tmp_path, config, tensors | {name: torch.ones(101, 64)})
     with pytest.raises(RequestError, match=f"an? {of} of its own, where its readers take the teacher's"):
         opened = open_drafter(source, teacher)
-        opened.model.exported(opened.checkpoint, teacher, "deepspec", None, "teacher")
+        opened.model.exported(opened.checkpoint, teacher, "deepspec", "teacher")
 
 
 @pytest.fixture
@@ -187,7 +183,7 @@ def test_heads_are_read_back(
 ) -> None:
     before = heads(blocks, tied=tied)
     after = open_drafter(
-        make.save(tmp_path / "two", *before.model.exported(before.checkpoint, teacher, "vllm", None, "t")), teacher
+        make.save(tmp_path / "two", *before.model.exported(before.checkpoint, teacher, "vllm", "t")), teacher
     )
     for name in before.checkpoint.names():
         assert torch.equal(after.checkpoint.weight(name), before.checkpoint.weight(name))
@@ -205,7 +201,7 @@ def test_heads_of_a_part_of_the_vocabulary(make: Any, teacher: Checkpoint, tmp_p
     )
     before = open_drafter(source, teacher)
     after = open_drafter(
-        make.save(tmp_path / "two", *before.model.exported(before.checkpoint, teacher, "vllm", None, "t")), teacher
+        make.save(tmp_path / "two", *before.model.exported(before.checkpoint, teacher, "vllm", "t")), teacher
     )
     for name in before.checkpoint.names():
         assert torch.equal(after.checkpoint.weight(name), before.checkpoint.weight(name))
@@ -215,4 +211,4 @@ def test_heads_of_a_part_of_the_vocabulary(make: Any, teacher: Checkpoint, tmp_p
 def test_heads_have_one_layout(teacher: Checkpoint, heads: Callable) -> None:
     opened = heads(2)
     with pytest.raises(RequestError, match="speculators: no layout of Medusa that is written; expected vllm"):
-        opened.model.exported(opened.checkpoint, teacher, "speculators", None, "t")
+        opened.model.exported(opened.checkpoint, teacher, "speculators", "t")

@@ -60,9 +60,10 @@ def learned(
 
 
 def error(levels: list[list[float]], **options: object) -> float:
-    """The largest relative error of any tree's estimate."""
+    """The largest relative error of any tree's estimate, in the mean of three texts."""
     true = np.array([truth(tree, levels) for tree in TREES])
-    return float(np.abs(learned(levels, **options) / true - 1).max())
+    found = np.mean([learned(levels, seed=seed, **options) for seed in range(3)], 0)
+    return float(np.abs(found / true - 1).max())
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ranked", [True, False], ids=["ranked", "trees"])
 @pytest.mark.parametrize("levels", TRUTHS.values(), ids=TRUTHS)
 def test_every_tree_is_estimated_from_every_walk(levels: list[list[float]], ranked: bool, choice: Choice) -> None:
-    # 2700 autocorrelated steps leave a standard error of 1 to 1.5 % of the deepest tree's length.
+    # 2700 autocorrelated steps of each text leave a standard error of 1 to 2 % of the deepest tree's length.
     assert error(levels, ranked=ranked, choice=choice) < 0.05
 
 
