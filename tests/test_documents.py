@@ -36,13 +36,11 @@ OURS = re.compile(r"(draftwood|\./draft|python -m draftwood\.)")
 # What makes a command short; a flag that is given twice has its last value.
 SHORTER = {
     "bench": "--limit 1 --max-new-tokens 8",
-    "build": "--kv 128 --prefill 16",
+    "build": "--kv 128",
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
-    "check": "--limit 1 --max-new-tokens 8",
     "demo": "--size native",
     "replay": "--limit 2 --max-new-tokens 8 --tune 0.1",
     "run": "--max-new-tokens 8",
-    "tune": "--seconds 0.1",
     "train": "--steps 2 --batch 2 --aux-layers 0 1 2",
     "distill": "--rows 8 --max-new-tokens 4",
 }

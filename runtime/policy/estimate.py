@@ -103,8 +103,8 @@ class Estimate:
         score, known = 0.0, 1 / self._variance
         self.acceptance.fade(root)
         for node, after in zip(nodes, [*nodes[1:], None], strict=True):
-            # Where the drafter's list is known, every child was asked for; else those that the walk's own tree has. To
-            # count others when they happen to be answered, by a hit elsewhere, would make them look rarer than they are.
+            # Where the drafter's list is known, every child was asked for; else those of the walk's own tree. To count
+            # others when they happen to be answered, by a hit elsewhere, would make them look rarer than they are.
             every = forest.child[node]
             asked = forest.own_children[shape][node] if rank is None else tuple(every.values())
             taken = every.get(rank) if after is None and rank is not None else after

@@ -105,7 +105,7 @@ def test_the_command_and_a_plan_of_what_it_counted(
     assert json.loads(capsys.readouterr().out)["added"] == 0
     assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan), "--json"]) == 0
     trees = json.loads(capsys.readouterr().out)["trees"]
-    assert trees and all(tree["expected"]["counted"] >= 1 for tree in trees)
+    assert trees and all(tree["promise"]["counted"]["tokens"] >= 1 for tree in trees)
 
 
 def test_answers_behind_documents_are_counted_at_their_lengths(
