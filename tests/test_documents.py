@@ -39,9 +39,8 @@ SHORTER = {
     "build": "--kv 128",
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
     "demo": "--size native",
-    "replay": "--limit 2 --max-new-tokens 8 --tune 0.1",
     "run": "--max-new-tokens 8",
-    "train": "--steps 2 --batch 2 --aux-layers 0 1 2",
+    "train": "--steps 2 --batch 2",
     "distill": "--rows 8 --max-new-tokens 4",
 }
 
