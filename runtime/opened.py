@@ -93,9 +93,8 @@ class OpenedBundle:
 
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
-        if name not in self._policies:
-            self._policies[name] = Policies(self.bundle, name, self._times)
-        return self._policies[name]
+        found = self._policies.get(name)
+        return found or self._policies.setdefault(name, Policies(self.bundle, name, self._times))  # one for all threads
 
     def close(self) -> None:
         """Closes the engine; a step that runs ends first, a text that goes on is refused. May be called twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
 
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
@@ -35,6 +36,7 @@ class Policies:
     ) -> None:
         self._bundle, self.name, self._times = bundle, name, times
         self._gear = None if name in (ADAPTIVE, PLAIN) else bundle.gear(name)
+        self._lock = Lock()
 
     @cached_property
     def gears(self) -> Gears:
@@ -52,7 +54,9 @@ class Policies:
             return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
         if self.name == PLAIN:
             return FixedTree(self._bundle, PLAIN)
-        return Adaptive(self.gears, self.learned, greedy, max_new_tokens)
+        with self._lock:  # first texts of several threads share one account
+            learned = self.learned
+        return Adaptive(self.gears, learned, greedy, max_new_tokens)
 
 
 def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:

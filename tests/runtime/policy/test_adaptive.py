@@ -1,6 +1,7 @@
 """The rule: its promise, its way back from plain decoding, its patience, and where it looks."""
 
 from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.planned import LengthWeights, Planning, Prior, StepTime, TextClass
-from draftwood.runtime.policy import Adaptive, Gears, Learned, Outcome
+from draftwood.runtime.policy import Adaptive, Gears, Learned, Outcome, choice
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, FLOOR, SHORT
 from draftwood.runtime.policy.times import AGED, time_table
 from draftwood.trees import Topology
@@ -160,6 +161,25 @@ def test_greedy_and_sampled_texts_are_counted_apart() -> None:
     before = Adaptive(gears, learned, False, 100).estimate.tokens()
     text(gears, learned, US, 100, 0.05)
     assert Adaptive(gears, learned, False, 100).estimate.tokens() == before
+
+
+def test_first_texts_of_several_threads_share_what_they_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    gears, made = gears_of(TREES, US), list[Learned]()
+
+    def slowly(shared: Gears) -> Learned:
+        sleep(0.05)
+        made.append(Learned(shared))
+        return made[-1]
+
+    monkeypatch.setattr(choice, "Learned", slowly)
+    monkeypatch.setattr(choice.Gears, "of", lambda bundle, times: gears)
+    policies = choice.Policies(None)  # type: ignore[arg-type]
+    threads = [Thread(target=policies.new, args=(True, 100)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
 
 
 def test_texts_of_several_threads_share_one_account() -> None:
