@@ -86,7 +86,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
             raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
     if min(request.prefill_rows) < 1 or min(request.prefill_rows) >= max(request.slots):
         raise RequestError(
-            f"--prefill {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
+            f"prefill_rows {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
             f" {max(request.slots)}"
         )
     trees = dict(request.trees)

@@ -76,10 +76,10 @@ class Opened:
 class Lab:
     """The bench of one process. ``work`` keeps widened models and bundles from run to run."""
 
-    def __init__(self, suite: Suite, work: Path, threads: int | None = None) -> None:
-        self.suite, self.work, self.threads = suite, work, threads
+    def __init__(self, suite: Suite, work: Path) -> None:
+        self.suite, self.work = suite, work
         work.mkdir(parents=True, exist_ok=True)
-        share_threads(threads)
+        share_threads()
         # What the last section warmed up; another section's work goes through the processor's caches.
         self.warmed: tuple[object, ...] = ()
         self._open: dict[tuple[object, ...], Opened] = {}
@@ -122,7 +122,7 @@ class Lab:
         if engine == "cpu":
             return opened.engine
         if engine not in opened.others:
-            opened.others[engine] = open_engine(opened.engine.bundle, engine, self.threads)
+            opened.others[engine] = open_engine(opened.engine.bundle, engine)
         return opened.others[engine]
 
     def windowed(self, size: str, drafter: str, window: int, reach: int) -> Opened:
@@ -162,7 +162,7 @@ class Lab:
         """Another program on the teacher of a size, opened once, with as many threads as ours; or why it is not."""
         if (size, name) not in self._peers:
             teacher, _ = models(size, self.work, demo.DRAFTERS[0])
-            threads = self.threads or len(os.sched_getaffinity(0))
+            threads = len(os.sched_getaffinity(0))
             self._peers[size, name] = open_peer(name, teacher, self.work, threads)
         return self._peers[size, name]
 
@@ -182,7 +182,7 @@ class Lab:
 
     def _times(self, engine: CpuEngine) -> tuple[StepTime, ...]:
         """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""
-        threads = self.threads or len(os.sched_getaffinity(0))
+        threads = len(os.sched_getaffinity(0))
         kept = tuned_times(engine.bundle, "cpu", threads)
         if not kept:
             self.say(f"timing the gears of {engine.bundle.folder.name}")

@@ -21,7 +21,7 @@ from draftwood.tools.lab.suite import Suite
 QUIET_SECONDS = 5.0  # between lines of progress where nobody watches a terminal
 
 
-def evaluate(suite: Suite, out: Path, work: Path, threads: int | None = None) -> Rows:
+def evaluate(suite: Suite, out: Path, work: Path) -> Rows:
     """Measures what ``out`` does not have yet; every row is there as soon as it is measured.
 
     Raises:
@@ -29,7 +29,7 @@ def evaluate(suite: Suite, out: Path, work: Path, threads: int | None = None) ->
     """
     tasks = tasks_of(suite)
     begin(out, suite)
-    rows, lab = Rows(out), Lab(suite, work, threads)
+    rows, lab = Rows(out), Lab(suite, work)
     missing = [task for task in tasks if task.key not in rows.keys]
     progress = Progress(missing, len(tasks))
     for task in missing:

@@ -151,6 +151,6 @@ def test_impossible_requests(tmp_path: Path, request_: BuildRequest) -> None:
         build(replace(request_, targets=("onnx",), whole=True), tmp_path / "a")
     with pytest.raises(RequestError, match="--one-launch: 2 ranks take the parts of a step one by one"):
         build(replace(request_, whole=True, ranks=2), tmp_path / "a")
-    with pytest.raises(RequestError, match="--prefill 0: expected chunks of 1 token or more"):
+    with pytest.raises(RequestError, match="prefill_rows 0: expected chunks of 1 token or more"):
         build(replace(request_, prefill_rows=(0,)), tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
