@@ -6,7 +6,6 @@ drafter: what was counted of its candidates, apart by sampling class, and what a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -16,6 +15,8 @@ import msgspec
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+# A step that takes longer is none.
+MOST_STEP_US = 1e9
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,8 +120,10 @@ class StepTime(_Struct, frozen=True):
     late: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.us < math.inf or min(self.length, self.late) < 0:
-            raise ValueError(f"step time of {self.gear}: expected sizes of 0 or more and a finite time above 0")
+        if not 0 < self.us <= MOST_STEP_US or min(self.length, self.late) < 0:
+            raise ValueError(
+                f"step time of {self.gear}: expected sizes of 0 or more and a time above 0, at most 1000 s"
+            )
 
 
 class Planning(_Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 A tree whose last row's path carries the plain text, and other tokens everywhere else, must be accepted along that
 path and no further, with the logits of plain decoding; the step behind it reads what the commit moved. So a mask, a
-position or a write that is wrong shows at once, whatever the drafter proposes. ``draftwood check`` proves more, and
-says what differs.
+position or a write that is wrong shows at once, whatever the drafter proposes. A prompt must give the same through
+every graph that reads prompts. ``draftwood check`` proves more, and says what differs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from draftwood.trees import TreeBuffers
 PROMPT_TOKENS = 12
 # Behind it trees reach over the border of a block, where a bitwise engine's sums change their form.
 BORDER_TOKENS = BLOCK_SLOTS - 2
+# Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it.
+SINGLE_TOKENS = 32
 # Share of the largest value by which rows of one function may differ, by rounding and the order of sums: some 1e-6 in
 # fp32 for the models tried, and a few roundings of 4e-3 in half precision; a wrong mask or position moves logits by
 # 1e-1.
@@ -70,6 +72,8 @@ def prove(engine: Engine) -> None:
     for slots, gears in by_length.items():
         for tokens in prompts:
             _prove_length(engine, slots, gears, tokens)
+        if isinstance(engine, StagedEngine):
+            _prove_prompts(engine, slots, gears)
 
 
 def _exact(engine: Engine) -> bool:
@@ -95,6 +99,32 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int) ->
         _return_to(state, len(prompt), root)
         gained = list(engine.step([state], gear)[0].tokens)
         _same(engine, gear, PlainText([root, *gained], None), text)
+
+
+def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear]) -> None:
+    """The graphs for prompts, each against the next smaller one; the smallest against single tokens."""
+    plain, smaller = next(gear for gear in gears if gear.tree == PLAIN), 1
+    for rows in engine.launches(slots):
+        count = min(rows, slots - 2)
+        tokens_n = _prompt(engine.bundle, count if smaller > 1 else min(count, SINGLE_TOKENS))
+        want_2V, got_2V = (_read(engine, slots, plain, tokens_n, launch) for launch in (smaller, rows))
+        if wrong := _other_logits(engine, got_2V, want_2V):
+            what = f"reading a prompt {rows} tokens a launch at KV length {slots} gives {wrong} {smaller} a launch"
+            raise _wrong(engine.bundle, what)
+        smaller = rows
+
+
+def _read(
+    engine: StagedEngine, slots: int, plain: Gear, tokens_n: NDArray[np.int64], launch: int
+) -> NDArray[np.float32]:
+    """Logits [2, V] behind a prompt that was read ``launch`` tokens at a time, and behind one more, the same always."""
+    state = engine.begin(slots)
+    for at in range(0, len(tokens_n), launch):
+        logits_V = engine.append(state, tokens_n[at : at + launch]).logits_RV[-1].copy()
+    state.root = int(tokens_n[0])
+    behind = _plain_text(engine, state, plain, state.root, 1)
+    assert behind.logits_nV is not None, "an engine in stages shows its logits"
+    return np.stack((logits_V, behind.logits_nV[0]))
 
 
 def _return_to(state: SequenceState, length: int, root: int) -> None:
@@ -141,20 +171,27 @@ def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText) -> None:
     if got.logits_nV is None or want.logits_nV is None:
         return
     assert isinstance(engine, StagedEngine)
-    theirs = want.logits_nV[: len(got.logits_nV)]
+    if wrong := _other_logits(engine, got.logits_nV, want.logits_nV[: len(got.logits_nV)]):
+        raise _differs(engine.bundle, gear, f"gives {wrong} plain decoding's")
+
+
+def _other_logits(engine: StagedEngine, got_nV: NDArray[np.float32], want_nV: NDArray[np.float32]) -> str:
+    """How logits differ by more than they may, to be read before whose the right ones are; empty where they do not."""
     if _exact(engine):
-        if not np.array_equal(got.logits_nV.view(np.int32), theirs.view(np.int32)):
-            raise _differs(engine.bundle, gear, "gives logits with other bits than plain decoding's on this machine")
-        return
-    apart = float(np.abs(got.logits_nV - theirs).max() / max(1.0, float(np.abs(theirs).max())))
+        same = np.array_equal(got_nV.view(np.int32), want_nV.view(np.int32))
+        return "" if same else "logits with other bits on this machine than"
+    apart = float(np.abs(got_nV - want_nV).max() / max(1.0, float(np.abs(want_nV).max())))
     allowed = TOLERANCE if engine.zeros((1,)).itemsize == 4 else HALF_TOLERANCE
-    if not apart <= allowed:
-        raise _differs(engine.bundle, gear, f"gives logits that differ from plain decoding's by {apart:.1e} of 1")
+    return "" if apart <= allowed else f"logits that differ by {apart:.1e} of 1 from"
 
 
 def _differs(bundle: Bundle, gear: Gear, what: str) -> BundleError:
+    return _wrong(bundle, f"gear {gear.name} {what}")
+
+
+def _wrong(bundle: Bundle, what: str) -> BundleError:
     return BundleError(
-        f"{bundle.folder}: gear {gear.name} {what}; the bundle does not hold together: build it again, or let"
+        f"{bundle.folder}: {what}; the bundle does not hold together: build it again, or let"
         f" draftwood check {bundle.folder} say where it differs"
     )
 

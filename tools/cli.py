@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,9 @@ from types import ModuleType
 
 from draftwood.errors import UserError
 from draftwood.version import __version__
+
+# What the machine refuses, whatever the command: no fault of ours, so one line.
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.EMFILE}
 
 # Each a module of tools/commands.
 COMMANDS = {
@@ -46,6 +51,10 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; never raises for what a user can get wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None or sys.stderr is None:  # closed; the next file that is opened would take its number
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file may hold what no terminal can spell, as half a character
+        sys.stdout.reconfigure(errors="backslashreplace")
     # No option before the command takes a value, so the first other word is the command.
     command = next((word for word in arguments if not word.startswith("-")), "")
     try:
@@ -63,6 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return 141
+    except MemoryError:
+        return _refuse(f"{command}: not enough memory; free some, or give the command less at a time")
+    except OSError as error:
+        if error.errno not in _MACHINE:
+            raise
+        if error.filename is None:
+            _silence_stdout()  # what could not be written would be tried once more at the end
+        return _refuse(f"{error.filename or 'output'}: {error.strerror}")
 
 
 def _run(command: str, arguments: list[str]) -> int:

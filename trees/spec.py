@@ -194,7 +194,11 @@ def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:
 def _file_text(file: str, where: str) -> str:
     if not file:
         raise TreeError(f"{where}: expected a file name after the colon, got none")
-    return read_text(Path(file).expanduser())
+    try:
+        path = Path(file).expanduser()
+    except RuntimeError as error:
+        raise TreeError(f"{where}: no such user as in {file}; write the path in full") from error
+    return read_text(path)
 
 
 def _numbers(text: str, separator: str | None, count: int | None, where: str) -> tuple[int, ...]:

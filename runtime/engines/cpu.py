@@ -60,6 +60,9 @@ class CpuEngine(StagedEngine):
     def chunk(self, state: SequenceState, left: int) -> int:
         return min(left, self.prefill_rows)
 
+    def launches(self, slots: int) -> tuple[int, ...]:
+        return (min(self.prefill_rows, slots - 1),)
+
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         kv, rows = state.kv, len(chunk_n)
         branch = self._unused_branch(kv, rows)

@@ -142,6 +142,10 @@ class StagedEngine(HostParts, ABC):
     def chunk(self, state: SequenceState, left: int) -> int:
         """How many of a prompt's tokens that are left the next launch takes."""
 
+    def launches(self, slots: int) -> tuple[int, ...]:
+        """Tokens of a prompt that a launch takes at most, for every graph for prompts at a KV length, ascending."""
+        return ()
+
     @abstractmethod
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         """Appends and commits the tokens of one launch; of the outputs the last row's are used."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from draftwood.errors import BundleError
+from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
@@ -18,12 +18,23 @@ from draftwood.runtime.speculation.kv_cache import Buffer, host_zeros
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 # Whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it has to be told to be exact.
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
+# More than any machine has; onnxruntime starts what it is asked for.
+MOST_THREADS = 1024
 _shared = False
 
 
 def default_threads() -> int:
     """The processors this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def counted_threads(threads: int | None) -> int:
+    """Threads asked for, None meaning all processors; RequestError where there cannot be so many."""
+    if threads is None:
+        return default_threads()
+    if not 1 <= threads <= MOST_THREADS:
+        raise RequestError(f"threads {threads}: expected 1 to {MOST_THREADS}")
+    return threads
 
 
 def share_threads(threads: int | None = None) -> None:
@@ -35,8 +46,8 @@ def share_threads(threads: int | None = None) -> None:
     """
     global _shared
     if not _shared:
+        ort.set_global_thread_pool_sizes(counted_threads(threads), 1)
         _shared = True
-        ort.set_global_thread_pool_sizes(threads or default_threads(), 1)
 
 
 def pool_options(threads: int | None, spins: bool) -> ort.SessionOptions:
@@ -46,7 +57,7 @@ def pool_options(threads: int | None, spins: bool) -> ort.SessionOptions:
     if _shared:
         options.use_per_session_threads = False
     else:
-        options.intra_op_num_threads = threads or default_threads()
+        options.intra_op_num_threads = counted_threads(threads)
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     return options
 

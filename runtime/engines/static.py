@@ -65,12 +65,14 @@ class StaticEngine(StagedEngine):
 
     def chunk(self, state: SequenceState, left: int) -> int:
         room = state.slots - 1 - state.length
-        rows = next_rows(left, room, tuple(sorted(graph.rows for graph in self._prefills(state))))
-        return min(rows, left) or 1
+        return min(next_rows(left, room, self.launches(state.slots)), left) or 1
+
+    def launches(self, slots: int) -> tuple[int, ...]:
+        return tuple(sorted(graph.rows for graph in self._prefills(slots)))
 
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         count = len(chunk_n)
-        fits = [graph for graph in self._prefills(state) if graph.rows >= count and state.kv.room(graph.rows)]
+        fits = [graph for graph in self._prefills(state.slots) if graph.rows >= count and state.kv.room(graph.rows)]
         graph = min(fits + [self.tree_graph(1, state.slots)] * (count == 1), key=lambda graph: graph.rows)
         inputs = self.inputs(graph, state.kv)
         if graph.kind == "prefill":
@@ -82,8 +84,8 @@ class StaticEngine(StagedEngine):
         state.extended(chunk_n, output.features_RF)
         return output
 
-    def _prefills(self, state: SequenceState) -> list[GraphSignature]:
-        return [graph for graph in self.graphs if graph.kind == "prefill" and graph.slots == state.slots]
+    def _prefills(self, slots: int) -> list[GraphSignature]:
+        return [graph for graph in self.graphs if graph.kind == "prefill" and graph.slots == slots]
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         (state,), (draft,) = states, drafts

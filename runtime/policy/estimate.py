@@ -23,6 +23,8 @@ MEMORY = 2000
 # Standard deviation of texts' eases, in log-odds, and the share of it that a text keeps from one step to the next.
 SPREAD = 0.4
 KEPT = 0.99
+# Log-odds that move what is expected by 1 % at most.
+NEXT_TO_NOTHING = 0.01
 
 
 class Acceptance:
@@ -31,16 +33,15 @@ class Acceptance:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self._hits_M, self._asked_M = np.zeros((2, len(tables.chance_M)))
-        self.chance_M = tables.chance_M
         self._parent_M = np.array(tables.forest.parent)
-        self._roots = np.arange(len(self.chance_M)) < tables.forest.roots
+        self._roots = np.arange(len(tables.chance_M)) < tables.forest.roots
+        self._set(tables.chance_M)
 
     def eased(self, ease: float) -> NDArray[np.float64]:
         """float64[M]: the chances in a text of an ease; the children of a node share what it adds."""
         odds = exp(ease) - 1
-        taken_M = np.bincount(self._parent_M, np.where(self._roots, 0.0, self.chance_M), len(self.chance_M))
-        scale_M = (1 + odds) / (1 + odds * np.minimum(taken_M, 1.0))
-        return np.where(self._roots, self.chance_M, np.minimum(self.chance_M * scale_M[self._parent_M], 1 - LEAST))
+        eased_M = self.chance_M * ((1 + odds) / (1 + odds * self._siblings_M))
+        return np.where(self._roots, self.chance_M, np.minimum(eased_M, 1 - LEAST))
 
     def fade(self, root: int) -> None:
         """A walk begins at a root: what was counted before counts for less."""
@@ -60,7 +61,12 @@ class Acceptance:
     def believe(self) -> None:
         """What was counted is believed."""
         strength = self.tables.strength
-        self.chance_M = (strength * self.tables.chance_M + self._hits_M) / (strength + self._asked_M)
+        self._set((strength * self.tables.chance_M + self._hits_M) / (strength + self._asked_M))
+
+    def _set(self, chance_M: NDArray[np.float64]) -> None:
+        taken_M = np.bincount(self._parent_M, np.where(self._roots, 0.0, chance_M), len(chance_M))
+        # Of each node: the chance that it or one of its siblings is taken.
+        self.chance_M, self._siblings_M = chance_M, np.minimum(taken_M, 1.0)[self._parent_M]
 
 
 class Estimate:
@@ -74,6 +80,8 @@ class Estimate:
         self.acceptance, self._forest = acceptance, acceptance.tables.forest
         self._usual = self._ease = 0.0
         self._variance = SPREAD**2
+        # What was expected last, of which chances and with which ease: a plain step changes it by next to nothing.
+        self._last: tuple[NDArray[np.float64] | None, float, list[float]] = None, 0.0, []
 
     def begin(self, length: int) -> None:
         """The text begins behind so many tokens."""
@@ -81,9 +89,13 @@ class Estimate:
 
     def tokens(self) -> list[float]:
         """Expected accept length of every shape, bonus counted."""
+        chances, ease, found = self._last
+        if chances is self.acceptance.chance_M and abs(ease - self._ease) < NEXT_TO_NOTHING:
+            return found
         chance_M = self.acceptance.eased(self._ease)
         reach_M = np.exp(self._forest.above_MM @ np.log(chance_M))
-        found: list[float] = (1 + self._forest.members_SM @ reach_M).tolist()
+        found = (1 + self._forest.members_SM @ reach_M).tolist()
+        self._last = self.acceptance.chance_M, self._ease, found
         return found
 
     def idle(self) -> None:

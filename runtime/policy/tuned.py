@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from draftwood.errors import RequestError
-from draftwood.files import cache_home, write_whole
-from draftwood.manifest import encode
+from draftwood.files import cache_home, read_regular, write_whole
+from draftwood.manifest import DAMAGED, encode
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 
 VERSION = 1
+MOST_BYTES = 1 << 20
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,9 +60,8 @@ def tuned_file(bundle: Bundle, engine: str, threads: int | None) -> Path:
 def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepTime, ...]:
     """What was measured here; nothing if nothing was, or if the file is not what it should be: it is a cache."""
     try:
-        content = tuned_file(bundle, engine, threads).read_bytes()
-        tuned = msgspec.json.decode(content, type=Tuned)
-    except (OSError, msgspec.DecodeError):
+        tuned = msgspec.json.decode(read_regular(tuned_file(bundle, engine, threads), MOST_BYTES), type=Tuned)
+    except (OSError, *DAMAGED):
         return ()
     names = {gear.name for gear in bundle.manifest.gears}
     fits = tuned.version == VERSION and tuned.bundle == bundle_digest(bundle)

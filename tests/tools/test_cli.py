@@ -1,6 +1,7 @@
 """The command line: lazy, quiet about what a user got wrong, and exact in its exit codes."""
 
 import argparse
+import errno
 import json
 import subprocess
 import sys
@@ -121,6 +122,42 @@ def test_our_own_faults_keep_their_traceback(error: Exception, monkeypatch: pyte
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(monkeypatch, failing(KeyboardInterrupt())) == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "fake: not enough memory; free some, or give the command less at a time"),
+        (OSError(errno.ENOSPC, "No space left on device", "/full/report.json"), "/full/report.json: No space left"),
+        (OSError(errno.ENOSPC, "No space left on device"), "output: No space left on device"),
+        (PermissionError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only file system"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_silence_stdout", lambda: None)
+    assert command(monkeypatch, failing(error)) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"draftwood: error: {line}")
+
+
+@pytest.mark.parametrize("output", ["full", "closed"])
+def test_output_that_cannot_be_written_is_no_traceback(output: str, tmp_path: Path) -> None:
+    shell = "> /dev/full" if output == "full" else ">&-"
+    run = f"{sys.executable} -m draftwood.tools.cli inspect chain:200 {shell}"
+    done = subprocess.run(["sh", "-c", run], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines == (["draftwood: error: output: No space left on device"] if output == "full" else [])
+
+
+def test_half_a_character_is_spelled_out(tmp_path: Path) -> None:
+    shown = (
+        "import sys; from draftwood.tools import cli; cli._run = lambda *_: print('\\ud800'); sys.exit(cli.main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", shown], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("\\ud800\n", "")
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

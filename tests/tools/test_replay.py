@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -163,4 +165,29 @@ def test_a_damaged_cache_is_no_cache(
     bundle = Bundle.open(tiny_bundle)
     keep_times(bundle, "cpu", 1, ())
     tuned_file(bundle, "cpu", 1).write_bytes(content)
+    assert tuned_times(bundle, "cpu", 1) == ()
+
+
+@pytest.mark.parametrize("change", ["us", "late", "fifo", "folder", "large", "deep"])
+def test_a_cache_that_is_no_file_of_step_times_is_none(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bundle = Bundle.open(tiny_bundle)
+    times = [StepTime(gear=gear.name, length=1, us=10.0) for gear in bundle.manifest.gears]
+    path = keep_times(bundle, "cpu", 1, times)
+    assert tuned_times(bundle, "cpu", 1) == tuple(times)
+    text = path.read_text()
+    if change in ("fifo", "folder"):
+        path.unlink()
+        os.mkfifo(path) if change == "fifo" else path.mkdir()
+    else:
+        wild = {
+            "us": text.replace("10.0", "1e300"),
+            "late": text.replace('"late": 0', '"late": -1'),
+            "large": text + " " * (1 << 20),
+            "deep": "[" * 100_000,
+        }[change]
+        assert wild != text
+        path.write_text(wild)
     assert tuned_times(bundle, "cpu", 1) == ()
