@@ -17,7 +17,7 @@ from draftwood.files import open_regular, read_regular
 from draftwood.planned import Count, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -32,7 +32,10 @@ BundlePath = Annotated[
     msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
 ]
 
-GraphKind = Literal["prefill", "decode", "verify", "accept", "extend", "draft", "whole", "step", "bitwise"]
+GraphKind = Literal["prefill", "decode", "verify", "accept", "extend", "draft", "whole", "step", "batch", "bitwise"]
+
+# Texts of one launch at most: a graph holds an attention of each.
+MOST_TEXTS = 32
 
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
 BLOCK_SLOTS = 64
@@ -67,7 +70,7 @@ class StepSignature(_Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSignature, ...]
     aliases: dict[Name, Name]
     # Texts that one launch serves.
-    batch: Size = 1
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_TEXTS)] = 1
 
     @property
     def caches(self) -> list[str]:
@@ -256,6 +259,16 @@ def settled_names(layers: int) -> list[str]:
 def draft_cache_names(layers: int) -> list[str]:
     """The same of the drafter's own caches."""
     return [f"draft_{name}" for name in cache_names(layers)]
+
+
+def text_name(text: int | str, name: str) -> str:
+    """Name of an input or output of one text of a graph that serves several; the bare name where ``text`` is empty."""
+    return f"text{text}.{name}" if text != "" else name
+
+
+def batch_name(texts: int) -> str:
+    """Name of the graph of any size that does a step of so many texts."""
+    return f"step-b{texts}" if texts > 1 else "step"
 
 
 def whole_name(gear: str, draws: str) -> str:

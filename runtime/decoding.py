@@ -264,16 +264,12 @@ class Decoding:
 
 
 def advance(engine: Engine, texts: Sequence[Decoding]) -> None:
-    """One step for every text: those that chose the same gear go into one call of the engine, as many as it takes."""
-    groups: dict[str, tuple[Gear, list[Decoding]]] = {}
-    for text in texts:
-        gear = text.choose()
-        groups.setdefault(gear.name, (gear, []))[1].append(text)
-    for gear, group in groups.values():
-        for at in range(0, len(group), engine.max_batch):
-            batch = group[at : at + engine.max_batch]
-            for text, outcome in zip(batch, engine.step([text.state for text in batch], gear), strict=True):
-                text.receive(outcome)
+    """One step for every text, as many a launch as the engine takes; each goes on with its own gear."""
+    for at in range(0, len(texts), engine.max_batch):
+        group = texts[at : at + engine.max_batch]
+        gears = [text.choose() for text in group]
+        for text, outcome in zip(group, engine.step([text.state for text in group], gears), strict=True):
+            text.receive(outcome)
 
 
 def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:

@@ -50,8 +50,8 @@ class Watched(HostParts):
     def __init__(self, engine: StagedEngine, given: Draft | None = None) -> None:
         self._engine, self._given = engine, given
 
-    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
-        return [self._given] if self._given else self._engine.draft(states, gear)
+    def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
+        return [self._given] if self._given else self._engine.draft(states, gears)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         outputs = self._engine.verify(states, drafts)
@@ -97,7 +97,7 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int) ->
             behind = PlainText(text.tokens[accepted:], None if text.logits_nV is None else text.logits_nV[accepted:])
             _same(engine, gear, _plain_text(engine, state, plain, state.root, 1), behind)
         _return_to(state, len(prompt), root)
-        gained = list(engine.step([state], gear)[0].tokens)
+        gained = list(engine.step([state], [gear])[0].tokens)
         _same(engine, gear, PlainText([root, *gained], None), text)
 
 
@@ -137,10 +137,10 @@ def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, st
     for _ in range(steps):
         if isinstance(engine, StagedEngine):
             watched = Watched(engine)
-            speculative_step(watched, [state], plain)
+            speculative_step(watched, [state], [plain])
             rows.append(watched.logits_TV[0])
         else:
-            engine.step([state], plain)
+            engine.step([state], [plain])
         tokens.append(state.root)
     return PlainText(tokens, np.stack(rows) if rows else None)
 
@@ -156,7 +156,7 @@ def _accepts(engine: StagedEngine, state: SequenceState, gear: Gear, tree: TreeB
     tokens_T = (np.array(text.tokens, np.int64)[tree.depths] + 1) % vocabulary
     tokens_T[path] = text.tokens[: len(path)]
     watched = Watched(engine, Draft(tokens_T, np.zeros(0, np.float32), tree))
-    (done,) = speculative_step(watched, [state], gear)
+    (done,) = speculative_step(watched, [state], [gear])
     _same(engine, gear, PlainText([int(tokens_T[0]), *done.tokens], watched.logits_TV[path]), text)
     if done.path != tuple(tree.ranks[path[1:]].tolist()):
         raise _differs(engine.bundle, gear, f"accepts {done.path} of its tree; expected the path to row {row}")

@@ -148,7 +148,7 @@ def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.T
 
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("ragged", Topology.from_paths(RAGGED)))
     folder = tmp_path_factory.mktemp("tiny") / "bundle"
-    build(BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256), bitwise=True), folder)
+    build(BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256), bitwise=True, texts=4), folder)
     return folder
 
 
@@ -241,7 +241,7 @@ def tiny_draft_bundles(
             trees, slots = (*fixed, ("budget", Budget(6, 3, 3))), (128,)
         folders[kind] = tmp_path_factory.mktemp(kind) / "bundle"
         request = BuildRequest(
-            model=tiny_teacher, drafter=drafter, trees=trees, slots=slots, prefill_rows=(16,), bitwise=True
+            model=tiny_teacher, drafter=drafter, trees=trees, slots=slots, prefill_rows=(16,), bitwise=True, texts=4
         )
         build(request, folders[kind])
     return folders

@@ -130,7 +130,7 @@ def test_a_documented_command_is_understood(words: list[str], monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "line",
-    ["draftwood run BUNDLE --prompt x --nope", "draftwood nope", "python -m draftwood.tools.show.lines --nope"],
+    ["draftwood run BUNDLE --prompt x --nope", "draftwood nope", "python -m draftwood.tests.house.lines --nope"],
     ids=["flag", "command", "flag of a module"],
 )
 def test_what_does_not_exist_is_not_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:

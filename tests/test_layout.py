@@ -11,8 +11,8 @@ import networkx
 import pytest
 
 import draftwood
-from draftwood.tools.show.imports import circles, room_imports
-from draftwood.tools.show.imports import modules as modules_by_name
+from draftwood.tests.house.imports import circles, room_imports
+from draftwood.tests.house.imports import modules as modules_by_name
 
 PACKAGE = Path(draftwood.__file__).parent
 FACE = PACKAGE / "__init__.py"

@@ -14,6 +14,7 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
 from draftwood.errors import RequestError, TreeError
+from draftwood.manifest import MOST_TEXTS
 from draftwood.planned import Gear, Planning, named_gears
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -51,6 +52,8 @@ class BuildRequest:
     bitwise: bool = False
     # Also a whole step of every gear as one graph, for an NPU.
     whole: bool = False
+    # Texts that one launch takes at most, on a CPU.
+    texts: int = 1
     # What the plan that they come from says of them; step times of other gears are left out.
     plan: Planning | None = None
 
@@ -59,7 +62,7 @@ class BuildRequest:
         """What its steps are made for."""
         gears = self.gears or named_gears(((name,), slots) for name, _ in self.trees for slots in self.slots)
         bounds = self.plan.bounds if self.plan else ()
-        return Shapes(self.trees, self.slots, self.prefill_rows, gears, self.bitwise, bounds, self.whole)
+        return Shapes(self.trees, self.slots, self.prefill_rows, gears, self.bitwise, bounds, self.whole, self.texts)
 
     @property
     def planning(self) -> Planning | None:
@@ -78,6 +81,8 @@ def check_request(request: BuildRequest, out: Path) -> None:
     _check_int8(request)
     if not 1 <= request.ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
+    if not 1 <= request.texts <= MOST_TEXTS:
+        raise RequestError(f"--texts {request.texts}: expected 1 to {MOST_TEXTS} texts of a launch")
     if request.ranks > 1 and not any(TARGETS[name].splits for name in request.targets):
         able = " or ".join(target.name for target in TARGETS.values() if target.splits)
         raise RequestError(f"--ranks {request.ranks}: splits the graphs of an NPU; give --target {able} as well")

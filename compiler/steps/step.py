@@ -6,6 +6,7 @@ The caches come last, key then value of every layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -72,19 +73,21 @@ class StepSizes:
 
 
 def cached(
-    caches: list[str],
+    caches: Iterable[str],
     name: str,
     kind: GraphKind,
     inputs: list[TensorSignature],
     outputs: list[TensorSignature],
-    cache_shape: tuple[int | str, ...],
+    cache_shape: tuple[int | str, ...] | Mapping[str, tuple[int | str, ...]],
     rows: int,
     slots: int,
     dtype: str = "float32",
+    batch: int = 1,
 ) -> StepSignature:
-    """The signature of a step whose ``caches`` come last and are written in place."""
-    given = [tensor(n, dtype, *cache_shape) for n in caches]
-    written = [tensor(f"{name}.out", dtype, *cache_shape) for name in caches]
+    """The signature of a step whose ``caches`` come last and are written in place; all have one shape, or one each."""
+    shapes = cache_shape if isinstance(cache_shape, Mapping) else dict.fromkeys(caches, cache_shape)
+    given = [tensor(name, dtype, *shape) for name, shape in shapes.items()]
+    written = [tensor(f"{name}.out", dtype, *shape) for name, shape in shapes.items()]
     return StepSignature(
         name=name,
         kind=kind,
@@ -92,5 +95,6 @@ def cached(
         slots=slots,
         inputs=(*inputs, *given),
         outputs=(*outputs, *written),
-        aliases={f"{name}.out": name for name in caches},
+        aliases={f"{name}.out": name for name in shapes},
+        batch=batch,
     )

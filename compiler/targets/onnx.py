@@ -47,6 +47,7 @@ class OnnxTarget(Target):
         types = lowering.precision.types
         shapes, sizes = lowering.shapes, lowering.shapes.sizes(types.activations)
         steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
+        steps += [cpu_step(modules[0], types.activations, texts) for texts in shapes.batches]
         steps += [bitwise_step(modules[0], types.activations)] * shapes.bitwise
         steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=False)
         signatures = [step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.onnx") for step in steps]

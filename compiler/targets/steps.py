@@ -40,6 +40,13 @@ class Shapes:
     bounds: tuple[float, ...] = ()
     # Also a graph that does the whole step of a gear, where a target has it.
     whole: bool = False
+    # Texts that one launch takes at most, where a target has such graphs.
+    texts: int = 1
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Numbers of texts that there is a graph for, beside one: powers of two, and the most."""
+        return tuple(sorted({*(1 << i for i in range(1, self.texts.bit_length())), self.texts} - {1}))
 
     def sizes(self, dtype: str = "float32", least_rows: int = 1) -> StepSizes:
         """What the largest tree asks of every static step, in an element type."""

@@ -72,6 +72,33 @@ def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, move
     return Placement(slot_W[:, None], (~table_TX.index_select(1, column_C))[None, None])
 
 
+class CpuText(NamedTuple):
+    """One text of a step on a CPU, whose caches are [1, K, C, D].
+
+    ``tokens`` and ``positions`` are of its T new rows. ``bias`` [1, 1, W, S] covers the P moved rows and them, W = P + T
+    rows of S seen slots; ``last`` int32 [1] = S - 1 and ``total`` int32 [] = S. ``path`` [P] names the moved rows in
+    ``branch``.
+    """
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    bias_11WS: Tensor
+    last_1: Tensor
+    total: Tensor
+    path_P: Tensor
+    branch_L2BKD: Tensor
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of all texts, one text's behind the other's."""
+    return torch.cat([*parts]) if len(parts) > 1 else parts[0]
+
+
+def cut(rows: Tensor, counts: Sequence[int], axis: int = 0) -> Sequence[Tensor]:
+    """They apart again."""
+    return rows.split([*counts], axis) if len(counts) > 1 else (rows,)
+
+
 class Blocks(NamedTuple):
     """Where a step over blocks writes, [W*K, 3] (block, head, slot), and in which order its rows sum; see
     `draftwood.kernels.block_attention`."""
@@ -269,33 +296,36 @@ class Layer(nn.Module):
 
     def append(
         self,
-        x_TH: Tensor,
-        moved_2PKD: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        x_XH: Tensor,
+        moved: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
         *,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
-        bias: Tensor,
-        last: Tensor,
-        total: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """CPU form over caches [1, K, C, D]: the moved and the new rows are appended as one block of W rows.
+        cos_XE: Tensor,
+        sin_XE: Tensor,
+        texts: Sequence[CpuText],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+        """CPU form over caches [1, K, C, D], one of each a text: the X rows of all texts are projected together.
 
-        The moved rows carry zero queries: attention over them is thrown away and costs P rows.
+        A text's moved rows [2, P, K, D] and new rows are appended as one block of W rows. The moved rows carry zero
+        queries: attention over them is thrown away and costs P rows.
         """
-        config = self.config
-        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
-        moved_2PE = moved_2PKD.flatten(-2)
-        padding_1PE = q_1TE.new_zeros((1, moved_2PE.shape[1], q_1TE.shape[-1]))
-        rows = (
-            torch.cat((padding_1PE, q_1TE), 1),
-            torch.cat((moved_2PE[:1], k_1TE), 1),
-            torch.cat((moved_2PE[1:], v_1TE), 1),
-        )
-        out, key_cache, value_cache = self.append_rows(rows, (key_cache, value_cache), bias, last, total)
-        new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
-        return out[moved_2PE.shape[1] :], new_2TKD, key_cache, value_cache
+        counts = [text.tokens_T.shape[0] for text in texts]
+        q, k, v = (cut(part, counts, 1) for part in self.rotated_rows(x_XH, cos_XE, sin_XE))
+        attended, news, written = [], [], []
+        for i, text in enumerate(texts):
+            moved_2PE = moved[i].flatten(-2)
+            padding_1PE = q[i].new_zeros((1, moved_2PE.shape[1], q[i].shape[-1]))
+            rows = (
+                torch.cat((padding_1PE, q[i]), 1),
+                torch.cat((moved_2PE[:1], k[i]), 1),
+                torch.cat((moved_2PE[1:], v[i]), 1),
+            )
+            out, *pair = self.append_rows(rows, (keys[i], values[i]), text.bias_11WS, text.last_1, text.total)
+            attended.append(out[moved_2PE.shape[1] :])
+            news.append(torch.cat((k[i], v[i])).unflatten(-1, (self.config.kv_heads, self.config.head_dim)))
+            written.append(pair)
+        return joined(attended), news, [pair[0] for pair in written], [pair[1] for pair in written]
 
     def attend_blocks(
         self,

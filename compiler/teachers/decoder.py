@@ -15,10 +15,12 @@ from torch.nn import functional as F
 
 from draftwood.compiler.teachers.block import (
     Blocks,
+    CpuText,
     Form,
     Layer,
     Norm,
     Placement,
+    joined,
     place,
     place_rows,
     turns_whole,
@@ -31,8 +33,9 @@ from draftwood.compiler.teachers.linear import rows_of
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
 # L layers
 
-# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D] or two of [T, K*D], both caches.
-Attended = tuple[Tensor, Any, Tensor, Tensor]
+# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D] or two of [T, K*D], both caches; on a
+# CPU new rows and caches of every text.
+Attended = tuple[Tensor, Any, Any, Any]
 
 
 class StepOutput(NamedTuple):
@@ -41,7 +44,17 @@ class StepOutput(NamedTuple):
     logits_RV: Tensor
     choice_R: Tensor
     features_RF: Tensor
-    branch_L2TKD: Tensor
+    branch_L2TKD: Any
+    caches: list[Any]
+
+
+class CpuOutput(NamedTuple):
+    """The same of several texts: a branch [L, 2, T, K, D] of each, and their caches, text after text."""
+
+    logits_RV: Tensor
+    choice_R: Tensor
+    features_RF: Tensor
+    branches: list[Tensor]
     caches: list[Tensor]
 
 
@@ -168,26 +181,28 @@ class Decoder(nn.Module):
         shape = (layers, 2, tokens_T.shape[0], *branch_L2BKD.shape[3:])
         return out._replace(branch_L2TKD=out.branch_L2TKD.view(shape))
 
-    def step_cpu(
-        self,
-        tokens_T: Tensor,
-        positions_T: Tensor,
-        rows_R: Tensor,
-        bias_11WS: Tensor,
-        last_1: Tensor,
-        total: Tensor,
-        path_P: Tensor,
-        branch_L2BKD: Tensor,
-        caches: list[Tensor],
-    ) -> StepOutput:
-        """Symbolic step for onnxruntime. caches: [1, K, C, D]; bias covers the moved and the new rows."""
-        half = self.config.head_dim // 2
-        cos_TE, sin_TE = (t.index_select(0, positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
+    def step_cpu(self, texts: Sequence[CpuText], rows_R: Tensor, caches: Sequence[Tensor]) -> CpuOutput:
+        """Symbolic step of one text or several for onnxruntime. caches: [1, K, C, D], text after text; rows_R of all."""
+        half, pairs = self.config.head_dim // 2, 2 * self.config.layers
+        positions_X = joined([text.positions_T for text in texts])
+        cos_XE, sin_XE = (t.index_select(0, positions_X)[:, :half] for t in (self.rope_cos, self.rope_sin))
+        moved = [text.branch_L2BKD.index_select(2, text.path_P) for text in texts]
 
-        def attend(layer: Layer, *given: Tensor) -> Attended:
-            return layer.append(*given, cos_TE=cos_TE, sin_TE=sin_TE, bias=bias_11WS, last=last_1, total=total)
+        def attend(layer: Layer, *given: Any) -> Attended:
+            return layer.append(*given, cos_XE=cos_XE, sin_XE=sin_XE, texts=texts)
 
-        return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
+        out = self._run(
+            joined([text.tokens_T for text in texts]),
+            [[own[i] for own in moved] for i in range(self.config.layers)],
+            [caches[i::pairs] for i in range(pairs)],
+            rows_R,
+            attend,
+            list,
+        )
+        numbers = range(len(texts))
+        branches = [torch.stack([news[text] for news in out.branch_L2TKD]) for text in numbers]
+        written = [cache[text] for text in numbers for cache in out.caches]
+        return CpuOutput(out.logits_RV, out.choice_R, out.features_RF, branches, written)
 
     def step_blocks(
         self,
@@ -217,7 +232,7 @@ class Decoder(nn.Module):
         caches: Sequence[Any],
         rows_R: Tensor | None,
         attend: Callable[..., Attended],
-        join: Callable[[list[Any]], Tensor] = torch.stack,
+        join: Callable[[list[Any]], Any] = torch.stack,
     ) -> StepOutput:
         """All blocks, and the head on the rows asked for.
 
@@ -226,7 +241,7 @@ class Decoder(nn.Module):
         residual_TH = self.embedded(tokens_T)
         added_TH: Tensor | None = None
         news: list[Any] = []
-        written: list[Tensor] = []
+        written: list[Any] = []
         states: list[Tensor] = []
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             normed_TH, residual_TH = layer.enter(added_TH, residual_TH)

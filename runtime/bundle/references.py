@@ -20,10 +20,12 @@ from draftwood.manifest import (
     Manifest,
     TensorSignature,
     Tree,
+    batch_name,
     cache_names,
     draft_cache_names,
     heads_of_rank,
     settled_names,
+    text_name,
     whole_name,
 )
 from draftwood.noise import ROUNDS
@@ -33,9 +35,11 @@ _COMMIT = {"committed", "accepted", "path", "branch"}
 _ROWS = {"tokens", "depths", "visible", *_COMMIT}
 _TEACHER = {"logits", "choice", "features"}
 _WAITING = {"tokens", "features", "committed", "accepted"}
+# What a step of any size takes of every text.
+TEXT = {"tokens", "positions", "bias", "last", "total", "path", "branch"}
 # What a graph of each kind of the teacher takes and gives beside caches.
 INPUTS = {
-    "step": {"tokens", "positions", "rows", "bias", "last", "total", "path", "branch"},
+    "step": {"rows", *TEXT},
     "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing", "path", "branch"},
     "prefill": {"tokens", "last", *_COMMIT},
     "decode": _ROWS,
@@ -169,7 +173,12 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
     if graph.kind == "bitwise":  # it reads a settled part of every cache that it writes
         small -= set(settled_names(len(graph.aliases) // 2))
     results = set(graph.results)
-    if graph.kind in INPUTS:
+    if graph.kind == "batch":
+        expected = {"rows", *(text_name(text, name) for text in _texts(graph) for name in TEXT)}
+        outputs = [{*_TEACHER, *(text_name(text, "branch.out") for text in _texts(graph))}]
+        if graph.batch < 2 or graph.name != batch_name(graph.batch):
+            yield f"serves {graph.batch} texts; expected 2 or more, and the name {batch_name(graph.batch)}"
+    elif graph.kind in INPUTS:
         expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
     elif graph.kind == "extend":
         expected, outputs = _WAITING, [{"hidden"}]
@@ -191,6 +200,11 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
     static = static or (graph.kind == "accept" and all(isinstance(size, int) for size in sizes))
     if graph.kind in ("prefill", "decode", "verify", "accept", "whole") and not static:
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
+
+
+def _texts(graph: GraphSignature) -> list[str]:
+    """What stands before the names of what each text has; nothing where the graph serves one text."""
+    return [str(text) for text in range(graph.batch)] if graph.kind == "batch" else [""]
 
 
 def _whole_ends(graph: GraphSignature, small: set[str], results: set[str]) -> tuple[set[str], list[set[str]]]:
@@ -217,7 +231,8 @@ def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[s
     layers = 0 if graph.kind == "accept" else layers
     heads = heads_of_rank(heads, ranks)
     own = _draft_caches(graph, manifest)
-    if graph.caches != [*own, *([] if drafts else cache_names(layers))]:
+    expected_caches = [text_name(text, name) for text in _texts(graph) for name in cache_names(layers)]
+    if graph.caches != [*own, *([] if drafts else expected_caches)]:
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
@@ -248,8 +263,8 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
     row = dims.layers * 2 * heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
     if graph.kind == "bitwise":
         return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3, "branch": row}
-    if graph.kind == "step":
-        return {"tokens": 1, "positions": 1, "rows": 1, "bias": 1, "last": 1, "total": 1, "path": 1, "branch": row}
+    if graph.kind in ("step", "batch"):
+        return {"rows": 1} | {text_name(t, n): row if n == "branch" else 1 for t in _texts(graph) for n in TEXT}
     if graph.kind == "accept":
         return _accept_sizes(rows, manifest)
     if graph.kind in ("prefill", "decode", "verify", "whole"):

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import BLOCK_SLOTS, settled_names
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.cpu import MASKED, CpuEngine
+from draftwood.runtime.engines.cpu import MASKED, CpuEngine, Line
+from draftwood.runtime.engines.sessions import Bindings
 from draftwood.runtime.speculation.block_cache import BlockKvCache
 from draftwood.runtime.speculation.kv_cache import KvCache
 
@@ -46,10 +47,11 @@ class BitwiseEngine(CpuEngine):
     def new_kv(self, slots: int) -> KvCache:
         return BlockKvCache(self.bundle.manifest.dims, slots)
 
-    def _bind_attention(self, kv: KvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None) -> None:
+    def _bind_attention(self, bind: Bindings, text: str, line: Line) -> None:
+        kv = line.kv
         assert isinstance(kv, BlockKvCache)
-        bind, rows, settled = self._bindings, len(depths_T), kv.settled
-        seen_TO, home_ZO = self._order_of(kv, depths_T, mask_TT)
+        rows, settled = len(line.depths_T), kv.settled
+        seen_TO, home_ZO = self._order_of(kv, line.depths_T, line.mask_TT)
         bias_TO = np.where(seen_TO, np.float32(0), MASKED)
         bind.input("index", kv.index(rows))
         bind.input("bias", bias_TO)

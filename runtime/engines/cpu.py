@@ -1,13 +1,18 @@
-"""The engine that decodes on a CPU: one graph with run-time sizes serves prefill, decode and every tree."""
+"""The engine that decodes on a CPU: one graph with run-time sizes serves prefill, decode and every tree.
+
+A bundle may have more such graphs, each for so many texts: those share the products with the weights. A launch takes
+the smallest that has room for its texts; a place that is left over computes one row, which nobody reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.manifest import cache_names
+from draftwood.manifest import GraphSignature, cache_names, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session
@@ -15,28 +20,46 @@ from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
-# T new rows, P moved rows, W = P + T, S = slots seen, R rows with logits, F features
+# T new rows of a text, P moved rows, W = P + T, S = slots seen, X rows of all texts, R rows with logits, F features
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
 MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
 
 
+class Line(NamedTuple):
+    """One text's part of a launch; ``mask_TT`` None is causal order. Logits are computed of ``rows_R``."""
+
+    kv: KvCache
+    tokens_T: NDArray[np.int64]
+    depths_T: NDArray[np.int64]
+    rows_R: NDArray[np.int64]
+    mask_TT: NDArray[np.bool_] | None
+    branch: NDArray[np.float32]
+
+
 class CpuEngine(StagedEngine):
-    """One session, one copy of the weights, whatever the number of gears; one sequence a step."""
+    """One copy of the weights, whatever the number of gears; as many texts a step as the bundle has graphs for."""
 
     graph_name = "step"
     prefill_rows = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
-        self._bindings = Bindings(session(bundle, graph, threads), graph)
+        self._threads = threads
+        graphs = bundle.manifest.graphs_of("onnx")
+        # By texts; those for several are opened when they are first needed.
+        self._batches = {1: graph} | {one.batch: one for one in graphs if one.kind == "batch" and not self.bitwise}
+        self._opened: dict[int, Bindings] = {}
+        self.max_batch = max(self._batches)
         self._drafts = OnnxExecutor(bundle, threads)
-        super().__init__(bundle, bundle.manifest.graphs_of("onnx"), self._drafts.run)
+        super().__init__(bundle, graphs, self._drafts.run)
+        self._bindings(1)
         # All of them now: a text should not wait for what its first draft would open.
-        for one in bundle.manifest.graphs_of("onnx"):
+        for one in graphs:
             if one.kind in ("draft", "extend"):
                 self._drafts.open(one)
-        rows = dims.branch_rows
+        # A plain step of int8 rows has a second one.
+        rows = max(dims.branch_rows, 2) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
         # A drafter that reads states inside the teacher needs those of every row, also where logits of one will do.
@@ -46,13 +69,12 @@ class CpuEngine(StagedEngine):
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
         self._names = cache_names(dims.layers)
         self._order = np.arange(most, dtype=np.int64)
-        self._last = np.zeros(1, np.int32)
-        self._total = np.zeros((), np.int32)
         # onnxruntime's attention sums one row in another order than several. Where rows are rounded to int8 a last bit
         # can become a whole step, so that plain decoding runs a second row, which nobody reads.
         self._paired = bundle.manifest.quantised and not self.bitwise
         # The branch of a prefill or a pair is not used: its rows are contiguous. It still has to be written somewhere.
         self._unused = np.zeros(dims.layers * 2 * self.prefill_rows * dims.kv_heads * dims.head_dim, np.float32)
+        self._vacant: Line | None = None
 
     def new_kv(self, slots: int) -> KvCache:
         return KvCache(self.bundle.manifest.dims, slots)
@@ -65,60 +87,92 @@ class CpuEngine(StagedEngine):
 
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         kv, rows = state.kv, len(chunk_n)
-        branch = self._unused_branch(kv, rows)
-        output = self._run(kv, chunk_n, self._order[:rows], self._order[rows - 1 : rows], None, branch)
+        last = self._order[rows - 1 : rows]
+        (output,) = self._run([Line(kv, chunk_n, self._order[:rows], last, None, self._unused_branch(kv, rows))])
         state.extended(chunk_n, output.features_RF)
         return output
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
-        (state,), (draft,) = states, drafts
-        kv, tokens_T, tree = state.kv, draft.tokens_T, draft.tree
+        outputs = self._run([self._line(state.kv, draft) for state, draft in zip(states, drafts, strict=True)])
+        # Without idle rows.
+        return [
+            one._replace(features_RF=one.features_RF[: draft.tree.rows])
+            for one, draft in zip(outputs, drafts, strict=True)
+        ]
+
+    def _line(self, kv: KvCache, draft: Draft) -> Line:
+        tokens_T, tree = draft.tokens_T, draft.tree
         if tree.rows == 1 and self._paired:
-            branch = self._unused_branch(kv, 2)
-            output = self._run(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, branch)
-            return [output._replace(features_RF=output.features_RF[:1])]  # without the idle row
-        branch = kv.next_branch(tree.rows)
-        return [self._run(kv, tokens_T, tree.depths, self._order[: tree.rows], tree.mask, branch)]
+            return Line(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, self._unused_branch(kv, 2))
+        rows_R, branch = self._order[: tree.rows], kv.next_branch(tree.rows)
+        return Line(kv, tokens_T, tree.depths, rows_R, tree.mask, branch)
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
         return self._unused[: int(np.prod(shape))].reshape(shape)
 
-    def _run(
-        self,
-        kv: KvCache,
-        tokens_T: NDArray[np.int64],
-        depths_T: NDArray[np.int64],
-        rows_R: NDArray[np.int64],
-        mask_TT: NDArray[np.bool_] | None,
-        branch: NDArray[np.float32],
-    ) -> TeacherOutput:
-        """One launch; ``mask_TT`` None is causal order."""
-        bind, count = self._bindings, len(rows_R)
-        bind.input("tokens", tokens_T)
-        bind.input("positions", kv.length + depths_T)
-        bind.input("rows", rows_R)
-        bind.input("path", np.array(kv.moved, np.int64))
-        bind.input("branch", kv.branch)
-        self._bind_attention(kv, depths_T, mask_TT)
-        features = self._features[: len(tokens_T) if self._all_rows else count]
+    def _run(self, lines: list[Line]) -> list[TeacherOutput]:
+        """One launch."""
+        texts = min(size for size in self._batches if size >= len(lines))
+        bind, wanted, first = self._bindings(texts), list[NDArray[np.int64]](), 0
+        for number, line in enumerate(lines + [self._nobody()] * (texts - len(lines))):
+            self._bind(bind, str(number) if texts > 1 else "", line)
+            wanted.append(line.rows_R + first)
+            first += len(line.tokens_T)
+        count = sum(map(len, wanted))
+        features = self._features[: first if self._all_rows else count]
+        bind.input("rows", wanted[0] if texts == 1 else np.concatenate(wanted))
         bind.output("logits", self._logits_RV[:count])
         bind.output("choice", self._choice_R[:count])
         bind.output("features", features)
-        bind.output("branch.out", branch)
         bind.run()
-        return TeacherOutput(self._logits_RV[:count], self._choice_R[:count], features)
+        return self._shared_out(lines, features)
 
-    def _bind_attention(self, kv: KvCache, depths_T: NDArray[np.int64], mask_TT: NDArray[np.bool_] | None) -> None:
+    def _shared_out(self, lines: list[Line], features: NDArray[np.float32]) -> list[TeacherOutput]:
+        """Every text's rows of the outputs."""
+        found, row, feature = [], 0, 0
+        for line in lines:
+            count, read = len(line.rows_R), len(line.tokens_T) if self._all_rows else len(line.rows_R)
+            rows = slice(row, row + count)
+            found.append(
+                TeacherOutput(self._logits_RV[rows], self._choice_R[rows], features[feature : feature + read])
+            )
+            row, feature = row + count, feature + read
+        return found
+
+    def _bindings(self, texts: int) -> Bindings:
+        """The graph for so many texts, opened."""
+        if texts not in self._opened:
+            graph: GraphSignature = self._batches[texts]
+            self._opened[texts] = Bindings(session(self.bundle, graph, self._threads), graph)
+        return self._opened[texts]
+
+    def _nobody(self) -> Line:
+        """A place that no text has taken."""
+        if self._vacant is None:
+            kv, one = KvCache(self.bundle.manifest.dims, 2), self._order[:1]
+            self._vacant = Line(kv, one, one, one[:0], None, self._unused_branch(kv, 1))
+        return self._vacant
+
+    def _bind(self, bind: Bindings, text: str, line: Line) -> None:
+        """What one text gives to a launch and takes from it."""
+        kv = line.kv
+        bind.input(text_name(text, "tokens"), line.tokens_T)
+        bind.input(text_name(text, "positions"), kv.length + line.depths_T)
+        bind.input(text_name(text, "path"), np.array(kv.moved, np.int64))
+        bind.input(text_name(text, "branch"), kv.branch)
+        bind.output(text_name(text, "branch.out"), line.branch)
+        self._bind_attention(bind, text, line)
+
+    def _bind_attention(self, bind: Bindings, text: str, line: Line) -> None:
         """The caches, and what the new rows see of them."""
-        bind, moved, rows = self._bindings, len(kv.moved), len(depths_T)
+        kv, moved, rows = line.kv, len(line.kv.moved), len(line.tokens_T)
         seen = kv.length + rows
         bias_11WS = np.zeros((1, 1, moved + rows, seen), np.float32)
-        if mask_TT is not None:  # columns before the branch are text that every row sees; inside it a row sees its path
-            bias_11WS[0, 0, moved:, kv.length :][~mask_TT] = MASKED
-        self._total[...], self._last[0] = seen, seen - 1
-        bind.input("bias", bias_11WS)
-        bind.input("last", self._last)
-        bind.input("total", self._total)
+        if line.mask_TT is not None:  # columns before the branch are text that every row sees; in it a row sees its path
+            bias_11WS[0, 0, moved:, kv.length :][~line.mask_TT] = MASKED
+        bind.input(text_name(text, "bias"), bias_11WS)
+        bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))
+        bind.input(text_name(text, "total"), np.array(seen, np.int32))
         for name, buffer in zip(self._names, kv.buffers, strict=True):
-            bind.cache(name, buffer)
+            bind.cache(text_name(text, name), buffer)

@@ -81,9 +81,9 @@ class DeviceParts:
         """Whether the bundle has graphs of whole steps."""
         return bool(self._wholes)
 
-    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
+    def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """For every text a tree of the gear behind its root."""
-        return [self._drafting.draft(state, gear) for state in states]
+        return [self._drafting.draft(state, gear) for state, gear in zip(states, gears, strict=True)]
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
         """Runs a tree's rows; logits and features stay where they are."""
@@ -93,9 +93,9 @@ class DeviceParts:
         self._launch(graph, state, draft, kept)
         return [Left(kept, graph.rows)]
 
-    def whole(self, states: Sequence[SequenceState], gear: Gear) -> tuple[list[Draft], list[Left]] | None:
+    def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Left]] | None:
         """A step in one launch; None where its parts have launches of their own."""
-        (state,) = states
+        (state,), (gear,) = states, gears
         graph = self._wholes.get(whole_name(gear.name, draws_of(state.sampling)))
         if self.apart or graph is None or graph.slots != state.slots:
             return None

@@ -55,8 +55,8 @@ class Engine(Protocol):
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
         """Commits the prompt behind what the text holds, and draws the first new token, its root."""
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
-        """One step of every sequence, at most ``max_batch``, all with the gear's KV length."""
+    def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
+        """One step of every text, at most ``max_batch``, each with its own gear and that gear's KV length."""
 
     def close(self) -> None:
         """Lets go of what the engine opened; it is not called again."""
@@ -104,16 +104,16 @@ class StagedEngine(HostParts, ABC):
         """Of a step: the engine's own, unless it has some that leave more on its device."""
         return self
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
+    def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
         with self._turn():
-            outcomes = speculative_step(self.parts, states, gear)
+            outcomes = speculative_step(self.parts, states, gears)
             for state in states:
                 self.drafting.catch_up(state)
             return outcomes
 
-    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
-        """For every sequence a tree of the gear behind its root."""
-        return [self.drafting.draft(state, gear) for state in states]
+    def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
+        """For every text a tree of its gear behind its root."""
+        return [self.drafting.draft(state, gear) for state, gear in zip(states, gears, strict=True)]
 
     @abstractmethod
     def new_kv(self, slots: int) -> Any:

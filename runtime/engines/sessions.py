@@ -70,10 +70,10 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
     What every step runs keeps a second, faster layout of its weights in memory; the sessions of all other graphs
     share one memory map.
     """
-    options = pool_options(threads, spins=graph.kind in ("step", "bitwise"))
+    options = pool_options(threads, spins=graph.kind in ("step", "batch", "bitwise"))
     if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
-    if graph.kind not in ("step", "bitwise", "draft"):
+    if graph.kind not in ("step", "batch", "bitwise", "draft"):
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:

@@ -125,11 +125,11 @@ Taken = tuple[Accepted, NDArray[np.float32] | DeviceRows | None]
 class Parts(Protocol[Verified]):
     """The parts of a step. Each takes a list of texts and does them in one call, as many as the engine takes."""
 
-    def whole(self, states: Sequence[SequenceState], gear: Gear) -> tuple[list[Draft], list[Verified]] | None:
+    def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Verified]] | None:
         """Drafts, verifies and accepts in one launch; None where the parts have launches of their own."""
 
-    def draft(self, states: Sequence[SequenceState], gear: Gear) -> list[Draft]:
-        """For every text a tree of the gear behind its root."""
+    def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
+        """For every text a tree of its gear behind its root."""
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Verified]:
         """Runs the trees' rows behind the committed texts (R = T)."""
@@ -143,7 +143,7 @@ class Parts(Protocol[Verified]):
 class HostParts:
     """What an engine has of the parts that gives logits to the host, and launches draft and verify one by one."""
 
-    def whole(self, states: Sequence[SequenceState], gear: Gear) -> None:
+    def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         return None
 
     def accept(
@@ -156,16 +156,16 @@ class HostParts:
         return found
 
 
-def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
-    """One step of every text with one gear.
+def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
+    """One step of every text, each with its own gear.
 
     Raises:
         NumericError: the teacher's logits are no numbers; the text cannot go on.
     """
     began = time.perf_counter_ns()
-    launched = parts.whole(states, gear)
+    launched = parts.whole(states, gears)
     if launched is None:
-        drafts = parts.draft(states, gear)
+        drafts = parts.draft(states, gears)
         drafted = time.perf_counter_ns()
         verified = parts.verify(states, drafts)
     else:
@@ -179,7 +179,7 @@ def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], ge
     took_us = (drafted - began) / 1e3, (ran - drafted) / 1e3, (time.perf_counter_ns() - ran) / 1e3
     return [
         _outcome(gear, state, one, accepted, *took_us)
-        for state, one, (accepted, _) in zip(states, drafts, taken, strict=True)
+        for gear, state, one, (accepted, _) in zip(gears, states, drafts, taken, strict=True)
     ]
 
 

@@ -105,9 +105,10 @@ class EightAtOnce(CpuEngine):
         super().__init__(bundle, threads)
         self.batches: list[int] = []
 
-    def step(self, states, gear):  # type: ignore[no-untyped-def]
+    def step(self, states, gears):  # type: ignore[no-untyped-def]
         self.batches.append(len(states))
-        return [outcome for state in states for outcome in super(EightAtOnce, self).step([state], gear)]
+        steps = zip(states, gears, strict=True)
+        return [outcome for state, gear in steps for outcome in super(EightAtOnce, self).step([state], [gear])]
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.tools.show import lines
-from draftwood.tools.show.architecture import architecture, as_text, columns, described, draw, main
-from draftwood.tools.show.imports import circles, imports, modules, room_imports
+from draftwood.tests.house.architecture import architecture, as_text, columns, described, draw, main
+from draftwood.tests.house.imports import circles, imports, modules, room_imports
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "architecture.svg"
-REDRAW = "./draft python -m draftwood.tools.show.architecture --out docs/pictures/architecture.svg"
+REDRAW = "./draft python -m draftwood.tests.house.architecture --out docs/pictures/architecture.svg"
 
 FILES = {
     "__init__.py": "",

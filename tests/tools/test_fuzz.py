@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.fuzz import worker
-from draftwood.tools.fuzz.mutate import json_damaged, safetensors_damaged, special
-from draftwood.tools.fuzz.seeds import make_seeds
-from draftwood.tools.fuzz.subjects import CANARY, SUBJECTS, Subject, of_case
-from draftwood.tools.fuzz.targets import Wrong
+from draftwood.tests.fuzz import worker
+from draftwood.tests.fuzz.mutate import json_damaged, safetensors_damaged, special
+from draftwood.tests.fuzz.seeds import make_seeds
+from draftwood.tests.fuzz.subjects import CANARY, SUBJECTS, Subject, of_case
+from draftwood.tests.fuzz.targets import Wrong
 
 
 def crash(folder: Path, rng: random.Random) -> str:
@@ -104,7 +104,7 @@ def test_a_run_over_everything(tiny_bundle: Path, tiny_draft_bundles: dict[str, 
     import sys
 
     make_seeds(tmp_path / "seeds", {"medusa": tiny_bundle, **tiny_draft_bundles})
-    command = [sys.executable, "-m", "draftwood.tools.fuzz", "--cases", "130", "--seed", "7", "--json"]
+    command = [sys.executable, "-m", "draftwood.tests.fuzz", "--cases", "130", "--seed", "7", "--json"]
     command += ["--seeds", str(tmp_path / "seeds")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     report = json.loads(done.stdout)

@@ -9,8 +9,8 @@ import pytest
 
 from draftwood.errors import BundleError
 from draftwood.manifest import Manifest, read_manifest
-from draftwood.tools.fuzz.mutate import json_damaged
-from draftwood.tools.schema import main, manifest_schema
+from draftwood.tests.fuzz.mutate import json_damaged
+from draftwood.tests.house.schema import main, manifest_schema
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "bundle-format.schema.json"
 VALIDATOR = jsonschema.Draft202012Validator(manifest_schema())

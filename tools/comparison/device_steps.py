@@ -44,7 +44,7 @@ def compare_acceptance(name: str, engine: StaticEngine, gear: Gear, prompt: NDAr
         for text, state in zip(texts, (got, want), strict=True):
             text += engine.start(state, prompt).tokens
             while len(text) <= STEPS:
-                (done,) = engine.step([state], gear) if state is got else speculative_step(engine, [state], gear)
+                (done,) = engine.step([state], [gear]) if state is got else speculative_step(engine, [state], [gear])
                 text += done.tokens
         differing = [one != other for one, other in zip(*texts, strict=False)]
         share = float(np.mean(differing))
@@ -89,7 +89,7 @@ def _both(engine: StaticEngine, states: list[SequenceState], gear: Gear) -> list
     found = []
     for state, apart in zip(states, (False, True), strict=True):
         with in_parts(engine, apart):
-            found += engine.step([state], gear)
+            found += engine.step([state], [gear])
     return found
 
 

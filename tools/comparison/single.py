@@ -22,7 +22,7 @@ def prefill(engine: StagedEngine, state: SequenceState, tokens_n: NDArray[np.int
 def draft(engine: StagedEngine, state: SequenceState, gear: Gear, root: int) -> Draft:
     """A tree of the gear behind the text and the token ``root``."""
     state.root = root
-    return engine.draft([state], gear)[0]
+    return engine.draft([state], [gear])[0]
 
 
 def verify(engine: StagedEngine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> TeacherOutput:

@@ -39,9 +39,9 @@ class Prefilled:
         state.root = draw(self._logits_V, state.sampling, state.length)
         return Prefill((state.root,), len(prompt_n))
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
+    def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
         """A step of the engine that prefilled."""
-        return self.behind.step(states, gear)
+        return self.behind.step(states, gears)
 
     def close(self) -> None:
         """Nothing is open here."""

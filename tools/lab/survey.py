@@ -36,7 +36,7 @@ def survey(engine: StagedEngine, prompt: Sequence[int], options: Options, times:
     room = wide.slots - 1 - next(tree.rows for tree in bundle.manifest.trees if tree.name == wide.tree)
     drafts: list[tuple[int, Draft]] = []
     while not text.finished and text.state.length <= room:
-        drafts.append((text.state.length, engine.draft([text.state], wide)[0]))
+        drafts.append((text.state.length, engine.draft([text.state], [wide])[0]))
         advance(engine, [text])
     trace = Trace({"survey": _header(bundle, options, times)})
     for step, (length, draft) in enumerate(drafts):

@@ -56,7 +56,7 @@ def time_step(
     from draftwood.runtime.speculation.step import accept
 
     began = time.perf_counter_ns()
-    drafts = engine.draft([state], gear) if gear else []
+    drafts = engine.draft([state], [gear]) if gear else []
     drafted = time.perf_counter_ns()
     drafts = [verified] if verified else drafts
     (output,) = engine.verify([state], drafts)
@@ -102,7 +102,7 @@ def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
         engine.prefill(state, np.zeros(length, np.int64))
         return state
     engine.prefill(state, np.zeros(length - ACCEPTED, np.int64))
-    engine.draft([state], drafting)
+    engine.draft([state], [drafting])
     engine.prefill(state, np.zeros(ACCEPTED, np.int64))
     return state
 

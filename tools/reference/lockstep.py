@@ -91,11 +91,11 @@ class _Lockstep(HostParts):
         state.root = state.engine.root
         return done
 
-    def step(self, states: Sequence[SequenceState], gear: Gear) -> list[Outcome]:
-        return speculative_step(self, states, gear)
+    def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
+        return speculative_step(self, states, gears)
 
-    def draft(self, states: Sequence[Any], gear: Gear) -> list[Draft]:
-        return self._engine.draft([state.engine for state in states], gear)
+    def draft(self, states: Sequence[Any], gears: Sequence[Gear]) -> list[Draft]:
+        return self._engine.draft([state.engine for state in states], [gear])
 
     def verify(self, states: Sequence[Any], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         (state,), (draft,) = states, drafts

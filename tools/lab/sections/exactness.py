@@ -41,8 +41,8 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         state = engine.begin(plain.slots)
         text = [*ids, *engine.start(state, np.array(ids, np.int64)).tokens]
         for _ in range(STEPS):
-            text += engine.step([state], gear)[0].tokens
-        engine.step([state], plain)  # writes what the last tree's commit has chosen
+            text += engine.step([state], [gear])[0].tokens
+        engine.step([state], [plain])  # writes what the last tree's commit has chosen
         fresh, held = engine.begin(plain.slots), len(text) - 1
         engine.prefill(fresh, np.array(text[:held], np.int64))
         for ours, theirs in zip(state.kv.buffers, fresh.kv.buffers, strict=True):

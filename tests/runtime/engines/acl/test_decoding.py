@@ -50,7 +50,7 @@ def test_the_caches_hold_what_the_interpreter_writes(compiled_bundle: Path, open
         states.append(engine.begin(128))
         engine.start(states[-1], np.array(PROMPT))
         for _ in range(3):
-            engine.step([states[-1]], engine.bundle.manifest.gears[-1])
+            engine.step([states[-1]], [engine.bundle.manifest.gears[-1]])
     got, want = states
     assert got.length == want.length > len(PROMPT)
     for mine, theirs in zip(got.kv.buffers, want.kv.buffers, strict=True):
@@ -72,10 +72,10 @@ def calls_of_four_steps(engine, acl, gear: Gear) -> Counter[str]:
     """How often each function was called, behind a first step."""
     state = engine.begin(128)
     engine.start(state, np.array(PROMPT))
-    engine.step([state], gear)
+    engine.step([state], [gear])
     before = len(acl.calls)
     for _ in range(4):
-        engine.step([state], gear)
+        engine.step([state], [gear])
     return Counter(acl.calls[before:])
 
 

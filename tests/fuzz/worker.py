@@ -25,8 +25,8 @@ from draftwood.environment import hide_torch_npu
 hide_torch_npu()
 
 from draftwood.errors import UserError  # noqa: E402
-from draftwood.tools.fuzz.subjects import CANARY, Subject, of_case  # noqa: E402
-from draftwood.tools.fuzz.targets import Wrong  # noqa: E402
+from draftwood.tests.fuzz.subjects import CANARY, Subject, of_case  # noqa: E402
+from draftwood.tests.fuzz.targets import Wrong  # noqa: E402
 
 # A case that waits uses no time of a processor, and one that computes may wait for one: hence two limits.
 WALL_SECONDS, CPU_SECONDS = 30, 12

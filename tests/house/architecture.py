@@ -1,4 +1,4 @@
-"""``python -m draftwood.tools.show.architecture``: the rooms of the project and the imports between them, as a picture.
+"""``python -m draftwood.tests.house.architecture``: the rooms of the project and the imports between them, as a picture.
 
 The top folders are houses, the folders in them rooms. An arrow leads from what is imported to what imports it, so the
 ways read from left to right and from the bottom up; the wider, the more imports. What runs against the others is red.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
-from draftwood.tools.show.imports import ROOT_ROOM, Edges, circles, modules, room, room_imports
+from draftwood.tests.house.imports import ROOT_ROOM, Edges, circles, modules, room, room_imports
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ INK, BACK = "#33415c", "#c1121f"
 
 @refusing
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m draftwood.tools.show.architecture", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m draftwood.tests.house.architecture", allow_abbrev=False)
     parser.add_argument("--out", type=Path, metavar="FILE.svg", help="write the picture there")
     args = parser.parse_args(argv)
     found = architecture()

@@ -1,4 +1,4 @@
-"""The format of a bundle's manifest as JSON Schema: ``python -m draftwood.tools.schema [--out FILE]``.
+"""The format of a bundle's manifest as JSON Schema: ``python -m draftwood.tests.house.schema [--out FILE]``.
 
 It is made from the structs that read a manifest, so what it refuses is refused; a reader refuses more, for it also
 holds the parts of a manifest against each other and against the files.
@@ -35,7 +35,7 @@ def manifest_schema() -> dict[str, Any]:
 
 @refusing
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m draftwood.tools.schema", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m draftwood.tests.house.schema", description=__doc__)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it there (default: print it)")
     args = parser.parse_args(argv)
     text = json.dumps(manifest_schema(), indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""``python -m draftwood.tools.fuzz``: gives every reader files that are wrong, and counts what becomes of it.
+"""``python -m draftwood.tests.fuzz``: gives every reader files that are wrong, and counts what becomes of it.
 
 Right are two outcomes: a refusal in one line, or a run whose result holds together. Exit code 1 where there is any
 other. A case is known by its subject, seed and number: ``--only SUBJECT --seed S --case NUMBER`` runs it again.
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftwood.tools.fuzz.worker import OUTCOMES, Outcome, case
+from draftwood.tests.fuzz.worker import OUTCOMES, Outcome, case
 
 # A worker that had threads could not be forked.
 ONE_THREAD = {
@@ -32,7 +32,7 @@ ONE_THREAD = {
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m draftwood.tools.fuzz", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m draftwood.tests.fuzz", description=__doc__)
     made.add_argument("--cases", type=int, default=2000, metavar="N", help="how many (default 2000)")
     made.add_argument("--seed", type=int, default=0, metavar="S", help="of all random numbers (default 0)")
     made.add_argument("--only", action="append", default=[], metavar="SUBJECT", help="this subject; repeatable")
@@ -59,7 +59,7 @@ def main() -> int:
 @contextmanager
 def _seeds(given: Path | None) -> Iterator[Path]:
     """The folder of seeds, made where it is not there; without a name it goes when the run ends."""
-    from draftwood.tools.fuzz.seeds import make_seeds
+    from draftwood.tests.fuzz.seeds import make_seeds
 
     with tempfile.TemporaryDirectory(prefix="draftwood-seeds-") as temporary:
         folder = given or Path(temporary) / "seeds"

@@ -1,4 +1,4 @@
-"""``python -m draftwood.tools.show.lines``: source lines by folder, the longest functions and the longest files.
+"""``python -m draftwood.tests.house.lines``: source lines by folder, the longest functions and the longest files.
 
 A line is one that is not blank. A function is counted with its decorators and what is defined in it.
 """
@@ -16,14 +16,14 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.tools.script import refusing
-from draftwood.tools.show.imports import HOUSES, modules, room
+from draftwood.tests.house.imports import HOUSES, modules, room
 
 LONGEST = 5
 
 
 @refusing
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m draftwood.tools.show.lines", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m draftwood.tests.house.lines", allow_abbrev=False)
     parser.add_argument("--root", type=Path, metavar="DIR", help="a checkout to count (default: what is installed)")
     args = parser.parse_args(argv)
     print(as_text(figures(args.root)))

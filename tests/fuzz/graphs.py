@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, numpy_helper
 
-from draftwood.tools.fuzz.mutate import ODD_NUMBERS, replace
+from draftwood.tests.fuzz.mutate import ODD_NUMBERS, replace
 
 _SWAPS = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Neg", "Exp", "Sqrt", "Sigmoid", "Identity", "Softmax", "Cast")
 

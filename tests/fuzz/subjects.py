@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from draftwood import manifest as m
-from draftwood.tools.fuzz import graphs, targets
-from draftwood.tools.fuzz.mutate import (
+from draftwood.tests.fuzz import graphs, targets
+from draftwood.tests.fuzz.mutate import (
     damaged,
     json_damaged,
     json_lines_damaged,

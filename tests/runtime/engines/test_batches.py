@@ -1,0 +1,110 @@
+"""Several texts in one launch: every text is its own plain text, whoever is beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.manifest import Gear
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options, advance
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.policy import Policies
+from draftwood.runtime.speculation.sampling import Sampling
+
+TEXTS = 7
+TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=["medusa", "eagle3", "fasteagle"])
+def engine(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> CpuEngine:
+    return CpuEngine(Bundle.open({"medusa": tiny_bundle, **tiny_draft_bundles}[request.param]), 1)
+
+
+def options(text: int, temperature: float) -> Options:
+    sampling = Sampling(temperature=temperature * (text % 3 > 0), top_p=0.9 if text % 2 else 1.0, seed=text)
+    return Options(max_new_tokens=TOKENS - text, sampling=sampling, ignore_eos=True)
+
+
+def prompt(text: int) -> list[int]:
+    return np.random.default_rng(text).integers(3, 200, 3 + 5 * text).tolist()
+
+
+def decodings(engine: CpuEngine, policies: Sequence[Policies], temperature: float) -> list[Decoding]:
+    found = []
+    for text in range(TEXTS):
+        asked = options(text, temperature)
+        policy = policies[text % len(policies)].new(asked.sampling.greedy, asked.max_new_tokens)
+        found.append(Decoding(engine, prompt(text), asked, policy))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(engine: CpuEngine) -> dict[float, list[tuple[int, ...]]]:
+    """Plain texts, each decoded by itself, by temperature."""
+    plain = [Policies(engine.bundle, "plain")]
+    return {t: [one.run().token_ids for one in decodings(engine, plain, t)] for t in (0.0, 0.8)}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_that_come_and_go_are_plain_texts(
+    engine: CpuEngine, alone: dict[float, list[tuple[int, ...]]], temperature: float, seed: int
+) -> None:
+    """Trees of all gears and greedy and sampled texts in one launch, joining and leaving at every step."""
+    names = ["adaptive", *(gear.name for gear in engine.bundle.manifest.gears)]
+    waiting = decodings(engine, [Policies(engine.bundle, name) for name in names], temperature)
+    texts, rng, going, sizes = list(waiting), random.Random(seed), list[Decoding](), set[int]()
+    while waiting or going:
+        while waiting and (not going or rng.random() < 0.5):
+            going.append(waiting.pop(rng.randrange(len(waiting))))
+            going[-1].start()
+        group = rng.sample(going, rng.randint(1, min(len(going), engine.max_batch)))
+        sizes.add(len(group))
+        advance(engine, group)
+        for text in group:
+            text.state.check()
+        going = [text for text in going if not text.finished]
+    for text, plain in zip(texts, alone[temperature], strict=True):
+        text.end()
+        assert text.result is not None
+        assert text.result.token_ids == plain
+    assert {1, 3} <= sizes  # also an odd number, beside a place that nobody has
+
+
+def test_a_launch_takes_the_smallest_graph_with_room(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    honest = engine._bindings
+    monkeypatch.setattr(engine, "_bindings", lambda texts: opened.append(texts) or honest(texts))
+    going = decodings(engine, [Policies(engine.bundle, "plain")], 0.0)
+    for text in going:
+        text.start()
+    opened.clear()
+    for count in range(1, 6):
+        advance(engine, going[:count])
+    assert opened == [1, 2, 4, 4, 4, 1]
+
+
+def test_logits_do_not_depend_on_who_is_beside(engine: CpuEngine) -> None:
+    """Of every row, in every number of texts; nothing of another text or of an empty place is seen."""
+    gears = [gear for gear in engine.bundle.manifest.gears if gear.slots == 128]
+    found: dict[tuple[int, str], list[np.ndarray]] = {}
+    for count in range(1, engine.max_batch + 1):
+        for shift in range(len(gears)):
+            states = []
+            for text in range(count):
+                state = engine.begin(128)
+                engine.start(state, np.array(prompt(text)))
+                states.append(state)
+            chosen: list[Gear] = [gears[(text + shift) % len(gears)] for text in range(count)]
+            outputs = engine.verify(states, engine.draft(states, chosen))
+            for text, (gear, output) in enumerate(zip(chosen, outputs, strict=True)):
+                found.setdefault((text, gear.name), []).append(output.logits_RV.copy())
+    for rows in found.values():
+        for other in rows[1:]:
+            # Products of more rows round otherwise in the last bits; what another text would change is 1e-1.
+            np.testing.assert_allclose(other, rows[0], rtol=0, atol=2e-5)
