@@ -1,4 +1,4 @@
-"""One text from prompt to end: prefill, then steps until it stops; and several texts side by side.
+"""One text from prompt to end: prefill, then steps until it stops.
 
 A step itself is in `draftwood.runtime.speculation.step`. The token at a position is drawn by the seed and the
 position alone, so the text is the same for every gear and policy, plain decoding included.
@@ -18,6 +18,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policy
+from draftwood.runtime.sharing import Sharing, advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome, Prefill
 from draftwood.runtime.stream import Stream
@@ -95,6 +96,8 @@ class Result:
 class Decoding:
     """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
 
+    With ``sharing`` it takes its steps in launches with other texts.
+
     ``result`` is set when the iteration has ended.
     """
 
@@ -105,8 +108,9 @@ class Decoding:
         options: Options,
         policy: Policy,
         trace: Trace | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        bundle = engine.bundle
+        bundle, self._sharing = engine.bundle, sharing
         self.engine, self.options, self.policy, self.trace = engine, options, policy, trace
         self.prompt = _checked_prompt(bundle, prompt)
         self.tokens: list[int] = []
@@ -126,8 +130,12 @@ class Decoding:
     def __iter__(self) -> Iterator[str]:
         yield self.start()
         while self._finish is None:
-            advance(self.engine, [self])
-            yield self._pieces[-1]
+            given = len(self._pieces)
+            if self._sharing is None:
+                advance(self.engine, [self])
+            else:
+                self._sharing.step(self)
+            yield "".join(self._pieces[given:])
         yield self.end()
 
     def run(self) -> Result:
@@ -261,15 +269,6 @@ class Decoding:
             host_share=1 - self._graph_us / decode_us if self._steps else 0.0,
             finish_reason=self._finish,
         )
-
-
-def advance(engine: Engine, texts: Sequence[Decoding]) -> None:
-    """One step for every text, as many a launch as the engine takes; each goes on with its own gear."""
-    for at in range(0, len(texts), engine.max_batch):
-        group = texts[at : at + engine.max_batch]
-        gears = [text.choose() for text in group]
-        for text, outcome in zip(group, engine.step([text.state for text in group], gears), strict=True):
-            text.receive(outcome)
 
 
 def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:

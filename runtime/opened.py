@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
@@ -16,7 +19,13 @@ from draftwood.runtime.engines import Engine, default_engine
 from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proving import proved_engine
+from draftwood.runtime.sharing import Sharing
 from draftwood.runtime.trace import Trace
+
+# Texts of asyncio that are decoded at the same time at most; others wait.
+ASYNC_THREADS = 64
+
+_Given = TypeVar("_Given")
 
 # Text to continue; a chat, as messages or as an object with tools and switches too; or token ids.
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[int]
@@ -36,6 +45,9 @@ class OpenedBundle:
     def __init__(self, bundle: Bundle, engine: Engine, times: Sequence[StepTime] = ()) -> None:
         self.bundle, self.engine, self._times = bundle, engine, times
         self._policies: dict[str, Policies] = {}
+        # Where a launch takes several texts, those of all threads share launches.
+        self._sharing = Sharing(engine) if engine.max_batch > 1 else None
+        self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         if bundle.tokenizer is not None:
             bundle.tokenizer.warm()
@@ -89,7 +101,23 @@ class OpenedBundle:
         chosen = Options.of(**options)
         if isinstance(policy, str):
             policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens)
-        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace)
+        return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace, self._sharing)
+
+    async def agenerate(self, prompt: Prompt, **options: Any) -> Result:
+        """``generate`` for programs on asyncio, with the same arguments; their texts share launches, too."""
+        return await self._apart(partial(self.generate, prompt, **options))
+
+    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[str]:
+        """``stream`` for programs on asyncio: pieces of text as they come. Closing it frees the text's place."""
+        pieces = iter(await self._apart(partial(self.stream, prompt, **options)))
+        while (piece := await self._apart(partial(next, pieces, None))) is not None:
+            yield piece
+
+    async def _apart(self, call: Callable[[], _Given]) -> _Given:
+        """What a call gives, in a thread of its own."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(ASYNC_THREADS, "draftwood")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _policies_of(self, name: str) -> Policies:
         """By a policy's name or a gear's; made once, for their tables are shared by all texts."""
@@ -101,6 +129,8 @@ class OpenedBundle:
         if not self._closed:
             self._closed = True
             self.engine.close()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self

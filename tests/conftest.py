@@ -148,7 +148,10 @@ def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.T
 
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("ragged", Topology.from_paths(RAGGED)))
     folder = tmp_path_factory.mktemp("tiny") / "bundle"
-    build(BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256), bitwise=True, texts=4), folder)
+    build(
+        BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256), bitwise=True, texts=4),
+        folder,
+    )
     return folder
 
 

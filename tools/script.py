@@ -1,4 +1,4 @@
-"""For modules that run as scripts (``python -m draftwood.tools.recipe.teacher``): what a user gets wrong is one line."""
+"""Modules that run as scripts (``python -m draftwood.tools.recipe.teacher``): a wrong request is one line."""
 
 from __future__ import annotations
 

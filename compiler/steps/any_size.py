@@ -1,4 +1,4 @@
-"""One step of any size: prefill, decode and verify in one graph with run-time shapes, for a CPU; of one text or several.
+"""One step of any size on a CPU: prefill, decode and verify in one graph with run-time shapes, of one text or more.
 
 Several texts share the products with the weights, row after row, and keep their own caches and attention: which texts a
 launch takes is a question of what is bound, and nothing is copied. A text may have as many rows as it likes.
@@ -65,7 +65,7 @@ def cpu_step(decoder: Decoder, dtype: str = "float32", texts: int = 1) -> Step:
 def _inputs(decoder: Decoder, dtype: str, text: str) -> Iterator[TensorSignature]:
     """One text's, as `CpuText` has them."""
     config = decoder.config
-    sizes = {
+    sizes: dict[str, tuple[str | int, ...]] = {
         "tokens": ("int64", f"T{text}"),
         "positions": ("int64", f"T{text}"),
         "bias": (dtype, 1, 1, f"W{text}", f"S{text}"),
@@ -75,4 +75,4 @@ def _inputs(decoder: Decoder, dtype: str, text: str) -> Iterator[TensorSignature
         "branch": (dtype, config.layers, 2, f"B{text}", config.kv_heads, config.head_dim),
     }
     for name, (kept, *shape) in sizes.items():
-        yield tensor(text_name(text, name), kept, *shape)
+        yield tensor(text_name(text, name), str(kept), *shape)

@@ -75,9 +75,9 @@ def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, move
 class CpuText(NamedTuple):
     """One text of a step on a CPU, whose caches are [1, K, C, D].
 
-    ``tokens`` and ``positions`` are of its T new rows. ``bias`` [1, 1, W, S] covers the P moved rows and them, W = P + T
-    rows of S seen slots; ``last`` int32 [1] = S - 1 and ``total`` int32 [] = S. ``path`` [P] names the moved rows in
-    ``branch``.
+    ``tokens`` and ``positions`` are of its T new rows. ``bias`` [1, 1, W, S] covers the P moved rows and them, so
+    W = P + T rows of S seen slots; ``last`` int32 [1] = S - 1 and ``total`` int32 [] = S. ``path`` [P] names the moved
+    rows in ``branch``.
     """
 
     tokens_T: Tensor

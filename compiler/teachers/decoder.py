@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         return out._replace(branch_L2TKD=out.branch_L2TKD.view(shape))
 
     def step_cpu(self, texts: Sequence[CpuText], rows_R: Tensor, caches: Sequence[Tensor]) -> CpuOutput:
-        """Symbolic step of one text or several for onnxruntime. caches: [1, K, C, D], text after text; rows_R of all."""
+        """Symbolic step of one text or more for onnxruntime. caches: [1, K, C, D], text after text; rows_R of all."""
         half, pairs = self.config.head_dim // 2, 2 * self.config.layers
         positions_X = joined([text.positions_T for text in texts])
         cos_XE, sin_XE = (t.index_select(0, positions_X)[:, :half] for t in (self.rope_cos, self.rope_sin))

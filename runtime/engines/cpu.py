@@ -134,9 +134,7 @@ class CpuEngine(StagedEngine):
         for line in lines:
             count, read = len(line.rows_R), len(line.tokens_T) if self._all_rows else len(line.rows_R)
             rows = slice(row, row + count)
-            found.append(
-                TeacherOutput(self._logits_RV[rows], self._choice_R[rows], features[feature : feature + read])
-            )
+            found.append(TeacherOutput(self._logits_RV[rows], self._choice_R[rows], features[feature : feature + read]))
             row, feature = row + count, feature + read
         return found
 
@@ -169,7 +167,8 @@ class CpuEngine(StagedEngine):
         kv, moved, rows = line.kv, len(line.kv.moved), len(line.tokens_T)
         seen = kv.length + rows
         bias_11WS = np.zeros((1, 1, moved + rows, seen), np.float32)
-        if line.mask_TT is not None:  # columns before the branch are text that every row sees; in it a row sees its path
+        # Columns before the branch are text that every row sees; in it a row sees its path.
+        if line.mask_TT is not None:
             bias_11WS[0, 0, moved:, kv.length :][~line.mask_TT] = MASKED
         bind.input(text_name(text, "bias"), bias_11WS)
         bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))

@@ -17,7 +17,7 @@ from draftwood.runtime.policy.bank import FLOOR, SHORT, Bank
 from draftwood.runtime.policy.estimate import Acceptance, Estimate
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
-from draftwood.runtime.policy.times import StepTimes
+from draftwood.runtime.policy.times import StepTimes, crowded_table
 
 # Catching up is paid for once, and thought of as spread over so many steps.
 STAY = 8
@@ -30,15 +30,23 @@ class Learned:
     """What the texts of a bundle have shown, whoever asks for them; its lock is held while a policy reads or adds."""
 
     def __init__(self, gears: Gears) -> None:
-        self.lock, self.bank, self.times = Lock(), Bank(), StepTimes(gears.times)
+        self.lock, self.bank, self._gears = Lock(), Bank(), gears
+        # By texts of a launch.
+        self._times = {1: StepTimes(gears.times)}
         self.greedy, self.sampled = Acceptance(gears.greedy), Acceptance(gears.sampled)
+
+    def times(self, texts: int) -> StepTimes:
+        """Of launches that so many texts share."""
+        if texts not in self._times:
+            self._times[texts] = StepTimes(crowded_table(self._gears.rows, texts))
+        return self._times[texts]
 
 
 class Adaptive:
     """The policy of one text of at most ``max_new_tokens``."""
 
     def __init__(self, gears: Gears, learned: Learned, greedy: bool, max_new_tokens: int) -> None:
-        self._gears, self._learned, self._times = gears, learned, learned.times
+        self._gears, self._learned, self._times = gears, learned, learned.times(1)
         self.estimate = Estimate(learned.greedy if greedy else learned.sampled)
         self._short, self._slots, self._steps = min(SHORT, max_new_tokens), 0, 0
         # Tokens so far, and what drafting has saved of their time, in microseconds.
@@ -52,6 +60,7 @@ class Adaptive:
     def observe(self, outcome: Outcome) -> None:
         gear, length = self._gears.number[outcome.gear.name], outcome.length
         with self._learned.lock:
+            self._times = self._learned.times(outcome.texts)  # the next launch will have about as many texts
             plain = self._gears.fitting.at(length, self._slots).plain
             if self._gears.shape[gear] == _NONE:
                 self._times.observe(gear, length, outcome.total_us)

@@ -57,6 +57,12 @@ def time_table(names: Sequence[str], rows: Sequence[int], times: Sequence[StepTi
     return TimeTable(base, slope, absolute=True, late=sum(late) / len(late) if late else 0.0)
 
 
+def crowded_table(rows: Sequence[int], texts: int) -> TimeTable:
+    """Guesses of launches that several texts share, where nothing of them was measured."""
+    guesses = tuple(1.0 if count == 1 else 1 + GUESS_ROW * count * texts for count in rows)
+    return TimeTable(guesses, (0.0,) * len(rows), absolute=False)
+
+
 def _late(time: StepTime, base: float, slope: float) -> float:
     """What a late token took, over a step without any."""
     return max(time.us - base - slope * time.length, 0.0) / time.late

@@ -93,6 +93,7 @@ class Outcome(NamedTuple):
         tokens: those that were gained, in order; the last is the bonus, the new root.
         rows: of the tree.
         accept_us: the part of ``host_us`` that acceptance and commit took.
+        texts: that shared the launch; all times are of the whole launch.
     """
 
     gear: Gear
@@ -109,6 +110,7 @@ class Outcome(NamedTuple):
     tokens: tuple[int, ...] = ()
     rows: int = 1
     accept_us: float = 0.0
+    texts: int = 1
 
     @property
     def total_us(self) -> float:
@@ -125,7 +127,9 @@ Taken = tuple[Accepted, NDArray[np.float32] | DeviceRows | None]
 class Parts(Protocol[Verified]):
     """The parts of a step. Each takes a list of texts and does them in one call, as many as the engine takes."""
 
-    def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Verified]] | None:
+    def whole(
+        self, states: Sequence[SequenceState], gears: Sequence[Gear]
+    ) -> tuple[list[Draft], list[Verified]] | None:
         """Drafts, verifies and accepts in one launch; None where the parts have launches of their own."""
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
@@ -178,7 +182,7 @@ def speculative_step(parts: Parts[Verified], states: Sequence[SequenceState], ge
         state.commit(accepted.rows, accepted.bonus, features)
     took_us = (drafted - began) / 1e3, (ran - drafted) / 1e3, (time.perf_counter_ns() - ran) / 1e3
     return [
-        _outcome(gear, state, one, accepted, *took_us)
+        _outcome(gear, state, one, accepted, *took_us)._replace(texts=len(states))
         for gear, state, one, (accepted, _) in zip(gears, states, drafts, taken, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""``python -m draftwood.tests.house.architecture``: the rooms of the project and the imports between them, as a picture.
+"""``python -m draftwood.tests.house.architecture``: the rooms and the imports between them, as a picture.
 
 The top folders are houses, the folders in them rooms. An arrow leads from what is imported to what imports it, so the
 ways read from left to right and from the bottom up; the wider, the more imports. What runs against the others is red.
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.tools.script import refusing
 from draftwood.tests.house.imports import ROOT_ROOM, Edges, circles, modules, room, room_imports
+from draftwood.tools.script import refusing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

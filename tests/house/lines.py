@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
-from draftwood.tools.script import refusing
 from draftwood.tests.house.imports import HOUSES, modules, room
+from draftwood.tools.script import refusing
 
 LONGEST = 5
 

@@ -1,5 +1,6 @@
 """The public surface: what `draftwood.open` returns, alone, in a row and from several threads."""
 
+import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ import pytest
 import draftwood
 from draftwood.errors import NumericError, RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options, advance
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import engine_names, open_engine, register
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 
 
@@ -99,10 +101,9 @@ def test_texts_take_turns_within_a_step(model: OpenedBundle, prompt: list[int]) 
 class EightAtOnce(CpuEngine):
     """A toy engine: one call advances up to eight sequences, in one launch as far as decoding can tell."""
 
-    max_batch = 8
-
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         super().__init__(bundle, threads)
+        self.max_batch = 8
         self.batches: list[int] = []
 
     def step(self, states, gears):  # type: ignore[no-untyped-def]
@@ -127,7 +128,7 @@ def test_an_engine_is_one_registration(toy: None, tiny_bundle: Path, prompt: lis
 
 
 def test_a_batch_of_texts_is_one_call_a_step(toy: None, tiny_bundle: Path, prompt: list[int]) -> None:
-    """Ten texts on an engine of eight: whole texts equal plain ones, and calls hold as many as chose one gear."""
+    """Ten texts on an engine of eight: whole texts equal plain ones, and a call holds as many as it can."""
     engine = open_engine(Bundle.open(tiny_bundle), "eight", 1)
     options = [
         Options(max_new_tokens=6 + i, ignore_eos=True, sampling=Sampling(temperature=0.8 * (i % 2), seed=i))
@@ -172,3 +173,82 @@ def test_two_threads_open_one_tokenizer(tiny_bundle: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 8 and all(one.encode("the cat") == found[0].encode("the cat") for one in found)
+
+
+@pytest.fixture
+def plain_texts(model: OpenedBundle, prompt: list[int]) -> list[tuple[int, ...]]:
+    return [one.token_ids for one in (model.generate(prompt[i % 5 :], policy="plain", **asked(i)) for i in range(12))]
+
+
+def asked(number: int) -> dict[str, Any]:
+    return {"max_new_tokens": 8 + number, "temperature": 0.8 * (number % 2), "seed": number, "ignore_eos": True}
+
+
+def test_threads_share_launches(
+    model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve threads on an engine of four texts: every text is its own, and most launches are full."""
+    sizes: list[int] = []
+    honest = model.engine.step
+    monkeypatch.setattr(model.engine, "step", lambda states, gears: sizes.append(len(states)) or honest(states, gears))
+    with ThreadPoolExecutor(12) as threads:
+        texts = list(threads.map(lambda i: model.generate(prompt[i % 5 :], **asked(i)).token_ids, range(12)))
+    assert texts == plain_texts
+    assert max(sizes) == model.engine.max_batch == 4
+    assert sum(sizes) / len(sizes) > 2
+
+
+def test_asyncio_twins_share_launches(
+    model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]]
+) -> None:
+    async def streamed(number: int) -> str:
+        return "".join([piece async for piece in model.astream(prompt[number % 5 :], **asked(number))])
+
+    async def all_texts() -> tuple[list[Any], list[str]]:
+        results = await asyncio.gather(*(model.agenerate(prompt[i % 5 :], **asked(i)) for i in range(8)))
+        return results, await asyncio.gather(*(streamed(i) for i in range(8)))
+
+    results, pieces = asyncio.run(all_texts())
+    assert [one.token_ids for one in results] == plain_texts[:8]
+    assert pieces == [one.text or "" for one in results]
+
+
+def test_a_text_fails_alone(
+    model: OpenedBundle, prompt: list[int], plain_texts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of one text that are no numbers end that text; those beside it go on and are what they are."""
+    engine = CpuEngine(model.bundle, 1)
+    shared = OpenedBundle(model.bundle, engine)
+    honest, bad = engine.verify, set[int]()
+
+    def spoiled(states, drafts):  # type: ignore[no-untyped-def]
+        outputs = honest(states, drafts)
+        for state, output in zip(states, outputs, strict=True):
+            if id(state) in bad:
+                output.logits_RV[:] = np.nan
+        return outputs
+
+    monkeypatch.setattr(engine, "verify", spoiled)
+    streams = [shared.stream(prompt[i % 5 :], **asked(i)) for i in range(4)]
+
+    def finished(stream: Decoding) -> tuple[int, ...] | None:
+        try:
+            for number, _ in enumerate(stream):
+                if stream is streams[1] and number == 2:
+                    bad.add(id(stream.state))
+        except NumericError:
+            return None
+        assert stream.result is not None
+        return stream.result.token_ids
+
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(finished, streams))
+    assert texts == [plain_texts[0], None, *plain_texts[2:4]]
+
+
+def test_a_reader_that_stops_delays_nobody(model: OpenedBundle, prompt: list[int]) -> None:
+    """A stream that nobody reads on holds no launch back, and its place is free."""
+    held = iter(model.stream(prompt, **asked(3)))
+    next(held), next(held)
+    assert model.generate(prompt, **asked(1)).token_ids == model.generate(prompt, policy="plain", **asked(1)).token_ids
+    del held

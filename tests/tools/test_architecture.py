@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError
-from draftwood.tools.show import lines
+from draftwood.tests.house import lines
 from draftwood.tests.house.architecture import architecture, as_text, columns, described, draw, main
 from draftwood.tests.house.imports import circles, imports, modules, room_imports
 

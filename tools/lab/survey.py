@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 def survey(engine: StagedEngine, prompt: Sequence[int], options: Options, times: Sequence[StepTime]) -> Trace:
     """The trace of one text, which has everything that a replay needs in its header."""
-    from draftwood.runtime.decoding import Decoding, advance
+    from draftwood.runtime.decoding import Decoding
     from draftwood.runtime.policy import policy_for
+    from draftwood.runtime.sharing import advance
 
     bundle = engine.bundle
     wide = bundle.gear(widest_gear(bundle))

@@ -95,7 +95,7 @@ class _Lockstep(HostParts):
         return speculative_step(self, states, gears)
 
     def draft(self, states: Sequence[Any], gears: Sequence[Gear]) -> list[Draft]:
-        return self._engine.draft([state.engine for state in states], [gear])
+        return self._engine.draft([state.engine for state in states], gears)
 
     def verify(self, states: Sequence[Any], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         (state,), (draft,) = states, drafts
