@@ -50,13 +50,16 @@ class _Ticket:
     error: Exception | None = None
 
 
-def advance(engine: Engine, texts: Sequence[Text]) -> None:
+def advance(engine: Engine, texts: Sequence[Text]) -> list[Outcome]:
     """One step for every text, as many a launch as the engine takes; each goes on with its own gear."""
+    outcomes = list[Outcome]()
     for at in range(0, len(texts), engine.max_batch):
         group = texts[at : at + engine.max_batch]
         gears = [text.choose() for text in group]
         for text, outcome in zip(group, engine.step([text.state for text in group], gears), strict=True):
             text.receive(outcome)
+            outcomes.append(outcome)
+    return outcomes
 
 
 class Sharing:

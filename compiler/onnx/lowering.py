@@ -75,12 +75,17 @@ def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
     model.graph.metadata_props.clear()
     model.graph.doc_string = None
     ends = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
+    names = {value.name for value in ends}
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None
         for value in node.outputs:
             value.metadata_props.clear()
-            if not keep_shapes and value not in ends:
+            if value in ends:
+                continue
+            if value.name in names:  # the exporter names inputs after it has named what is inside
+                value.name = f"{value.name}.inner"
+            if not keep_shapes:
                 value.shape = None
     for value in ends:
         value.metadata_props.clear()

@@ -84,9 +84,9 @@ def symbolic_inputs(tree: TreeBuffers, committed: int, path: tuple[int, ...], sl
     bias[0, 0, moved:, committed:][~torch.tensor(tree.mask)] = -1e38
     shape, warm = (1, 2, slots, 16), float(committed > 0)
     return {
+        "rows": torch.arange(rows)[-3:],
         "tokens": torch.randint(0, 101, (rows,), generator=torch.Generator().manual_seed(1)),
         "positions": committed + torch.tensor(tree.depths),
-        "rows": torch.arange(rows)[-3:],
         "bias": bias,
         "last": torch.tensor([seen - 1], dtype=torch.int32),
         "total": torch.tensor(seen, dtype=torch.int32),

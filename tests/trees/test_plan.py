@@ -194,7 +194,7 @@ def test_refused_files(text, message):
         (("gears", 1, "name"), "other", "step times of the gears"),
         (("planning", "bounds"), [2.0], "confidences between 0 and 1"),
         (("planning", "greedy"), None, r"at `\$.planning.greedy`"),
-        (("planning", "times", 0, "us"), 0, "a finite time above 0"),
+        (("planning", "times", 0, "us"), 0, "a time above 0, at most 1000 s"),
     ],
 )
 def test_refused_values_of_a_file(path, value, message):

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
+    parser.add_argument("--texts", type=int, default=1, metavar="N", help="that share launches (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_policy_argument(parser)
     add_engine_argument(parser)
@@ -32,6 +33,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines import StagedEngine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy import Policies
+    from draftwood.tools.lab.batches import bench_batches
     from draftwood.tools.lab.bench import bench
     from draftwood.tools.prompts import read_prompts
 
@@ -42,11 +44,14 @@ def main(args: argparse.Namespace) -> int:
     share_threads()
     engine = open_engine(bundle, args.engine)
     assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
-    report = bench(engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args))
+    given = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
+    report = bench(*given) if args.texts == 1 else bench_batches(*given, args.texts)
     if args.json:
         print(json.dumps(report))
-    else:
+    elif args.texts == 1:
         _print(report)
+    else:
+        _print_batches(report)
     return 0 if report["ok"] else 1
 
 
@@ -63,6 +68,23 @@ def _print(report: dict[str, Any]) -> None:
         f"tokens/s     {report['plain_tokens_per_s']:.0f} plain, {report['speculative_tokens_per_s']:.0f} speculative"
     )
     print(f"host share   {100 * report['host_share']:.1f} % of the decode time outside graphs")
+    _print_differences(report)
+
+
+def _print_batches(report: dict[str, Any]) -> None:
+    texts = report["texts"]
+    print(f"turns        {report['turns']}, each three times: {report['identical']} of {2 * report['turns']} identical")
+    print(f"tokens/s     {report['alone_tokens_per_s']:.0f} plain, one text at a time")
+    print(f"             {report['plain_tokens_per_s']:.0f} plain, {texts} texts a launch")
+    print(f"             {report['speculative_tokens_per_s']:.0f} speculative, {texts} texts a launch")
+    shared, fast = report["plain_over_alone"]["mean"], report["speedup"]["mean"]
+    print(f"speed-up     {shared:.2f} by sharing launches, then {fast:.2f} by speculation")
+    print(f"tokens/step  mean {report['tokens_per_launch']:.2f} of a text")
+    print(f"host share   {100 * report['host_share']:.1f} % of the time outside graphs")
+    _print_differences(report)
+
+
+def _print_differences(report: dict[str, Any]) -> None:
     for difference in report["differences"]:
         kind = "numeric tie" if difference["tie"] else "DIFFERENCE"
         print(
