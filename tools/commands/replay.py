@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where recorded texts go, one file each")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="to record (default: the built-in prompts)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of what is recorded (default: 0)")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of every text against plain decoding")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -35,10 +34,6 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError("replay: expected recorded texts, or --record BUNDLE --out DIR to make some")
     gears, texts = read_surveys(traces)
     found = report(gears, texts)
-    if args.png:
-        from draftwood.tools.show.replay_picture import draw_replay
-
-        draw_replay(found, args.png)
     print(json.dumps(found) if args.json else _text(found))
     return 0
 
