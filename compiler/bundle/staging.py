@@ -49,15 +49,15 @@ def exclusive(out: Path, wait: bool = True, tell: Callable[[str], None] = lambda
 
 
 @contextmanager
-def staged(out: Path, wait: bool = False) -> Iterator[Path]:
+def staged(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` that becomes ``out`` if the body succeeds, and vanishes otherwise.
 
     Raises:
-        RequestError: ``out`` exists, is being made by another process (unless it is to be waited for), or cannot be
-            written, the body's own writing included.
+        RequestError: ``out`` exists, is being made by another process, or cannot be written, the body's own writing
+            included.
     """
     folder = out.with_name(f".{out.name}.partial")
-    with exclusive(out, wait):
+    with exclusive(out, wait=False):
         if out.exists():
             raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
         try:

@@ -20,7 +20,7 @@ _SUMMED = ("o", "down")
 _GATHERED = ("head", "features", "entry", "block")
 # Element work on heads or on the feed-forward's width, and the attention with its caches.
 _ELEMENTS = ("split", "head norms", "rotary", "transpose", "swiglu")
-_CACHES = ("attention", "scatter", "moved and new rows", "branch")
+_CACHES = ("attention", "scatter", "moved and new keys", "branch")
 _EMBEDDING = "embedding"
 # Of a mixture the sum over a row's experts is what the devices add up.
 _MIXED = "weighed sum"

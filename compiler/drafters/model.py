@@ -8,7 +8,7 @@ checkpoint or from a bundle's manifest, makes the network's module and steps and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -66,8 +66,9 @@ class Folder(NamedTuple):
 class DraftModel(ABC):
     """A drafter of one kind, its weights aside; equal ones have equal graphs."""
 
-    # The name of its kind.
+    # The name of its kind, and what errors call such drafters.
     kind: ClassVar[str]
+    called: ClassVar[str]
     # The file of its tensors, where we write one.
     weights_file: ClassVar[str] = "model.safetensors"
     # The module of its students, with ``begin`` and ``read_back``; None where such drafters cannot be trained here.
@@ -76,6 +77,8 @@ class DraftModel(ABC):
     described_by: ClassVar[str | None] = None
     # Whether candidates depend on the nodes above them: then it can choose a tree's shape while growing it.
     follows_nodes: ClassVar[bool] = False
+    # Other engines' layouts: each writes a folder of the drafter's checkpoint, its teacher, and what that is called.
+    layouts: ClassVar[Mapping[str, Callable[[Any, Checkpoint, str], Folder]]] = {}
     # Its sizes, a dataclass that goes into the manifest.
     config: Any
 
@@ -137,7 +140,18 @@ class DraftModel(ABC):
         Raises:
             RequestError: nobody serves such drafters, or the layout has no form of what this one has.
         """
-        raise RequestError(f"{layout}: no other engine serves {cls.kind} drafters, so no layout of them is written")
+        if not cls.layouts:
+            raise RequestError(f"{layout}: no other engine serves {cls.kind} drafters, so no layout of them is written")
+        if layout not in cls.layouts:
+            known = " or ".join(cls.layouts)
+            raise RequestError(f"{layout}: no layout of {cls.called} that is written; expected {known}")
+        cls.check_layout(checkpoint, layout)
+        return cls.layouts[layout](checkpoint, teacher, verifier)
+
+    @classmethod
+    def check_layout(cls, checkpoint: Any, layout: str) -> None:
+        """Raises RequestError where the readers of a layout would take another network for the drafter."""
+        return
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ so that weights can be bound after the build.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, cast
@@ -110,7 +110,7 @@ def write_npu_weights(path: Path, index: WeightIndex, read: Callable[[str], Tens
         file.truncate(index.bytes)
 
 
-def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+def map_npu_weights(folder: Path, index: WeightIndex) -> dict[str, Tensor]:
     """Weights as views of a memory map; ``folder`` is the bundle's ``npu`` folder.
 
     Raises:
@@ -118,8 +118,7 @@ def map_npu_weights(folder: Path, index: WeightIndex, names: Iterable[str] | Non
     """
     maps: dict[str, np.memmap] = {}
     found = {}
-    for name in index.constants if names is None else names:
-        constant = index.constants[name]
+    for name, constant in index.constants.items():
         if constant.location not in maps:
             maps[constant.location] = _map(folder / constant.location, folder)
         raw = maps[constant.location][constant.offset : constant.offset + constant.length]

@@ -77,7 +77,7 @@ class GeTarget(Target):
         steps += accept_steps(asked, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
         steps += draft_steps(asked, sizes, lowering.drafter, modules, static=True)
         if asked.whole:
-            steps += whole_steps(asked, sizes, lowering.drafter, modules, DECODE_ROWS, "npu")
+            steps += whole_steps(asked, sizes, lowering.drafter, modules, DECODE_ROWS)
         graphs, used = [], set[str]()
         for step in steps:
             lowering.progress(f"npu {step.signature.name}")

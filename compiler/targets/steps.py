@@ -92,12 +92,12 @@ def draft_steps(
 
 
 def whole_steps(
-    shapes: Shapes, sizes: StepSizes, drafter: DraftModel | None, modules: Modules, decode_rows: int, form: Form
+    shapes: Shapes, sizes: StepSizes, drafter: DraftModel | None, modules: Modules, decode_rows: int
 ) -> list[Step]:
     """The steps of every gear in one launch, greedy and sampled, made of the static steps for the same shapes."""
     drafts = {step.signature.name: step for step in draft_steps(shapes, sizes, drafter, modules, static=True)}
     trees, decoder = dict(shapes.trees), modules[0]
-    steps = static_steps(shapes, sizes, decoder, decode_rows, form)
+    steps = static_steps(shapes, sizes, decoder, decode_rows, "npu")
     accepts = {s.signature.name: s for s in accept_steps(shapes, sizes, decoder, drafter, decode_rows)}
     found = []
     for gear in shapes.gears:
@@ -164,7 +164,7 @@ def rebuild_wholes(
     bounds = tuple(manifest.planning.bounds) if manifest.planning else ()
     shapes = Shapes(manifest_trees(manifest, topologies), slots, (), manifest.gears, bounds=bounds)
     drafter = drafter_of(manifest.drafter) if manifest.drafter else None
-    steps = whole_steps(shapes, sizes, drafter, modules, decode.rows, "npu")
+    steps = whole_steps(shapes, sizes, drafter, modules, decode.rows)
     return {step.signature.name: step for step in steps}
 
 

@@ -27,7 +27,6 @@ from draftwood.compiler.teachers.block import (
     whole_tables,
 )
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.compiler.teachers.linear import rows_of
 
 # T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
@@ -283,7 +282,3 @@ class TeacherEnds(nn.Module):
             return self.lm_head(hidden_RH)
         assert self.embed is not None, "the step did not say that it reads the teacher's output matrix"
         return self.embed.scores(hidden_RH)
-
-    def rows(self, ids_S: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows of some ids, [S, H], of the output matrix."""
-        return self.embedded(ids_S) if self.lm_head is None else rows_of(self.lm_head, ids_S, dtype)

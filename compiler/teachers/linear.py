@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import draftwood.kernels  # noqa: F401 (registers the operator)
 
-# H inputs, O outputs, V vocabulary, S of its ids
+# H inputs, O outputs
 
 
 class QuantisedLinear(nn.Module):
@@ -23,14 +23,6 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.draftwood.quantised_linear(x, self.weight, self.weight_scale, self.bias)
-
-
-def rows_of(head: nn.Linear | QuantisedLinear, ids_S: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of some ids, [S, H], as numbers of ``dtype``."""
-    if not isinstance(head, QuantisedLinear):
-        return head.weight.index_select(0, ids_S)
-    columns_HS = head.weight.index_select(1, ids_S).to(torch.float32)
-    return (columns_HS * head.weight_scale.index_select(0, ids_S)).transpose(0, 1).to(dtype)
 
 
 def quantised(network: nn.Module, names: Iterable[str]) -> None:

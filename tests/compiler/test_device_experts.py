@@ -49,6 +49,12 @@ def test_every_expert_touched_is_every_matrix_of_the_checkpoint(monkeypatch: pyt
     assert dense + mixed == pytest.approx(matrices, rel=1e-9)
 
 
+def test_a_hair_less_than_every_expert_is_every_expert() -> None:
+    assert 0 < 128 - touched_experts(QWEN, 512) < 1e-9
+    (down,) = (op for op in mixture_ops(QWEN, 512) if op.name == "experts down")
+    assert down.cube == pytest.approx(2 * 128 * 32 * 768 * 2048, rel=1e-9)  # 32 rows an expert, two fractals
+
+
 def test_a_tree_costs_a_mixture_more_than_a_dense_teacher() -> None:
     dense = read_config(SHAPES["shape:qwen3-8b"])
     assert step_s(B3, dense, 16, 1024) < 1.05 * step_s(B3, dense, 1, 1024)

@@ -204,11 +204,17 @@ def test_openpangu_is_read_as_it_is_written_here(tmp_path: Path) -> None:
     assert read_config(tmp_path) == DIMS
 
 
+def of_heads(ops: list[Op]) -> float:
+    """Bytes of the attention and of what is written into caches."""
+    return sum(op.count * op.memory for op in ops if op.name in ("attention", "scatter", "moved and new keys"))
+
+
 def test_ranks_share_the_weights_and_meet_twice_a_layer() -> None:
     ops = step_ops(DIMS, 13, 1024)
     for ranks in (2, 4, 8):
         split = on_ranks(ops, DIMS, ranks)
         assert weights(split) == pytest.approx(weights(ops) / ranks)
+        assert of_heads(split) == pytest.approx(of_heads(ops) / ranks)
         met = [op for op in split if op.engine == "link"]
         assert sum(op.count for op in met if op.name == "all-reduce") == 2 * DIMS.layers + 1  # and the embedding
         assert sum(op.count for op in met if op.name == "all-gather") == 1

@@ -19,15 +19,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.training import Block, Sizes
-from draftwood.compiler.drafters.dspark.checkpoint import open_dspark
 from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.eagle3 import network as compiled_eagle3
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.fasteagle import network as compiled_fasteagle
-from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
 from draftwood.compiler.drafters.fasteagle.training import narrowed
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
-from draftwood.compiler.drafters.registry import kind_named
+from draftwood.compiler.drafters.registry import kind_named, open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training import student
 from draftwood.compiler.training.batch import NONE
@@ -194,7 +191,7 @@ def test_the_compiler_runs_the_dspark_that_was_trained(folder: Path, tmp_path: P
     """Along the true text, context by context: every level's candidates, and the confidence in the best of them."""
     model, drafter = noisy_dspark(folder)
     drafter.save(tmp_path)
-    opened = open_dspark(tmp_path, Checkpoint.open(folder / "noise"))
+    opened = open_drafter(tmp_path, Checkpoint.open(folder / "noise")).checkpoint
     module = DSpark(opened.config, 64)
     module.load_state_dict({**{name: opened.weight(name).float() for name in opened.names()}, **opened.buffers(64)})
     shared = SimpleNamespace(embedded=model.model.embed_tokens, scores=model.lm_head)
@@ -378,7 +375,7 @@ def test_the_compiler_drafts_what_was_trained(
         parameter.data = (parameter.data + 0.2 * torch.randn_like(parameter)).bfloat16().float()
     drafter.scale = 2.0  # of FastEagle; exact in bfloat16
     drafter.save(tmp_path)
-    opened = (open_eagle3 if kind == "eagle3" else open_fasteagle)(tmp_path, Checkpoint.open(folder / "noise"))
+    opened = open_drafter(tmp_path, Checkpoint.open(folder / "noise")).checkpoint
     module = (compiled_eagle3.Eagle3 if kind == "eagle3" else compiled_fasteagle.FastEagle)(opened.config, 64)
     weights = {name: opened.weight(name).float() for name in opened.names()}
     module.load_state_dict({**weights, **opened.buffers(64)})
@@ -511,7 +508,7 @@ def test_a_subset_is_written_in_the_published_layout(folder: Path, tmp_path: Pat
     assert (torch.arange(9) + tensors["d2t"]).tolist() == known.tolist()
     model, texts = load_teacher(folder / "counting"), Distilled.open(folder / "random")
     assert known.tolist() == most_frequent(texts, (~texts.held_out()).nonzero()[0], 9, VOCABULARY).tolist()
-    opened = (open_eagle3 if kind == "eagle3" else open_fasteagle)(tmp_path, Checkpoint.open(folder / "counting"))
+    opened = open_drafter(tmp_path, Checkpoint.open(folder / "counting")).checkpoint
     assert torch.equal(opened.ids, known) and opened.config.tied_head
     loaded = load(tmp_path, model, levels=2)
     batch = States(model, texts, loaded.aux).batch(np.arange(8))
@@ -542,7 +539,10 @@ def test_files_are_the_published_ones(folder: Path, tmp_path: Path) -> None:
     fast = load_file(tmp_path / "fasteagle" / "model.safetensors")
     layers = layer_shapes("layers.0", HIDDEN) | layer_shapes("layers.1", HIDDEN)
     assert {n: tuple(t.shape) for n, t in fast.items()} == both | layers | {"proj.weight": (HIDDEN, 2 * HIDDEN)}
-    for opened in (open_eagle3(tmp_path / "eagle3", teacher), open_fasteagle(tmp_path / "fasteagle", teacher)):
+    for opened in (
+        open_drafter(tmp_path / "eagle3", teacher).checkpoint,
+        open_drafter(tmp_path / "fasteagle", teacher).checkpoint,
+    ):
         assert (opened.config.aux_layers, opened.dtype, opened.config.mapped) == ((1, 3, 4), torch.bfloat16, False)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Config, Parts
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
 from draftwood.compiler.teachers.registry import FAMILIES
 from draftwood.errors import RequestError
@@ -18,15 +19,6 @@ HEAD = "lm_head.weight"
 SPECULATORS_VERSION = "0.7.0"
 # Rope whose cosines and sines all readers compute alike.
 _AGREED = ("linear", "llama3")
-
-Writer = TypeVar("Writer")
-
-
-def layout_named(layouts: Mapping[str, Writer], layout: str, of: str) -> Writer:
-    """The writer of a layout; RequestError lists those that there are ``of`` such drafters."""
-    if layout not in layouts:
-        raise RequestError(f"{layout}: no layout of {of} that is written; expected {' or '.join(layouts)}")
-    return layouts[layout]
 
 
 def refuse(layout: str, absent: Mapping[str, bool], way_out: str = "") -> None:
@@ -45,7 +37,7 @@ def check_agreed(layout: str, config: Config) -> None:
         raise RequestError(f"{layout}: a window of {config.window} tokens, which some of its readers ignore")
 
 
-def proposals(algorithm: str, verifier: str, opened: CachedCheckpoint[Config], tokens: int) -> dict[str, Any]:
+def proposals(algorithm: str, verifier: str, teacher: Checkpoint, tokens: int) -> dict[str, Any]:
     """What speculators writes of who verifies, and how many tokens are drafted for it."""
     greedy = {
         "proposal_type": "greedy",
@@ -53,7 +45,7 @@ def proposals(algorithm: str, verifier: str, opened: CachedCheckpoint[Config], t
         "accept_tolerance": 0.0,
         "verifier_accept_k": 1,
     }
-    family = FAMILIES[opened.teacher.config.family]
+    family = FAMILIES[teacher.config.family]
     return {
         "algorithm": algorithm,
         "default_proposal_method": "greedy",

@@ -20,7 +20,6 @@ from draftwood.compiler.drafters.common.trees import Growth
 from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds
-from draftwood.compiler.teachers.linear import rows_of
 
 # P rows that extend the cache, R rows of a tree level, S tree rows kept, N query heads, K key/value heads,
 # G = N / K, D head dimension, C cache slots, H hidden, V vocabulary, U draft vocabulary
@@ -224,12 +223,6 @@ class CachedNetwork(nn.Module):
             return self.draft_embed(tokens_R)
         return teacher.embedded(tokens_R)
 
-    def head_rows(self, ids_S: Tensor, teacher: TeacherEnds, dtype: torch.dtype) -> Tensor:
-        """The rows of some draft ids, [S, H], of the output matrix."""
-        if self.config.has_head:
-            return rows_of(self.draft_head, ids_S, dtype)
-        return teacher.rows(ids_S, dtype)
-
     def logits(self, normed_RH: Tensor, teacher: TeacherEnds) -> Tensor:
         """[R, U] of hidden states behind the last norm."""
         return self.draft_head(normed_RH) if self.config.has_head else teacher.scores(normed_RH)
@@ -245,12 +238,11 @@ class CachedNetwork(nn.Module):
         """Logits with their noise, fp32."""
         return cast_to(logits_RU, torch.float32) + cast_to(noise_RU, torch.float32)
 
-    def chosen(self, logits_RU: Tensor, k: int, ids_U: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``best`` of logits; ``ids`` are the draft ids of their columns, where not all are looked at."""
+    def chosen(self, logits_RU: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """``best`` of logits."""
         top_Rk, ids_Rk = logits_RU.topk(k, -1)
-        for ids in (ids_U, self.teacher_ids if self.config.mapped else None):
-            if ids is not None:
-                ids_Rk = ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)
+        if self.config.mapped:
+            ids_Rk = self.teacher_ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)
         return ids_Rk, top_Rk - logits_RU.logsumexp(-1, keepdim=True)
 
     def rotary(self, position_R: Tensor) -> tuple[Tensor, Tensor]:

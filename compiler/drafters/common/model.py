@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Self, cast
+from pathlib import Path
+from typing import ClassVar, Self, cast
 
 from draftwood import manifest as m
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.tensors import open_stored
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts, fitting_checkpoint
 from draftwood.compiler.drafters.common.config import CachedConfig
+from draftwood.compiler.drafters.common.export import check_agreed
 from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.common.steps import extend_step, level_step, tree_step
 from draftwood.compiler.drafters.common.trees import grown
-from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, Trees
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, OpenedDrafter, Trees
 from draftwood.compiler.ranks.share import shared_config
 from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -27,7 +36,39 @@ class CachedModel(DraftModel):
     they depend on the text alone, and one draft step ranks all levels and serves all trees.
     """
 
+    # Ends of the keys of tensors that nobody reads.
+    unused: ClassVar[tuple[str, ...]] = ()
     config: CachedConfig
+
+    @classmethod
+    @abstractmethod
+    def read(
+        cls, fields: Fields, teacher: TeacherConfig, stored: Collection[str]
+    ) -> tuple[CachedConfig, Vocabulary, Parts]:
+        """The network that config.json and the keys of the ``stored`` tensors describe, its vocabulary, its weights.
+
+        Raises:
+            CheckpointError: a field does not fit the teacher, contradicts another, or leaves open what is meant.
+        """
+
+    @classmethod
+    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
+        """Opens a folder with config.json and model.safetensors, shards or pytorch_model.bin, or such a file in it.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or holds more than tensors; or a field, a key, a shape, a
+                dtype or the vocabulary map does not fit the teacher, or leaves open what network it describes.
+        """
+        stored = open_stored(path, cls.called)
+        stored = stored._replace(entries={k: e for k, e in stored.entries.items() if not k.endswith(cls.unused)})
+        fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
+        config, vocabulary, parts = cls.read(fields, teacher.config, stored.entries)
+        opened = fitting_checkpoint(fields.path, config, teacher, parts, stored, vocabulary)
+        return OpenedDrafter(cls(config), opened)
+
+    @classmethod
+    def check_layout(cls, checkpoint: CachedCheckpoint[CachedConfig], layout: str) -> None:
+        check_agreed(layout, checkpoint.config)
 
     @property
     def levels(self) -> int:

@@ -17,18 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.tensors import open_stored
-from draftwood.compiler.drafters.common.checkpoint import (
-    CachedCheckpoint,
-    Parts,
-    block_parts,
-    end_parts,
-    fitting_checkpoint,
-)
+from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.drafters.common.checkpoint import Parts, block_parts, end_parts
 from draftwood.compiler.drafters.common.config import (
     check_aux_layers,
     read_block,
@@ -38,7 +30,6 @@ from draftwood.compiler.drafters.common.config import (
 )
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
 from draftwood.compiler.drafters.dflash.network import DFlashConfig
-from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 
 # DeepSpec's class serves DSpark as well; its variant for another family is known to be refused by its name.
@@ -52,19 +43,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "markov_rank": (0,),
     **dict.fromkeys(("causal", "use_swa", "enable_confidence_head", "use_confidence_head"), (False,)),
 }
-
-
-def open_dflash(path: Path, teacher: Checkpoint) -> CachedCheckpoint[DFlashConfig]:
-    """Opens a folder with config.json and model.safetensors, shards or pytorch_model.bin, or such a file in it.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or holds more than tensors; or a field, a key, a shape, a
-            dtype or the vocabulary map does not fit the teacher, or leaves open what network it describes.
-    """
-    stored = open_stored(path, "DFlash")
-    fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
-    config, vocabulary = read_dflash_config(fields, teacher.config, stored.entries)
-    return fitting_checkpoint(fields.path, config, teacher, dflash_parts(config, vocabulary), stored, vocabulary)
 
 
 def dflash_parts(config: DFlashConfig, vocabulary: Vocabulary) -> Parts:

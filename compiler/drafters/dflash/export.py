@@ -6,7 +6,7 @@ part of the teacher's, the rows of the output matrix are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,6 @@ from draftwood.compiler.drafters.common.export import (
     check_agreed,
     dtype_name,
     embedding,
-    layout_named,
     maps,
     network,
     output_matrix,
@@ -31,21 +30,9 @@ from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts
 from draftwood.compiler.drafters.dflash.network import DFlashConfig
 from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Block = TypeVar("Block", bound=DFlashConfig)
-
-
-def exported(opened: CachedCheckpoint[DFlashConfig], layout: str, verifier: str) -> Folder:
-    """The drafter in a layout, for the teacher of this name.
-
-    Raises:
-        RequestError: the layout is not known, or has no form of what the drafter has.
-    """
-    write = layout_named(LAYOUTS, layout, "DFlash")
-    check_block(opened, layout)
-    # vLLM and SGLang draft from the first mask row on, whatever config.json says.
-    refuse(layout, {"a first draft by the root's row, which no server reads": opened.config.from_root})
-    return write(opened, verifier)
 
 
 def check_block(opened: CachedCheckpoint[Block], layout: str) -> None:
@@ -73,14 +60,15 @@ def _teachers(opened: CachedCheckpoint[Config], name: str) -> bool:
     return torch.equal(own, theirs.to(own.dtype))
 
 
-def _speculators(opened: CachedCheckpoint[DFlashConfig], verifier: str) -> Folder:
+def dflash_speculators(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> Folder:
+    """As speculators writes it, for vLLM."""
     own = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
-    return speculators(opened, own, dflash_parts, verifier)
+    return speculators(opened, teacher, own, dflash_parts, verifier)
 
 
 def speculators(
-    opened: CachedCheckpoint[Block], own: dict[str, Any], parts_of: Callable[[Block, Vocabulary], Parts],
-    verifier: str,
+    opened: CachedCheckpoint[Block], teacher: Checkpoint, own: dict[str, Any],
+    parts_of: Callable[[Block, Vocabulary], Parts], verifier: str,
 ) -> Folder:  # fmt: skip
     """As speculators writes DFlash and what is built on it, which adds fields of its ``own``, and parts."""
     config = opened.config
@@ -92,14 +80,15 @@ def speculators(
         "aux_hidden_state_layer_ids": list(config.aux_layers),
         "sample_from_anchor": config.from_root,
         "transformer_layer_config": qwen3_fields(opened),
-        "speculators_config": proposals(own["speculators_model_type"], verifier, opened, config.levels),
+        "speculators_config": proposals(own["speculators_model_type"], verifier, teacher, config.levels),
         "torch_dtype": dtype_name(opened.dtype),
     }
     tensors = network(opened, parts_of(config, vocabulary_of(config)))
     return Folder(fields, tensors | ({HEAD: output_matrix(opened), **maps(opened)} if config.mapped else {}))
 
 
-def _specforge(opened: CachedCheckpoint[DFlashConfig], verifier: str) -> Folder:
+def specforge(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> Folder:
+    """As z-lab and SpecForge write it, for SGLang."""
     config = opened.config
     absent = {
         "a part of the vocabulary": config.mapped,
@@ -110,19 +99,13 @@ def _specforge(opened: CachedCheckpoint[DFlashConfig], verifier: str) -> Folder:
         "architectures": ["DFlashDraftModel"],
         **qwen3_fields(opened),
         "block_size": config.rows,
-        "num_target_layers": opened.teacher.config.layers,
+        "num_target_layers": teacher.config.layers,
         "dflash_config": {
             "mask_token_id": config.mask_token,
             "target_layer_ids": [layer - 1 for layer in config.aux_layers],
         },
     }
     return Folder(fields, network(opened, dflash_parts(config, vocabulary_of(config))))
-
-
-LAYOUTS: Mapping[str, Callable[[CachedCheckpoint[DFlashConfig], str], Folder]] = {
-    "speculators": _speculators,
-    "specforge": _specforge,
-}
 
 
 def qwen3_fields(opened: CachedCheckpoint[Block]) -> dict[str, Any]:

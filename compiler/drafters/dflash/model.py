@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
+from draftwood.compiler.drafters.common.export import refuse
 from draftwood.compiler.drafters.common.model import CachedModel
-from draftwood.compiler.drafters.dflash.checkpoint import is_dflash, open_dflash
-from draftwood.compiler.drafters.dflash.export import exported
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts, is_dflash, read_dflash_config
+from draftwood.compiler.drafters.dflash.export import check_block, dflash_speculators, specforge
 from draftwood.compiler.drafters.dflash.network import DFlash, DFlashConfig
-from draftwood.compiler.drafters.model import Folder, OpenedDrafter, whole_sizes
-from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.drafters.model import whole_sizes
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -49,6 +52,8 @@ class DFlashModel(CachedModel):
     """A block of rows that see each other."""
 
     kind: ClassVar[str] = "dflash"
+    called: ClassVar[str] = "DFlash"
+    layouts = {"speculators": dflash_speculators, "specforge": specforge}  # noqa: RUF012 (declared by DraftModel)
     config: DFlashConfig
 
     @classmethod
@@ -56,9 +61,11 @@ class DFlashModel(CachedModel):
         return is_dflash(fields)
 
     @classmethod
-    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
-        opened = open_dflash(path, teacher)
-        return OpenedDrafter(cls(opened.config), opened)
+    def read(
+        cls, fields: Fields, teacher: TeacherConfig, stored: Collection[str]
+    ) -> tuple[DFlashConfig, Vocabulary, Parts]:
+        config, vocabulary = read_dflash_config(fields, teacher, stored)
+        return config, vocabulary, dflash_parts(config, vocabulary)
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DFlashCost | None:
@@ -67,8 +74,10 @@ class DFlashModel(CachedModel):
         return DFlashCost(levels=found[0], layers=found[1], vocabulary=found[2])
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
-        return exported(checkpoint, layout, verifier)
+    def check_layout(cls, checkpoint: CachedCheckpoint[DFlashConfig], layout: str) -> None:  # type: ignore[override]
+        check_block(checkpoint, layout)
+        # vLLM and SGLang draft from the first mask row on, whatever config.json says.
+        refuse(layout, {"a first draft by the root's row, which no server reads": checkpoint.config.from_root})
 
     @property
     def levels(self) -> int:

@@ -17,16 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields as fields_of
-from pathlib import Path
 from typing import Any, cast, get_args
 
-from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.tensors import open_stored
-from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts, fitting_checkpoint
+from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.drafters.common.checkpoint import Parts
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.checkpoint import dflash_parts, read_dflash_config
 from draftwood.compiler.drafters.dspark.network import Confidence, DSparkConfig, Head
-from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 
 DEEPSPEC = "Qwen3DSparkModel"
@@ -43,21 +40,6 @@ _HEADS = (
 )
 # What stands before the keys of the heads; ModelOpt leaves the first out.
 _BEFORE = ("markov_head.", "confidence_head.proj")
-
-
-def open_dspark(path: Path, teacher: Checkpoint) -> CachedCheckpoint[DSparkConfig]:
-    """Opens a folder with config.json and model.safetensors, shards or pytorch_model.bin, or such a file in it.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or holds more than tensors; or a field, a key, a shape, a
-            dtype or the vocabulary map does not fit the teacher, or leaves open what network it describes.
-    """
-    stored = open_stored(path, "DSpark")
-    fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
-    config, vocabulary = read_dspark_config(fields, teacher.config, stored.entries)
-    bare = "markov_w1.weight" in stored.entries
-    parts = dspark_parts(config, vocabulary, *(("", "confidence_proj") if bare else _BEFORE))
-    return fitting_checkpoint(fields.path, config, teacher, parts, stored, vocabulary)
 
 
 def dspark_parts(
@@ -91,14 +73,10 @@ def is_dspark(fields: Mapping[str, Any]) -> bool:
     return told or (isinstance(nested, dict) and nested.get("projector_type") == "dspark")
 
 
-def read_dspark_config(
+def read_dspark(
     fields: Fields, teacher: TeacherConfig, stored: Collection[str]
-) -> tuple[DSparkConfig, Vocabulary]:
-    """The network that config.json and the keys of the ``stored`` tensors describe, and its vocabulary.
-
-    Raises:
-        CheckpointError: a field does not fit the teacher, contradicts another, or leaves open what is meant.
-    """
+) -> tuple[DSparkConfig, Vocabulary, Parts]:
+    """As `CachedModel.read`."""
     nested = fields.nested("dflash_config")
     plain, vocabulary = read_dflash_config(_as_dflash(fields, nested), teacher, stored)
     rank, head = _markov(fields, nested)
@@ -110,7 +88,8 @@ def read_dspark_config(
         markov_head=head,
         confidence=_confidence(fields, nested, stored),
     )
-    return config, vocabulary
+    bare = "markov_w1.weight" in stored
+    return config, vocabulary, dspark_parts(config, vocabulary, *(("", "confidence_proj") if bare else _BEFORE))
 
 
 def _as_dflash(fields: Fields, nested: Fields) -> Fields:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint
-from draftwood.compiler.drafters.common.export import layout_named, network, refuse
-from draftwood.compiler.drafters.dflash.export import check_block, ends, qwen3_fields, speculators, vocabulary_of
+from draftwood.compiler.drafters.common.export import network, refuse
+from draftwood.compiler.drafters.dflash.export import ends, qwen3_fields, speculators, vocabulary_of
 from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, dspark_parts
 from draftwood.compiler.drafters.dspark.network import DSparkConfig
 from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Opened = CachedCheckpoint[DSparkConfig]
 _W2 = "markov_head.markov_w2.weight"
@@ -20,24 +20,15 @@ _W2 = "markov_head.markov_w2.weight"
 _ANCHORS = 512
 
 
-def exported(opened: Opened, layout: str, verifier: str) -> Folder:
-    """The drafter in a layout, for the teacher of this name.
-
-    Raises:
-        RequestError: the layout is not known, or has no form of what the drafter has.
-    """
-    write = layout_named(LAYOUTS, layout, "DSpark")
-    check_block(opened, layout)
-    return write(opened, verifier)
-
-
-def _speculators(opened: Opened, verifier: str) -> Folder:
+def dspark_speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+    """As speculators writes it, for vLLM."""
     own = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **_heads(opened.config)}
-    folder = speculators(opened, own, dspark_parts, verifier)
+    folder = speculators(opened, teacher, own, dspark_parts, verifier)
     return folder._replace(tensors=_ascending(opened, folder.tensors))
 
 
-def _deepspec(opened: Opened, verifier: str) -> Folder:
+def deepspec(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+    """As DeepSpec writes it, for vLLM and SGLang."""
     config = opened.config
     absent = {
         "a part of the vocabulary": config.mapped,
@@ -47,7 +38,7 @@ def _deepspec(opened: Opened, verifier: str) -> Folder:
     fields = {
         "architectures": [DEEPSPEC],
         **qwen3_fields(opened),
-        "num_target_layers": opened.teacher.config.layers,
+        "num_target_layers": teacher.config.layers,
         "block_size": config.rows,
         "mask_token_id": config.mask_token,
         # -1 is what leaves the embedding.
@@ -56,12 +47,6 @@ def _deepspec(opened: Opened, verifier: str) -> Folder:
         **_heads(config),
     }
     return Folder(fields, network(opened, dspark_parts(config, vocabulary_of(config))) | ends(opened))
-
-
-LAYOUTS: Mapping[str, Callable[[Opened, str], Folder]] = {
-    "speculators": _speculators,
-    "deepspec": _deepspec,
-}
 
 
 def _heads(config: DSparkConfig) -> dict[str, Any]:

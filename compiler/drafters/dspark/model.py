@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, products, ranking
 from draftwood.compiler.device.steps import HEAD
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
 from draftwood.compiler.drafters.common.model import CachedModel
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.dflash.export import check_block
 from draftwood.compiler.drafters.dflash.model import DFlashCost
-from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, is_dspark, open_dspark
-from draftwood.compiler.drafters.dspark.export import exported
+from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, is_dspark, read_dspark
+from draftwood.compiler.drafters.dspark.export import deepspec, dspark_speculators
 from draftwood.compiler.drafters.dspark.network import DSpark, DSparkConfig
-from draftwood.compiler.drafters.model import Folder, OpenedDrafter, whole_sizes
+from draftwood.compiler.drafters.model import whole_sizes
 from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening
-from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
 
@@ -72,6 +75,8 @@ class DSparkModel(CachedModel):
     """A block of rows that see each other, and a head that sees the path."""
 
     kind: ClassVar[str] = "dspark"
+    called: ClassVar[str] = "DSpark"
+    layouts = {"speculators": dspark_speculators, "deepspec": deepspec}  # noqa: RUF012 (declared by DraftModel)
     training: ClassVar[str | None] = "draftwood.compiler.drafters.dspark.training"
     follows_nodes: ClassVar[bool] = True
     config: DSparkConfig
@@ -81,9 +86,10 @@ class DSparkModel(CachedModel):
         return is_dspark(fields)
 
     @classmethod
-    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
-        opened = open_dspark(path, teacher)
-        return OpenedDrafter(cls(opened.config), opened)
+    def read(
+        cls, fields: Fields, teacher: TeacherConfig, stored: Collection[str]
+    ) -> tuple[DSparkConfig, Vocabulary, Parts]:
+        return read_dspark(fields, teacher, stored)
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DSparkCost | None:
@@ -93,8 +99,8 @@ class DSparkModel(CachedModel):
         return DSparkCost(levels=levels, layers=layers, vocabulary=vocabulary, rank=rank)
 
     @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
-        return exported(checkpoint, layout, verifier)
+    def check_layout(cls, checkpoint: CachedCheckpoint[DSparkConfig], layout: str) -> None:  # type: ignore[override]
+        check_block(checkpoint, layout)
 
     @property
     def levels(self) -> int:

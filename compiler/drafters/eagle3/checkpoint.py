@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
-from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.tensors import Stored, open_stored
-from draftwood.compiler.drafters.common.checkpoint import (
-    CachedCheckpoint,
-    Parts,
-    block_parts,
-    end_parts,
-    fitting_checkpoint,
-)
+from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.drafters.common.checkpoint import Parts, block_parts, end_parts
 from draftwood.compiler.drafters.common.config import read_block, read_target, read_window
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
 from draftwood.compiler.drafters.eagle3.layouts import (
@@ -23,15 +15,13 @@ from draftwood.compiler.drafters.eagle3.layouts import (
     Spelling,
     Writer,
     read_aux_layers,
-    read_writer,
 )
 from draftwood.compiler.drafters.eagle3.network import Eagle3Config, FeatureNorm
-from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import CheckpointError
 
 # Frequencies of older exporters, and the teacher's tensors that speculators trains with.
-_UNUSED = (".inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+UNUSED = (".inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 HEAD = "lm_head.weight"
 # Writers whose config.json has the fields norm_output and fc_norm in EAGLE-3.1's sense.
 _NEWER = ("speculators", "Automodel")
@@ -42,27 +32,6 @@ _MODELOPT = {
     "use_mtp_layernorm": False,
     "next_layer_regular": True,
 }
-
-
-def open_eagle3(path: Path, teacher: Checkpoint) -> CachedCheckpoint[Eagle3Config]:
-    """Opens a folder with config.json and model.safetensors, shards or pytorch_model.bin, or such a file in it.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or holds more than tensors; or a field, a key, a shape, a
-            dtype or the vocabulary map does not fit the teacher, or leaves open what network it describes.
-    """
-    stored = open_used(path, "EAGLE-3")
-    fields = Fields(stored.folder / "config.json", read_json(stored.folder / "config.json"))
-    config, vocabulary = read_eagle3_config(fields, read_writer(fields), teacher.config, stored.entries)
-    parts = eagle3_parts(config, vocabulary, Spelling.of(stored.entries))
-    return fitting_checkpoint(fields.path, config, teacher, parts, stored, vocabulary)
-
-
-def open_used(path: Path, drafter: str) -> Stored:
-    """The tensors of a drafter, without those that nobody reads."""
-    stored = open_stored(path, drafter)
-    entries = {key: entry for key, entry in stored.entries.items() if not key.endswith(_UNUSED)}
-    return stored._replace(entries=entries)
 
 
 def eagle3_parts(config: Eagle3Config, vocabulary: Vocabulary, spelling: Spelling) -> Parts:

@@ -6,7 +6,6 @@ out, the vocabulary ascends, every norm flag is stated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -16,10 +15,8 @@ from draftwood.compiler.drafters.common.export import (
     HEAD,
     SPECULATORS_VERSION,
     block_fields,
-    check_agreed,
     dtype_name,
     embedding,
-    layout_named,
     maps,
     network,
     output_matrix,
@@ -31,6 +28,7 @@ from draftwood.compiler.drafters.eagle3.checkpoint import eagle3_parts
 from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, Spelling
 from draftwood.compiler.drafters.eagle3.network import Eagle3Config
 from draftwood.compiler.drafters.model import Folder
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 
 Opened = CachedCheckpoint[Eagle3Config]
 # EAGLE-3, or what is built on it.
@@ -39,23 +37,13 @@ Network = TypeVar("Network", bound=Eagle3Config)
 _USUAL_TOKENS = 5
 
 
-def exported(opened: Opened, layout: str, verifier: str) -> Folder:
-    """The drafter in a layout, for the teacher of this name.
-
-    Raises:
-        RequestError: the layout is not known, or has no form of what the drafter has.
-    """
-    write = layout_named(LAYOUTS, layout, "EAGLE-3")
-    check_agreed(layout, opened.config)
-    return write(opened, verifier)
-
-
-def _speculators(opened: Opened, verifier: str) -> Folder:
+def speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+    """As speculators writes it, for vLLM."""
     fields = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "embed_requires_grad": opened.config.own_embedding,
-        "speculators_config": proposals("eagle3", verifier, opened, _USUAL_TOKENS),
+        "speculators_config": proposals("eagle3", verifier, teacher, _USUAL_TOKENS),
     }
     return Folder(fields | speculators_fields(opened), tensors_of(opened, "layers.0", opened.config.mapped))
 
@@ -77,7 +65,8 @@ def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
     }
 
 
-def _specforge(opened: Opened, verifier: str) -> Folder:
+def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
+    """As SpecForge writes it, for SGLang."""
     config, block = opened.config, opened.config.block
     absent = {
         "more than one block": block.layers > 1,
@@ -101,9 +90,6 @@ def _specforge(opened: Opened, verifier: str) -> Folder:
         "aux_layer_ids": list(config.aux_layers),
     }
     return Folder(fields, tensors_of(opened, "midlayer", True))
-
-
-LAYOUTS: Mapping[str, Callable[[Opened, str], Folder]] = {"speculators": _speculators, "specforge": _specforge}
 
 
 def tensors_of(opened: CachedCheckpoint[Network], first: str, mapped: bool) -> dict[str, Tensor]:

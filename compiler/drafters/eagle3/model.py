@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.drafters.common.checkpoint import Parts
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.ranked import check_rank
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
-from draftwood.compiler.drafters.eagle3.export import exported
-from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, OTHERS, WRITERS
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.eagle3.checkpoint import UNUSED, eagle3_parts, read_eagle3_config
+from draftwood.compiler.drafters.eagle3.export import specforge, speculators
+from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, OTHERS, WRITERS, Spelling, read_writer
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
-from draftwood.compiler.drafters.model import Folder, OpenedDrafter
 from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening, size_fields
-from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import TreeError
 from draftwood.trees import Topology
@@ -72,6 +73,9 @@ class Eagle3Model(CachedModel):
     """One block or several, run once a level."""
 
     kind: ClassVar[str] = "eagle3"
+    called: ClassVar[str] = "EAGLE-3"
+    unused: ClassVar[tuple[str, ...]] = UNUSED
+    layouts = {"speculators": speculators, "specforge": specforge}  # noqa: RUF012 (declared by DraftModel)
     training: ClassVar[str | None] = "draftwood.compiler.drafters.eagle3.training"
     follows_nodes: ClassVar[bool] = True
     config: Eagle3Config
@@ -82,9 +86,11 @@ class Eagle3Model(CachedModel):
         return fields.get("architectures") in [[name] for name in (*WRITERS, *OTHERS)]
 
     @classmethod
-    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
-        opened = open_eagle3(path, teacher)
-        return OpenedDrafter(cls(opened.config), opened)
+    def read(
+        cls, fields: Fields, teacher: TeacherConfig, stored: Collection[str]
+    ) -> tuple[Eagle3Config, Vocabulary, Parts]:
+        config, vocabulary = read_eagle3_config(fields, read_writer(fields), teacher, stored)
+        return config, vocabulary, eagle3_parts(config, vocabulary, Spelling.of(stored))
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> Eagle3Cost | None:
@@ -92,10 +98,6 @@ class Eagle3Model(CachedModel):
             case [] | [_] as found if len(found) == len(sizes):
                 return Eagle3Cost(vocabulary=(*found, teacher.vocabulary)[0])
         return None
-
-    @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
-        return exported(checkpoint, layout, verifier)
 
     def module(self, teacher: TeacherConfig, positions: int) -> Eagle3:
         return Eagle3(self.config, positions)

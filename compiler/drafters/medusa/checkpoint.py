@@ -18,7 +18,7 @@ from torch import Tensor
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, check_kinds, sha256_of
 from draftwood.compiler.checkpoints.tensors import Reader
-from draftwood.compiler.drafters.common.export import dtype_name, layout_named
+from draftwood.compiler.drafters.common.export import dtype_name
 from draftwood.compiler.drafters.medusa.layouts import TOKEN_MAP, Heads, open_heads
 from draftwood.compiler.drafters.medusa.network import MedusaConfig
 from draftwood.compiler.drafters.model import Folder
@@ -195,16 +195,8 @@ def _check_shapes(teacher: TeacherConfig, config: MedusaConfig, keys: Mapping[st
             )
 
 
-def exported(opened: MedusaCheckpoint, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
-    """The heads in a layout; ``verifier`` is what the teacher is called.
-
-    Raises:
-        RequestError: the layout is not known, or has no form of what the heads have.
-    """
-    return layout_named({"vllm": _vllm}, layout, "Medusa")(opened, teacher, verifier)
-
-
-def _vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder:
+def vllm(opened: MedusaCheckpoint, teacher: Checkpoint, verifier: str) -> Folder:
+    """The heads as vLLM reads them; ``verifier`` is what the teacher is called."""
     config, vocabulary = opened.config, teacher.config.vocabulary
     fields: dict[str, Any] = {
         "architectures": ["MedusaModel"],

@@ -11,10 +11,10 @@ from draftwood import manifest as m
 from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, exported
+from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, vllm
 from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
 from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads, medusa_step
-from draftwood.compiler.drafters.model import DraftModel, Folder, Lengths, Modules, OpenedDrafter, Trees
+from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, OpenedDrafter, Trees
 from draftwood.compiler.drafters.widening import Axes, Widening
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -56,9 +56,11 @@ class MedusaModel(DraftModel):
     """Heads on the teacher's last hidden state."""
 
     kind: ClassVar[str] = "medusa"
+    called: ClassVar[str] = "Medusa"
     training: ClassVar[str | None] = "draftwood.compiler.drafters.medusa.training"
     weights_file: ClassVar[str] = "medusa_lm_head.safetensors"
     described_by: ClassVar[str | None] = "medusa_num_heads"
+    layouts = {"vllm": vllm}  # noqa: RUF012 (declared by DraftModel)
     config: MedusaConfig
 
     @classmethod
@@ -85,10 +87,6 @@ class MedusaModel(DraftModel):
             case [heads] | [heads, "tied"] if heads.isdecimal() and int(heads):
                 return MedusaCost(levels=int(heads), tied="tied" in sizes)
         return None
-
-    @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
-        return exported(checkpoint, teacher, layout, verifier)
 
     def module(self, teacher: TeacherConfig, positions: int) -> MedusaHeads:
         heads = self.config

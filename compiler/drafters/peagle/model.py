@@ -1,20 +1,47 @@
-"""P-EAGLE as a drafter: one pass, whose one draft step serves all trees."""
+"""P-EAGLE as a drafter: one pass, whose one draft step serves all trees.
+
+People publish it as EAGLE-3 folders with the tensor ``mask_hidden`` and a mask token; they are
+written as speculators writes them, which vLLM serves; SGLang reads none.
+
+============  =================================================  =============================  ====================
+writer        how the folder is told from an EAGLE-3 drafter     mask token                     tokens a pass
+============  =================================================  =============================  ====================
+speculators   speculators_model_type peagle, PEagleSpeculator    mask_token_id                  speculators_config
+SpecForge     PEagleDraftModel                                   not stored, to be added        8
+Automodel     parallel_drafting beside LlamaEagle3DraftModel     mask_token_id                  num_depths
+Amazon        ptd_token_id (or pard_token)                       the same field                 8
+============  =================================================  =============================  ====================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, ClassVar
 
+from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
+from draftwood.compiler.drafters.common.config import read_mask_token
+from draftwood.compiler.drafters.common.export import embedding, proposals, refuse
 from draftwood.compiler.drafters.common.model import CachedModel
-from draftwood.compiler.drafters.model import Folder, OpenedDrafter, whole_sizes
-from draftwood.compiler.drafters.peagle.checkpoint import exported, is_peagle, open_peagle
+from draftwood.compiler.drafters.common.vocabulary import Vocabulary
+from draftwood.compiler.drafters.eagle3.checkpoint import UNUSED, eagle3_parts, read_eagle3_config
+from draftwood.compiler.drafters.eagle3.export import speculators_fields, tensors_of
+from draftwood.compiler.drafters.eagle3.layouts import SPECFORGE, SPECULATORS, WRITERS, Spelling, read_writer
+from draftwood.compiler.drafters.model import Folder, whole_sizes
 from draftwood.compiler.drafters.peagle.network import PEagle, PEagleConfig
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
+
+OWN = {"PEagleDraftModel": SPECFORGE, "PEagleSpeculator": SPECULATORS}
+# How many levels its trainers train, and so draft, unless they are told otherwise (speculators and Automodel).
+_USUAL_LEVELS = 8
+_MOST_LEVELS = 64
+_MARKS = ("parallel_drafting", "ptd_token_id", "pard_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,31 +69,70 @@ class PEagleCost:
         yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]
 
 
+def _levels(fields: Fields) -> int:
+    """How many tokens a pass drafts: ``num_depths``, or what speculators proposes, or what is usual."""
+    proposed = fields.get("speculators_config", {})
+    methods = proposed.get("proposal_methods") if isinstance(proposed, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    usual = Fields(fields.path, first).whole("speculative_tokens", _USUAL_LEVELS)
+    levels = fields.whole("num_depths", usual)
+    if not 1 <= levels <= _MOST_LEVELS:
+        fields.fail("num_depths", f"1 to {_MOST_LEVELS} tokens a pass; found {levels}")
+    return levels
+
+
+def _speculators(opened: CachedCheckpoint[PEagleConfig], teacher: Checkpoint, verifier: str) -> Folder:
+    # vLLM builds P-EAGLE without these two.
+    refuse("speculators", {"norms of the teacher's states": opened.config.feature_norm != "none",
+                           "norm_output": opened.config.norm_output})  # fmt: skip
+    fields = {
+        "architectures": ["PEagleSpeculator"],
+        "speculators_model_type": "peagle",
+        "mask_token_id": opened.config.mask_token,
+        # Its trainer always trains the embedding: it is the drafter's, wherever it was taken from.
+        "embed_requires_grad": True,
+        "speculators_config": proposals("peagle", verifier, teacher, opened.config.levels),
+    }
+    own = {"mask_hidden": opened.weight("mask_hidden"), "embed_tokens.weight": embedding(opened)}
+    tensors = tensors_of(opened, "layers.0", opened.config.mapped) | own
+    return Folder(fields | speculators_fields(opened), tensors)
+
+
 @dataclass(frozen=True)
 class PEagleModel(CachedModel):
     """EAGLE-3's network with a mask row a level."""
 
     kind: ClassVar[str] = "peagle"
+    called: ClassVar[str] = "P-EAGLE"
+    unused: ClassVar[tuple[str, ...]] = UNUSED
+    layouts = {"speculators": _speculators}  # noqa: RUF012 (declared by DraftModel)
     config: PEagleConfig
 
     @classmethod
     def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
-        return is_peagle(fields)
+        own = fields.get("architectures") in [[name] for name in OWN]
+        marked = any(fields.get(name) not in (None, False) for name in _MARKS)
+        return own or marked or fields.get("speculators_model_type") == "peagle"
 
     @classmethod
-    def open(cls, path: Path, teacher: Checkpoint) -> OpenedDrafter:
-        opened = open_peagle(path, teacher)
-        return OpenedDrafter(cls(opened.config), opened)
+    def read(
+        cls, fields: Fields, teacher: TeacherConfig, stored: Collection[str]
+    ) -> tuple[PEagleConfig, Vocabulary, Parts]:
+        writer = read_writer(fields, {**WRITERS, **OWN}, "peagle")
+        eagle3, vocabulary = read_eagle3_config(fields, writer, teacher, stored)
+        config = PEagleConfig(
+            **{field.name: getattr(eagle3, field.name) for field in fields_of(eagle3)},
+            mask_token=read_mask_token((fields, fields.nested("dflash_config")), teacher),
+            levels=_levels(fields),
+        )
+        parts = eagle3_parts(config, vocabulary, Spelling.of(stored))
+        return config, vocabulary, parts | {"mask_hidden": (("mask_hidden", (1, 1, config.features)),)}
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> PEagleCost | None:
         if (found := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
             return None
         return PEagleCost(levels=found[0], layers=found[1], vocabulary=found[2])
-
-    @classmethod
-    def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
-        return exported(checkpoint, layout, verifier)
 
     @property
     def levels(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from draftwood.compiler.drafters.common import trees as budget_tree
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
 from draftwood.compiler.drafters.common.trees import BudgetDraft, BudgetTree
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
 
 @pytest.fixture(scope="module")
 def drafter(folder: Path, teacher: Checkpoint, load: Callable) -> Eagle3:
-    return load(Eagle3, open_eagle3(folder, teacher))
+    return load(Eagle3, Eagle3Model.open(folder, teacher).checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_certain_tokens_keep_their_parents(
     folder: Path, teacher: Checkpoint, load: Callable, decoder: Decoder, inputs: list
 ) -> None:
     # Log-probabilities of exactly 0 all along a path: every node ties with its parent.
-    drafter = load(Eagle3, open_eagle3(folder, teacher))
+    drafter = load(Eagle3, Eagle3Model.open(folder, teacher).checkpoint)
     drafter.draft_head.weight *= 200
     for nodes in (4, 5, 9, 14):
         out = draft(drafter, decoder, inputs, (nodes, 4, 4))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.steps import ExtendStep, LevelStep
-from draftwood.compiler.drafters.dflash.checkpoint import open_dflash
+from draftwood.compiler.drafters.dflash.model import DFlashModel
 from draftwood.compiler.drafters.dflash.network import DFlash
 from draftwood.compiler.drafters.kind import DFLASH
 from draftwood.compiler.drafters.registry import kind_of
@@ -80,7 +80,7 @@ def written(
     folder, tensors = tmp_path_factory.mktemp("dflash"), make.dflash_tensors(LAYERS, 3, draft)
     make.save(folder, config(make), tensors)
     assert kind_of(folder) is DFLASH
-    opened = open_dflash(folder, teacher)
+    opened = DFlashModel.open(folder, teacher).checkpoint
     assert opened.config.aux_layers == (2, 4, 6) and opened.config.from_root == from_root
     embed = teacher.weight("embed.weight").double().numpy()
     head = tensors.get("lm_head.weight", teacher.weight("lm_head.weight")).double().numpy()
@@ -109,7 +109,7 @@ def test_candidates(written: tuple, decoder: Decoder, warm: Callable, text: tupl
 def drafter(make: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Checkpoint, load: Callable) -> DFlash:
     folder = tmp_path_factory.mktemp("dflash")
     make.save(folder, zlab(make), make.dflash_tensors(LAYERS, 3))
-    return load(DFlash, open_dflash(folder, teacher))
+    return load(DFlash, DFlashModel.open(folder, teacher).checkpoint)
 
 
 def test_the_block_leaves_no_trace(drafter: DFlash, decoder: Decoder, warm: Callable) -> None:
@@ -159,7 +159,7 @@ def test_usual_states(make: Any, teacher: Checkpoint, tmp_path: Path, layers: in
     # build_target_layer_ids of z-lab for a teacher of eight layers gives 4; 1, 5; 1, 3, 5; 1, 2, 3, 4, 5.
     config = zlab(make, target_layer_ids=None) | {"num_hidden_layers": layers, "layer_types": None}
     make.save(tmp_path, config, make.dflash_tensors(layers, len(wanted)))
-    assert open_dflash(tmp_path, teacher).config.aux_layers == wanted
+    assert DFlashModel.open(tmp_path, teacher).checkpoint.config.aux_layers == wanted
 
 
 def top(**values: object) -> Callable:

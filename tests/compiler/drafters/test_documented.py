@@ -8,7 +8,7 @@ from draftwood.compiler.drafters import registry
 from draftwood.compiler.drafters.dflash.checkpoint import NAMES
 from draftwood.compiler.drafters.dspark.checkpoint import NAMES as DSPARK_NAMES
 from draftwood.compiler.drafters.eagle3.layouts import WRITERS
-from draftwood.compiler.drafters.peagle.checkpoint import OWN
+from draftwood.compiler.drafters.peagle.model import OWN
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "drafters.md"
 ROWS = [

@@ -11,7 +11,7 @@ import torch
 
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
 from draftwood.compiler.drafters.common.trees import FixedTree
-from draftwood.compiler.drafters.dspark.checkpoint import open_dspark
+from draftwood.compiler.drafters.dspark.model import DSparkModel
 from draftwood.compiler.drafters.dspark.network import DSpark
 from draftwood.compiler.drafters.kind import DSPARK
 from draftwood.compiler.drafters.registry import kind_of
@@ -147,7 +147,7 @@ def written(
     folder, tensors = tmp_path_factory.mktemp("dspark"), tensors_of(make, draft, head, confidence, bare)
     make.save(folder, config(make), tensors)
     assert kind_of(folder) is DSPARK
-    opened = open_dspark(folder, teacher)
+    opened = DSparkModel.open(folder, teacher).checkpoint
     assert opened.config.aux_layers == (2, 4, 6) and opened.config.from_root == from_root
     embed = teacher.weight("embed.weight").double().numpy()
     output = tensors.get("lm_head.weight", teacher.weight("lm_head.weight")).double().numpy()
@@ -176,7 +176,7 @@ def test_trees(written: tuple, decoder: Decoder, warm: Callable, text: tuple, fo
 def drafter(make: Any, tmp_path_factory: pytest.TempPathFactory, teacher: Checkpoint, load: Callable) -> DSpark:
     folder = tmp_path_factory.mktemp("dspark")
     make.save(folder, deepspec(make, markov_head_type="rnn"), tensors_of(make, 101, "rnn", "markov"))
-    return load(DSpark, open_dspark(folder, teacher))
+    return load(DSpark, DSparkModel.open(folder, teacher).checkpoint)
 
 
 @pytest.mark.filterwarnings("ignore")

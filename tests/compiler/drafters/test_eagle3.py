@@ -14,7 +14,7 @@ from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep, TreeStep
 from draftwood.compiler.drafters.common.steps import tree_step as any_length_step
 from draftwood.compiler.drafters.common.trees import FixedTree
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ class Variant:
         body = options.get("before", "")
         keys = {key: key if key in ("d2t", "t2d", "lm_head.weight") else body + key for key in tensors}
         make.save(folder, config, {keys[k]: t for k, t in tensors.items()}, options.get("file", "model.safetensors"))
-        self.checkpoint = open_eagle3(folder, teacher)
+        self.checkpoint = Eagle3Model.open(folder, teacher).checkpoint
         self.drafter = load(Eagle3, self.checkpoint)
         embed, head = (teacher.weight(name).double().numpy() for name in ("embed.weight", "lm_head.weight"))
         ids = np.arange(draft) + (tensors["d2t"].numpy() if "d2t" in tensors else 0)

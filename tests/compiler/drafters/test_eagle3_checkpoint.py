@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
+from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.drafters.eagle3.network import Eagle3
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError
@@ -33,7 +33,7 @@ def test_opened(make: Any, teacher: Checkpoint, tmp_path: Path, layout: str, fil
     save(make, tmp_path, layout, file=file)
     tensors, at = make.eagle3_tensors(block_at(layout)), block_at(layout)
     for path in (tmp_path, tmp_path / file):
-        opened = open_eagle3(path, teacher)
+        opened = Eagle3Model.open(path, teacher).checkpoint
         config = opened.config
         assert config.aux_layers == (2, 4, 5) and config.draft_vocabulary == 40 and config.mapped
         assert (config.feature_norm, config.norm_before_residual, config.norm_output) == ("none", False, False)
@@ -71,7 +71,7 @@ def test_aux_layers_are_those_entered(
     make: Any, teacher: Checkpoint, tmp_path: Path, layout: str, fields: dict, wanted: tuple
 ) -> None:
     save(make, tmp_path, layout, lambda config, tensors: config.update(fields))
-    assert open_eagle3(tmp_path, teacher).config.aux_layers == wanted
+    assert Eagle3Model.open(tmp_path, teacher).checkpoint.config.aux_layers == wanted
 
 
 @pytest.mark.parametrize("where", ["top", "nested", "both"])
@@ -82,12 +82,12 @@ def test_norm_before_fc_at_the_top_and_nested(make: Any, teacher: Checkpoint, tm
         config |= {"eagle_config": {"norm_before_fc": True}} if where != "top" else {}
 
     save(make, tmp_path, "SafeAILab", change)
-    assert open_eagle3(tmp_path, teacher).config.feature_norm == "whole"
+    assert Eagle3Model.open(tmp_path, teacher).checkpoint.config.feature_norm == "whole"
 
 
 def test_a_missing_output_matrix_is_the_teachers(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     save(make, tmp_path, "SafeAILab", lambda config, tensors: tensors.pop("lm_head.weight"))
-    opened = open_eagle3(tmp_path, teacher)
+    opened = Eagle3Model.open(tmp_path, teacher).checkpoint
     assert opened.config.tied_head and opened.config.has_head
     assert torch.equal(opened.weight("draft_head.weight"), teacher.weight("lm_head.weight")[opened.ids])
 
@@ -97,14 +97,14 @@ def test_of_a_tied_teacher_it_is_the_embedding(make: Any, save_llama: Callable, 
     save_llama(tmp_path / "teacher", num_hidden_layers=8, tie_word_embeddings=True)
     tied = Checkpoint.open(tmp_path / "teacher")
     save(make, tmp_path, "SafeAILab", lambda config, tensors: tensors.pop("lm_head.weight"))
-    opened = open_eagle3(tmp_path, tied)
+    opened = Eagle3Model.open(tmp_path, tied).checkpoint
     assert torch.equal(opened.weight("draft_head.weight"), tied.weight("embed.weight")[opened.ids])
 
 
 def test_frequencies_of_older_exporters_are_ignored(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     change = lambda config, tensors: tensors.update({"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(8)})  # noqa: E731
     save(make, tmp_path, "SafeAILab", change)
-    assert "inv_freq" not in str(open_eagle3(tmp_path, teacher).parts)
+    assert "inv_freq" not in str(Eagle3Model.open(tmp_path, teacher).checkpoint.parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -113,7 +113,7 @@ def test_dtype(make: Any, teacher: Checkpoint, tmp_path: Path, dtype: torch.dtyp
         tensors.update({key: t.to(dtype) for key, t in tensors.items() if t.is_floating_point()})
 
     save(make, tmp_path, "SafeAILab", change)
-    assert open_eagle3(tmp_path, teacher).dtype == dtype
+    assert Eagle3Model.open(tmp_path, teacher).checkpoint.dtype == dtype
 
 
 def test_digest_covers_both_files(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_digest_covers_both_files(make: Any, teacher: Checkpoint, tmp_path: Path
         lambda config, tensors: tensors.update({"norm.weight": torch.zeros(64)}),
     ):
         save(make, tmp_path, "SafeAILab", change)
-        digests.add(open_eagle3(tmp_path, teacher).digest())
+        digests.add(Eagle3Model.open(tmp_path, teacher).checkpoint.digest())
     assert len(digests) == 3
 
 
@@ -228,7 +228,7 @@ REFUSED = [
 def test_refused(make: Any, teacher: Checkpoint, tmp_path: Path, layout: str, change: Callable, message: str) -> None:
     save(make, tmp_path, layout, change)
     with pytest.raises(CheckpointError, match=message) as caught:
-        open_eagle3(tmp_path, teacher)
+        Eagle3Model.open(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -238,9 +238,9 @@ def test_a_shallow_teacher_needs_its_layers_named(make: Any, save_llama: Callabl
     shallow = Checkpoint.open(tmp_path / "teacher")
     save(make, tmp_path, "SafeAILab")
     with pytest.raises(CheckpointError, match=r"left out gives .* \[2, 1, -1\]; .* 0 to 2 .* as aux_layer_ids"):
-        open_eagle3(tmp_path, shallow)
+        Eagle3Model.open(tmp_path, shallow)
     save(make, tmp_path, "SafeAILab", fields(aux_layer_ids=[0, 1, 2]))
-    assert open_eagle3(tmp_path, shallow).config.aux_layers == (0, 1, 2)
+    assert Eagle3Model.open(tmp_path, shallow).checkpoint.config.aux_layers == (0, 1, 2)
 
 
 class Payload:
@@ -262,7 +262,7 @@ def test_pickle_that_would_run_code_is_refused(make: Any, teacher: Checkpoint, t
         file="pytorch_model.bin",
     )
     with pytest.raises(CheckpointError, match="could run code"):
-        open_eagle3(tmp_path, teacher)
+        Eagle3Model.open(tmp_path, teacher)
     assert not (tmp_path / "ran").exists()
 
 
@@ -271,15 +271,15 @@ def test_truncated_file_refused(make: Any, teacher: Checkpoint, tmp_path: Path, 
     save(make, tmp_path, "SafeAILab", file=file)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:300])
     with pytest.raises(CheckpointError, match="not a whole"):
-        open_eagle3(tmp_path, teacher)
+        Eagle3Model.open(tmp_path, teacher)
 
 
 def test_nothing_there(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"no EAGLE-3 drafter; expected a folder with model\.safetensors or .*, or shards"
     ):
-        open_eagle3(tmp_path, teacher)
+        Eagle3Model.open(tmp_path, teacher)
     save(make, tmp_path, "SafeAILab")
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
-        open_eagle3(tmp_path, teacher)
+        Eagle3Model.open(tmp_path, teacher)

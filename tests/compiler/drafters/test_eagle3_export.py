@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
-from draftwood.compiler.drafters.eagle3.export import exported
+from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
@@ -25,11 +24,15 @@ def made(
     if shuffled:
         ids = (torch.arange(draft) + tensors["d2t"]).flip(0)
         tensors |= {"d2t": ids - torch.arange(draft), "lm_head.weight": tensors["lm_head.weight"].flip(0)}
-    return open_eagle3(make.save(folder, config | fields, tensors), teacher)
+    return Eagle3Model.open(make.save(folder, config | fields, tensors), teacher).checkpoint
+
+
+def exported(opened: Any, layout: str, verifier: str) -> Any:
+    return Eagle3Model.exported(opened, opened.teacher, layout, verifier)
 
 
 def read_back(make: Any, folder: Path, teacher: Checkpoint, opened: Any, layout: str) -> Any:
-    return open_eagle3(make.save(folder, *exported(opened, layout, "teacher")), teacher)
+    return Eagle3Model.open(make.save(folder, *exported(opened, layout, "teacher")), teacher).checkpoint
 
 
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])

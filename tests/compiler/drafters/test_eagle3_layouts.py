@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from draftwood.compiler.drafters.eagle3.checkpoint import open_eagle3
 from draftwood.compiler.drafters.eagle3.model import Eagle3Model
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, TreeError
@@ -27,7 +26,7 @@ def opened(
     at = "layers.0" if layout in ("speculators", "ModelOpt", "Automodel", "DeepSpec") else "midlayer"
     config, tensors = make.eagle3_config(layout, shape.get("draft", 40)), make.eagle3_tensors(at, **shape)
     change(config, tensors)
-    return open_eagle3(make.save(folder, config, tensors), teacher)
+    return Eagle3Model.open(make.save(folder, config, tensors), teacher).checkpoint
 
 
 def fields(**values: object) -> Callable:
@@ -192,12 +191,12 @@ def test_shards(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     for file in set(placed.values()):
         save_file({key: tensors[key] for key in tensors if placed[key] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
-    found = open_eagle3(folder, teacher)
+    found = Eagle3Model.open(folder, teacher).checkpoint
     assert all(torch.equal(found.weight(name), whole_file.weight(name)) for name in whole_file.names())
     assert len(found.files) == 3 and torch.equal(found.ids, whole_file.ids)
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no such file; fetch the whole checkpoint"):
-        open_eagle3(folder, teacher)
+        Eagle3Model.open(folder, teacher)
 
 
 def tied(config: dict, held: dict) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from draftwood.compiler.drafters.common.layers import Waiting
 from draftwood.compiler.drafters.common.steps import ExtendStep, LevelStep
-from draftwood.compiler.drafters.fasteagle.checkpoint import open_fasteagle
+from draftwood.compiler.drafters.fasteagle.model import FastEagleModel
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
@@ -51,7 +51,7 @@ class Model:
         self, make: Any, folder: Path, teacher: Checkpoint, load: Callable, draft: int, own_head: bool
     ) -> None:
         tensors = save(make, folder, draft, own_head)
-        self.drafter = load(FastEagle, open_fasteagle(folder, teacher))
+        self.drafter = load(FastEagle, FastEagleModel.open(folder, teacher).checkpoint)
         self.ids = np.arange(draft) + (tensors["d2t"].numpy() if draft < 101 else 0)
         head = tensors["lm_head.weight"] if own_head else teacher.weight("lm_head.weight")[self.ids]
         self.head = head.double().numpy()
@@ -169,7 +169,7 @@ def test_zero_inputs_index_nothing_outside(rows: Model, decoder: Decoder) -> Non
 
 def test_state_names_are_those_of_the_checkpoint(make: Any, teacher: Checkpoint, tmp_path: Path) -> None:
     tensors = save(make, tmp_path, 40)
-    opened = open_fasteagle(tmp_path, teacher)
+    opened = FastEagleModel.open(tmp_path, teacher).checkpoint
     state = FastEagle(opened.config, 8).state_dict()
     assert set(state) == {*opened.names(), *opened.buffers(8)}
     assert {n: opened.weight(n).shape for n in opened.names()} == {n: state[n].shape for n in opened.names()}
@@ -200,5 +200,5 @@ REFUSED = [
 def test_refused(make: Any, teacher: Checkpoint, tmp_path: Path, fields: dict, message: str) -> None:
     save(make, tmp_path, 40, **fields)
     with pytest.raises(CheckpointError, match=message) as caught:
-        open_fasteagle(tmp_path, teacher)
+        FastEagleModel.open(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ import torch
 
 from draftwood.compiler.drafters.common.steps import ExtendStep, LevelStep
 from draftwood.compiler.drafters.kind import PEAGLE
-from draftwood.compiler.drafters.peagle.checkpoint import open_peagle
+from draftwood.compiler.drafters.peagle.model import PEagleModel
 from draftwood.compiler.drafters.peagle.network import PEagle
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def written(
     at = "midlayer" if layout == "SpecForge" else "layers.0"
     mask = tensors["mask_hidden"].flatten().double().numpy()
     oracle = make.oracle(tensors, at, embed=embed, layers=shape.get("layers", 1), mask=mask)
-    return load(PEagle, open_peagle(folder, teacher)), oracle, levels
+    return load(PEagle, PEagleModel.open(folder, teacher).checkpoint), oracle, levels
 
 
 def silent(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
