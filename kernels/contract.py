@@ -45,16 +45,11 @@ class Contract:
         return getattr(getattr(torch.ops, self.namespace), self.name).default
 
 
-def is_registered(contract: Contract) -> bool:
-    """True if the operator exists already: torch_npu's own, or ours from an earlier call."""
-    return hasattr(getattr(torch.ops, contract.namespace), contract.name)
-
-
 def register(contracts: tuple[Contract, ...]) -> None:
     """Registers every contract that the process does not have yet. Idempotent."""
     for contract in contracts:
-        if is_registered(contract):
-            continue
+        if hasattr(getattr(torch.ops, contract.namespace), contract.name):
+            continue  # torch_npu's own, or ours from an earlier call
         library = torch.library.Library(contract.namespace, "FRAGMENT")
         library.define(contract.schema)
         library.impl(contract.name, contract.reference, "CompositeExplicitAutograd")

@@ -103,11 +103,6 @@ def expected_tensors(config: TeacherConfig) -> dict[str, tuple[int, ...]]:
     return shapes_of(family_of(config).parts(config))
 
 
-def teacher_parts(config: TeacherConfig) -> dict[str, tuple[str, ...]]:
-    """Our weight name -> the published tensors that make it."""
-    return {ours: tuple(name for name, _ in part.tensors) for ours, part in family_of(config).parts(config).items()}
-
-
 def tokenizer_files(folder: Path) -> list[Path]:
     """The tokenizer's files, those that exist; none is an acceptable answer."""
     return [folder / name for name in _TOKENIZER if (folder / name).is_file()]

@@ -7,11 +7,13 @@ is computed along the teacher's own text, as draft trees that hold the true path
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -191,14 +193,18 @@ class Student(nn.Module):
         return {"d2t": ids_V - torch.arange(len(ids_V)), "t2d": known_T}
 
 
+def write_folder(
+    folder: Path, tensors: dict[str, Any], config: dict[str, Any], file: str = "model.safetensors"
+) -> None:
+    """A drafter's weights, in bfloat16, and its config.json; id maps keep their types."""
+    moved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    kept = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in moved.items()}
+    save_file(kept, folder / file, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def _parts(contexts: int) -> Iterator[slice]:
     return (slice(at, min(at + _RANKED, contexts)) for at in range(0, contexts, _RANKED))
-
-
-def stored(tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """Weights as they are written: bfloat16 on the host; id maps keep their types."""
-    moved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in moved.items()}
 
 
 def _by_level(loss_R: Tensor, rows_R: Tensor, levels: int) -> Tensor:

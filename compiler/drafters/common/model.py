@@ -16,7 +16,7 @@ from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.export import check_agreed
 from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.common.steps import extend_step, level_step, tree_step
+from draftwood.compiler.drafters.common.steps import Behind, extend_step, level_step, tree_step
 from draftwood.compiler.drafters.common.trees import grown
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, OpenedDrafter, Trees
@@ -99,14 +99,14 @@ class CachedModel(DraftModel):
         decoder, drafter = modules[0], cast(CachedNetwork, modules[1])
         found = []
         for slots in lengths.slots:
-            found += [extend_step(drafter, decoder, rows, slots, sizes.dtype) for rows in lengths.chunks]
+            found += [extend_step(drafter, decoder, Behind(rows, slots, sizes.dtype)) for rows in lengths.chunks]
             # Where any KV length will do, so will any number of rows.
-            behind = (sizes.path_rows if slots else 0, slots, sizes.dtype)
+            behind = Behind(sizes.path_rows if slots else 0, slots, sizes.dtype)
             if self.follows_nodes:
                 grows = [(self.draft_name(name), grown(tree)) for name, tree in trees if tree.nodes]
-                found += [tree_step(drafter, decoder, name, tree, *behind) for name, tree in grows]
+                found += [tree_step(drafter, decoder, name, tree, behind) for name, tree in grows]
             else:
-                found.append(level_step(drafter, decoder, self.levels, self._candidates(trees), *behind))
+                found.append(level_step(drafter, decoder, self.levels, self._candidates(trees), behind))
         return found
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:

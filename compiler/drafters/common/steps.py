@@ -11,6 +11,7 @@ padding: any numbers and ids. A draft step also takes ``noise`` [D, U], a row fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -88,64 +89,51 @@ class TreeStep(CachedStep):
         return (*self.tree.grow(self.drafter.root(written, self.teacher, noise)), *written.caches)
 
 
-def extend_step(drafter: CachedNetwork, decoder: Decoder, rows: int, slots: int, dtype: str = "float32") -> Step:
-    """Extends the caches by ``rows`` rows at KV length ``slots``; 0 and 0 mean any, the graph of a CPU."""
-    block = drafter.config.block
+class Behind(NamedTuple):
+    """How many rows a step runs at which KV length, in an element type; 0 and 0 mean any, the graph of a CPU."""
+
+    rows: int
+    slots: int
+    dtype: str = "float32"
+
+    @property
+    def form(self) -> Form:
+        """Of attention."""
+        return "fused" if self.slots else "cpu"
+
+
+def extend_step(drafter: CachedNetwork, decoder: Decoder, behind: Behind) -> Step:
+    """Extends the caches by rows."""
+    rows, slots, dtype = behind
     name = f"extend-t{rows}-kv{slots}" if slots else "extend"
-    outputs = [tensor("hidden", dtype, drafter.root_states, block.hidden)]
-    return cached_step(ExtendStep(drafter, decoder, form_at(slots)), name, "extend", outputs, rows, slots, dtype)
+    outputs = [tensor("hidden", dtype, drafter.root_states, drafter.config.block.hidden)]
+    return _cached_step(ExtendStep(drafter, decoder, behind.form), name, "extend", outputs, behind)
 
 
-def level_step(
-    drafter: CachedNetwork,
-    decoder: Decoder,
-    levels: int,
-    candidates: int,
-    rows: int,
-    slots: int,
-    dtype: str = "float32",
-) -> Step:
-    """The draft step of one pass behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
-    module = LevelStep(drafter, decoder, candidates, form_at(slots))
+def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates: int, behind: Behind) -> Step:
+    """The draft step of one pass behind rows."""
+    module = LevelStep(drafter, decoder, candidates, behind.form)
     outputs = ranked_outputs(levels, candidates, "float32")
-    return cached_step(module, _at("draft", slots), "draft", outputs, rows, slots, dtype, levels)
+    return _cached_step(module, _at("draft", behind.slots), "draft", outputs, behind, levels)
 
 
 def tree_step(
-    drafter: CachedNetwork,
-    decoder: Decoder,
-    name: str,
-    tree: FixedTree | BudgetTree,
-    rows: int,
-    slots: int,
-    dtype: str = "float32",
+    drafter: CachedNetwork, decoder: Decoder, name: str, tree: FixedTree | BudgetTree, behind: Behind
 ) -> Step:
-    """The draft step for one tree behind ``rows`` rows at KV length ``slots``; 0 and 0 mean any."""
-    module = TreeStep(drafter, decoder, tree, form_at(slots))
-    return cached_step(module, _at(name, slots), "draft", tree.outputs(), rows, slots, dtype, tree.depth)
+    """The draft step for one tree behind rows."""
+    module = TreeStep(drafter, decoder, tree, behind.form)
+    return _cached_step(module, _at(name, behind.slots), "draft", tree.outputs(), behind, tree.depth)
 
 
 def _at(name: str, slots: int) -> str:
     return f"{name}-kv{slots}" if slots else name
 
 
-def form_at(slots: int) -> Form:
-    """The form of attention at a KV length; 0 means any."""
-    return "fused" if slots else "cpu"
-
-
-def cached_step(
-    module: CachedStep,
-    name: str,
-    kind: GraphKind,
-    outputs: list[TensorSignature],
-    rows: int,
-    slots: int,
-    dtype: str,
-    levels: int = 0,
+def _cached_step(
+    module: CachedStep, name: str, kind: GraphKind, outputs: list[TensorSignature], behind: Behind, levels: int = 0
 ) -> Step:
     """The step of a module, its signature made of what all steps with caches take; one that drafts has levels."""
-    config = module.drafter.config
+    config, (rows, slots, dtype) = module.drafter.config, behind
     block, count = config.block, rows or "N"
     inputs = [
         tensor("tokens", "int64", count),

@@ -7,14 +7,12 @@ head is told the true token before each target, as the nodes of a tree on the tr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,7 +28,7 @@ from draftwood.compiler.drafters.common.training import (
 from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC
 from draftwood.compiler.drafters.dspark.network import Head, MarkovHead
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.student import LevelNoise, Student, stored
+from draftwood.compiler.training.student import LevelNoise, Student, write_folder
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -200,7 +198,6 @@ class DSparkStudent(Student):
         return features_NIH[:, 0, -1].float().sigmoid()
 
     def save(self, folder: Path) -> None:
-        save_file(stored(self.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
         count = len(self.layers)
         config = {
             "architectures": [DEEPSPEC], "model_type": "qwen3", "num_hidden_layers": count, **asdict(self.sizes),
@@ -212,7 +209,7 @@ class DSparkStudent(Student):
             "markov_rank": self.rank, "markov_head_type": self.markov_head.kind,
             "enable_confidence_head": True, "confidence_head_with_markov": True,
         }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_folder(folder, self.state_dict(), config)
 
 
 def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:

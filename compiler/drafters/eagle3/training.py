@@ -8,20 +8,18 @@ them, and to its own levels of this context alone. So no level ever sees feature
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.training import Block, RMSNorm, Sizes, aux_layers, read_trained, teacher_sizes
 from draftwood.compiler.drafters.kind import EAGLE3
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.student import Student, stored
+from draftwood.compiler.training.student import Student, write_folder
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -100,7 +98,6 @@ class Eagle3Student(Student):
         return loss, {"nats": nats_I}
 
     def save(self, folder: Path) -> None:
-        save_file(stored({**self.state_dict(), **self.maps()}), folder / "model.safetensors", metadata={"format": "pt"})
         config = {
             "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
             **asdict(self.sizes), "hidden_act": "silu", "attention_bias": False,
@@ -111,7 +108,7 @@ class Eagle3Student(Student):
             "aux_layer_ids": list(self.aux),
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.aux), "use_aux_hidden_state": True},
         }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_folder(folder, self.state_dict() | self.maps(), config)
 
 
 def attend(

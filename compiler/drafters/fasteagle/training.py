@@ -9,20 +9,18 @@ distance of the normed output from the teacher's final state there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.drafters.common.training import Block, RMSNorm, Sizes, aux_layers, read_trained, teacher_sizes
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.student import Student, stored
+from draftwood.compiler.training.student import Student, write_folder
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
@@ -109,13 +107,12 @@ class FastEagleStudent(Student):
     def save(self, folder: Path) -> None:
         tensors = self.state_dict()
         tensors |= self._scaled(tensors, self.scale) | self.maps()
-        save_file(stored(tensors), folder / "model.safetensors", metadata={"format": "pt"})
-        fields = {
+        config = {
             "architectures": ["FastEagleDrafter"], "model_type": "fasteagle", "num_hidden_layers": self.levels,
             **asdict(self.sizes), "vocab_size": len(self.teacher_output_TH), "draft_vocab_size": len(self.output_VH),
             "target_hidden_size": self.fc.in_features // len(self.aux), "aux_layer_ids": list(self.aux),
         }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        write_folder(folder, tensors, config)
 
 
 @torch.no_grad()

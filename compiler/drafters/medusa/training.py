@@ -5,20 +5,18 @@ With shared noise it is the cross-entropy with the teacher's distribution, and o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.medusa.network import Head, MedusaHeads
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.student import Student, stored
+from draftwood.compiler.training.student import Student, write_folder
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -63,12 +61,11 @@ class MedusaStudent(Student):
         for i, head in enumerate(self.heads):
             for j, block in enumerate(head.blocks):
                 tensors[f"{i}.{j}.linear.weight"], tensors[f"{i}.{j}.linear.bias"] = block.weight, block.bias
-        save_file(stored(tensors), folder / "medusa_lm_head.safetensors", metadata={"format": "pt"})
         config = {
             "medusa_num_heads": self.levels, "medusa_num_layers": self.blocks,
             "base_model_name_or_path": self.teacher_name,
         }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_folder(folder, tensors, config, "medusa_lm_head.safetensors")
 
 
 def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:

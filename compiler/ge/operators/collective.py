@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from draftwood.compiler.ge.operators.table import FLOATS, Refusal, one_type, only, operator
+from draftwood.compiler.ge.operators.table import FLOATS, Refusal, one_type, operator
 
 COLLECTIVES = ("HcomAllReduce", "HcomAllGather")
 
 
 @operator
-def HcomAllReduce(x: Tensor, *, reduction: str, group: str, fusion: int = 1, fusion_id: int = -1) -> Tensor:
-    only("reduction", reduction, "sum")
+def HcomAllReduce(x: Tensor, *, reduction: Literal["sum"], group: str, fusion: int = 1, fusion_id: int = -1) -> Tensor:
     return _shape_of(x, x.shape)
 
 

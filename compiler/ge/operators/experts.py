@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,12 +39,12 @@ def MoeInitRoutingV3(
     active_num: int = -1,
     expert_capacity: int = -1,
     expert_num: int = -1,
-    drop_pad_mode: int = 0,
+    drop_pad_mode: Literal[0] = 0,
     expert_tokens_num_type: int = 0,
     expert_tokens_num_flag: bool = False,
-    quant_mode: int = -1,
+    quant_mode: Literal[-1] = -1,
     active_expert_range: list[int],
-    row_idx_type: int = 0,
+    row_idx_type: Literal[0] = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every row at every expert of its own; nothing is dropped, padded or quantised."""
     one_type(FLOATS, x)
@@ -52,12 +52,9 @@ def MoeInitRoutingV3(
     if scale is not None or offset is not None:
         raise Refusal("operands scale and offset are not covered by the interpreter")
     only("active_num", active_num, expert_idx.numel())
-    only("drop_pad_mode", drop_pad_mode, 0)
     only("expert_tokens_num_type", expert_tokens_num_type, 1)
     only("expert_tokens_num_flag", expert_tokens_num_flag, True)
-    only("quant_mode", quant_mode, -1)
     only("active_expert_range", active_expert_range, [0, expert_num])
-    only("row_idx_type", row_idx_type, 0)
     sorted_: tuple[Tensor, Tensor, Tensor, Tensor] = _run(
         INIT_ROUTING, x, expert_idx, expert_num=expert_num, expert_tokens_num_type=1, expert_tokens_num_flag=True
     )
@@ -79,10 +76,10 @@ def GroupedMatmul(
     split_item: int = 0,
     dtype: int = 0,
     transpose_weight: bool = False,
-    transpose_x: bool = False,
+    transpose_x: Literal[False] = False,
     group_type: int = -1,
     group_list_type: int = 0,
-    act_type: int = 0,
+    act_type: Literal[0] = 0,
     tuning_config: list[int] = [0],  # noqa: B006 (a default)
 ) -> Tensor:
     """Rows x [R, H] in groups along R, a matrix of weight [E, O, H] each; what floats do without is empty."""
@@ -94,10 +91,8 @@ def GroupedMatmul(
     only("split_item", split_item, 2, 3)
     only("dtype", dtype, -1)
     only("transpose_weight", transpose_weight, True)
-    only("transpose_x", transpose_x, False)
     only("group_type", group_type, 0)
     only("group_list_type", group_list_type, 1)
-    only("act_type", act_type, 0)
     only("tuning_config", tuning_config, [0])
     one_type(FLOATS, x[0], weight[0])
     product: Tensor = _run(GROUPED_LINEAR, x[0], weight[0], group_list)
@@ -115,13 +110,12 @@ def MoeFinalizeRoutingV2(
     expert_idx: Tensor | None = None,
     *,
     drop_pad_mode: int = 0,
-    k: int = 1,
+    k: Literal[1] = 1,
 ) -> Tensor:
     """The sum of every row's places, each times its share; with scales, k is theirs."""
     if scales is None or any(value is not None for value in (x1, x2, bias, expert_idx)):
         raise Refusal("the interpreter covers scales alone of the optional operands")
     only("drop_pad_mode", drop_pad_mode, 2)
-    only("k", k, 1)
     one_type(FLOATS, expanded_x, scales)
     summed: Tensor = _run(FINALIZE_ROUTING, expanded_x, None, None, None, scales, expanded_row_idx, None, 2)
     return summed

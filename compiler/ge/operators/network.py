@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,19 +40,17 @@ def MatMulV2(
     *,
     transpose_x1: bool = False,
     transpose_x2: bool = False,
-    offset_x: int = 0,
+    offset_x: Literal[0] = 0,
 ) -> Tensor:
-    only("offset_x", offset_x, 0)
     return MatMul(x1, x2, bias, transpose_x1=transpose_x1, transpose_x2=transpose_x2)
 
 
 @operator
-def DynamicQuant(x: Tensor, *, dst_type: int = 2) -> tuple[Tensor, Tensor]:
+def DynamicQuant(x: Tensor, *, dst_type: Literal[2] = 2) -> tuple[Tensor, Tensor]:
     """int8 and a scale a row, in fp32: rint(x * (127 / max)), halves to even, and max * (1 / 127).
 
     Of a row of zeros the document leaves the whole numbers open and gives the scale 0; here they are zeros.
     """
-    only("dst_type", dst_type, 2)
     one_type(FLOATS, x)
     largest = x.float().abs().amax(-1, keepdim=True)
     whole = torch.where(largest > 0, x.float() * (LARGEST / largest), 0.0).round()
@@ -66,13 +65,11 @@ def QuantBatchMatmulV3(
     bias: Tensor | None = None,
     pertoken_scale: Tensor | None = None,
     *,
-    dtype: int,
-    transpose_x1: bool = False,
+    dtype: Literal[1, 27],
+    transpose_x1: Literal[False] = False,
     transpose_x2: bool = False,
 ) -> Tensor:
     """Sums in int32, times the column's scale and then the row's in fp32, plus the bias; rounded once."""
-    only("dtype", dtype, 1, 27)
-    only("transpose_x1", transpose_x1, False)
     if {x1.dtype, x2.dtype} != {torch.int8} or pertoken_scale is None:
         raise Refusal(f"operands are {x1.dtype} and {x2.dtype}; expected int8 and a scale of every row")
     out = products(x1, x2.t() if transpose_x2 else x2).float() * scale.float() * pertoken_scale[:, None]
@@ -89,8 +86,9 @@ def BatchMatMul(x1: Tensor, x2: Tensor, *, adj_x1: bool = False, adj_x2: bool = 
 
 
 @operator
-def BatchMatMulV2(x1: Tensor, x2: Tensor, *, adj_x1: bool = False, adj_x2: bool = False, offset_x: int = 0) -> Tensor:
-    only("offset_x", offset_x, 0)
+def BatchMatMulV2(
+    x1: Tensor, x2: Tensor, *, adj_x1: bool = False, adj_x2: bool = False, offset_x: Literal[0] = 0
+) -> Tensor:
     return BatchMatMul(x1, x2, adj_x1=adj_x1, adj_x2=adj_x2)
 
 
@@ -116,10 +114,9 @@ def AddRmsNormDynamicQuant(
     *,
     epsilon: float = 1e-6,
     output_mask: Sequence[bool] = (),
-    dst_type: int = 2,
+    dst_type: Literal[2] = 2,
 ) -> tuple[Tensor, ...]:
     """The norm of a sum as int8 and a scale a row; second rows and scales are for a second product, and empty."""
-    only("dst_type", dst_type, 2)
     only("output_mask", list(output_mask), [])
     one_type(FLOATS, x1, x2, gamma)
     whole, no_rows, total, scale, no_scale = ADD_RMS_NORM_DYNAMIC_QUANT.reference(x1, x2, gamma, epsilon=epsilon)
@@ -132,28 +129,23 @@ def DequantSwigluQuant(
     *,
     activate_left: bool = False,
     quant_mode: str = "static",
-    dst_type: int = 2,
-    round_mode: str = "rint",
-    activate_dim: int = -1,
-    swiglu_mode: int = 0,
+    dst_type: Literal[2] = 2,
+    round_mode: Literal["rint"] = "rint",
+    activate_dim: Literal[-1] = -1,
+    swiglu_mode: Literal[0] = 0,
     clamp_limit: float = 7.0,
     glu_alpha: float = 1.702,
     glu_bias: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """A gated activation as int8 and a scale a row; the last three attributes are of another activation."""
     only("quant_mode", quant_mode, "dynamic")
-    only("dst_type", dst_type, 2)
-    only("round_mode", round_mode, "rint")
-    only("activate_dim", activate_dim, -1)
-    only("swiglu_mode", swiglu_mode, 0)
     one_type(FLOATS, x)
     rounded: tuple[Tensor, Tensor] = DEQUANT_SWIGLU_QUANT.reference(x, activate_left=activate_left, quant_mode=1)
     return rounded
 
 
 @operator
-def RotaryMul(x: Tensor, r1: Tensor, r2: Tensor, *, rotary_mode: str = "half") -> Tensor:
-    only("rotary_mode", rotary_mode, "half")
+def RotaryMul(x: Tensor, r1: Tensor, r2: Tensor, *, rotary_mode: Literal["half"] = "half") -> Tensor:
     one_type(FLOATS, x, r1, r2)
     rotated: Tensor = ROTARY_MUL.reference(x, r1, r2)
     return rotated
@@ -161,11 +153,15 @@ def RotaryMul(x: Tensor, r1: Tensor, r2: Tensor, *, rotary_mode: str = "half") -
 
 @operator
 def ApplyRotaryPosEmb(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, layout: int = 1, rotary_mode: str = "half"
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    layout: Literal[1] = 1,
+    rotary_mode: Literal["half"] = "half",
 ) -> tuple[Tensor, Tensor]:
     """[B, T, N, D] by cos and sin [1, T, 1, D]; on a device the results lie where query and key did."""
-    only("layout", layout, 1)
-    only("rotary_mode", rotary_mode, "half")
     one_type(FLOATS, query, key, cos, sin)
     turned: tuple[Tensor, Tensor] = ROTARY_PAIR.reference(query, key, cos, sin)
     return turned
@@ -189,35 +185,26 @@ def FusedInferAttentionScore(
     scale: float = 1.0,
     pre_tokens: int = 2147483647,
     next_tokens: int = 2147483647,
-    input_layout: str = "BSH",
+    input_layout: Literal["BNSD", "BSND", "BSH"] = "BSH",
     num_key_value_heads: int = 0,
-    sparse_mode: int = 0,
-    inner_precise: int = 0,
-    block_size: int = 0,
-    antiquant_mode: int = 0,
-    softmax_lse_flag: bool = False,
-    key_antiquant_mode: int = 0,
-    value_antiquant_mode: int = 0,
-    query_quant_mode: int = 0,
-    pse_type: int = 0,
-    out_dtype: int = 0,
+    sparse_mode: Literal[0, 1] = 0,
+    inner_precise: Literal[0, 1, 2, 3] = 0,  # which kernel runs, not what it computes
+    block_size: Literal[0] = 0,
+    antiquant_mode: Literal[0] = 0,
+    softmax_lse_flag: Literal[False] = False,
+    key_antiquant_mode: Literal[0] = 0,
+    value_antiquant_mode: Literal[0] = 0,
+    query_quant_mode: Literal[0] = 0,
+    pse_type: Literal[0] = 0,
+    out_dtype: Literal[0] = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention of every batch row; a mask hides where it is set. The second output is empty.
 
     Layouts: BNSD [B, N, T, D], BSND [B, T, N, D], BSH [B, T, N*D]; those of key and value likewise.
     """
-    unused = {"block_size": block_size, "antiquant_mode": antiquant_mode, "key_antiquant_mode": key_antiquant_mode}
-    unused |= {"value_antiquant_mode": value_antiquant_mode, "query_quant_mode": query_quant_mode}
-    unused |= {"pse_type": pse_type, "out_dtype": out_dtype}
-    for name, number in unused.items():
-        only(name, number, 0)
-    only("softmax_lse_flag", softmax_lse_flag, False)
-    only("input_layout", input_layout, "BNSD", "BSND", "BSH")
-    only("sparse_mode", sparse_mode, 0, 1)
     if sparse_mode == 0:  # mode 1 ignores both
         only("pre_tokens", pre_tokens, 2147483647)
         only("next_tokens", next_tokens, 2147483647)
-    only("inner_precise", inner_precise, 0, 1, 2, 3)  # which kernel runs, not what it computes
     if (len(key), len(value)) != (1, 1):
         raise Refusal(f"{len(key)} keys and {len(value)} values, expected one tensor each")
     one_type(FLOATS, query, key[0], value[0])

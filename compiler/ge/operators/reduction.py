@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from draftwood.compiler.ge.graph import GE_TYPES
-from draftwood.compiler.ge.operators.table import BOOLS, FLOATS, NUMBERS, Refusal, one_type, only, operator, register
+from draftwood.compiler.ge.operators.table import BOOLS, FLOATS, NUMBERS, Refusal, one_type, operator, register
 
 
 def _reduce(
@@ -35,9 +36,8 @@ for _name, _function, _types in (
 
 
 @operator
-def ArgMaxV2(x: Tensor, dimension: int, *, dtype: int = 9) -> Tensor:
+def ArgMaxV2(x: Tensor, dimension: int, *, dtype: Literal[3, 9] = 9) -> Tensor:
     """The first of equal values."""
-    only("dtype", dtype, 3, 9)
     one_type(NUMBERS, x)
     return torch.argmax(x, dimension).to(GE_TYPES[dtype])
 

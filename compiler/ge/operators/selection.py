@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from draftwood.compiler.ge.operators.table import ALL, INTEGERS, NUMBERS, one_type, only, operator, register
+from draftwood.compiler.ge.operators.table import ALL, INTEGERS, NUMBERS, one_type, operator, register
 from draftwood.kernels.scatter import SCATTER_ND_UPDATE_
 
 
@@ -20,13 +22,11 @@ def GatherV2(
     indices: Tensor,
     axis: int,
     *,
-    batch_dims: int = 0,
-    is_preprocessed: bool = False,
+    batch_dims: Literal[0] = 0,
+    is_preprocessed: Literal[False] = False,
     negative_index_support: bool = False,
 ) -> Tensor:
     """Slices of x along ``axis``; the indices' dimensions take that one's place. An index outside is refused."""
-    only("batch_dims", batch_dims, 0)
-    only("is_preprocessed", is_preprocessed, False)
     axis, index = axis % x.dim(), _indices(indices)
     if negative_index_support:
         index = torch.where(index < 0, index + x.shape[axis], index)
@@ -39,8 +39,7 @@ def GatherElements(x: Tensor, index: Tensor, *, dim: int = 0) -> Tensor:
     return torch.gather(x, dim, _indices(index))
 
 
-def ScatterNdUpdate(var: Tensor, indices: Tensor, updates: Tensor, *, use_locking: bool = False) -> Tensor:
-    only("use_locking", use_locking, False)
+def ScatterNdUpdate(var: Tensor, indices: Tensor, updates: Tensor, *, use_locking: Literal[False] = False) -> Tensor:
     one_type(ALL, var, updates)
     written: Tensor = SCATTER_ND_UPDATE_.reference(var, _indices(indices), updates)
     return written
@@ -51,10 +50,12 @@ register("ScatterNdUpdate", ScatterNdUpdate, writes=True)
 
 @operator
 def TopKV2(
-    x: Tensor, k: int, *, sorted: bool = True, dim: int = -1, largest: bool = True, sort_policy: int = 1
+    x: Tensor, k: int, *, sorted: bool = True, dim: int = -1, largest: bool = True, sort_policy: Literal[1] = 1
 ) -> tuple[Tensor, Tensor]:
-    """The definition does not order equal values; they come as torch.topk has them."""
-    only("sort_policy", sort_policy, 1)  # not in the definition: torchair sets it on every node
+    """The definition does not order equal values; they come as torch.topk has them.
+
+    ``sort_policy`` is not in the definition: torchair sets it on every node.
+    """
     one_type(NUMBERS, x)
     values, indices = torch.topk(x, k, dim, largest, sorted)
     return values, indices.int()

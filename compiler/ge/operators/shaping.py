@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -27,14 +29,11 @@ def ZerosLike(x: Tensor) -> Tensor:
 
 
 @operator
-def Shape(x: Tensor, *, dtype: int = 3) -> Tensor:
-    only("dtype", dtype, 3, 9)
+def Shape(x: Tensor, *, dtype: Literal[3, 9] = 3) -> Tensor:
     return torch.tensor(x.shape, dtype=GE_TYPES[dtype])
 
 
-def Reshape(x: Tensor, shape: list[int], *, axis: int = 0, num_axes: int = -1) -> Tensor:
-    only("axis", axis, 0)
-    only("num_axes", num_axes, -1)
+def Reshape(x: Tensor, shape: list[int], *, axis: Literal[0] = 0, num_axes: Literal[-1] = -1) -> Tensor:
     return x.reshape(shape)
 
 
@@ -125,17 +124,13 @@ def StridedSliceV2(
     axes: list[int] | None = None,
     strides: list[int] | None = None,
     *,
-    begin_mask: int = 0,
-    end_mask: int = 0,
-    ellipsis_mask: int = 0,
-    new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0,
+    begin_mask: Literal[0] = 0,
+    end_mask: Literal[0] = 0,
+    ellipsis_mask: Literal[0] = 0,
+    new_axis_mask: Literal[0] = 0,
+    shrink_axis_mask: Literal[0] = 0,
 ) -> Tensor:
     """Begins and ends past a side are cut off, negative ones count from the end, as in Python."""
-    masks = {"begin_mask": begin_mask, "end_mask": end_mask, "ellipsis_mask": ellipsis_mask}
-    masks |= {"new_axis_mask": new_axis_mask, "shrink_axis_mask": shrink_axis_mask}
-    for name, mask in masks.items():
-        only(name, mask, 0)
     axes = list(range(len(begin))) if axes is None else axes
     strides = [1] * len(begin) if strides is None else strides
     for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
@@ -154,12 +149,10 @@ def PadV3(
     paddings: list[int],
     constant_values: Tensor | None = None,
     *,
-    mode: str = "constant",
-    paddings_contiguous: bool = True,
+    mode: Literal["constant"] = "constant",
+    paddings_contiguous: Literal[True] = True,
 ) -> Tensor:
     """``paddings`` [rank, 2]: how much before and behind every dimension."""
-    only("mode", mode, "constant")
-    only("paddings_contiguous", paddings_contiguous, True)
     if len(paddings) != 2 * x.dim() or min(paddings, default=0) < 0:
         raise Refusal(f"operand paddings = {paddings} does not fit {x.dim()} dimensions")
     pairs = list(zip(paddings[::2], paddings[1::2], strict=True))

@@ -7,10 +7,13 @@ take does not exist for us and is refused, never ignored. The annotation of an o
     Tensor, Tensor | None       a value; optional
     list[Tensor]                a dynamic operand: name0, name1, ...
     int, list[int], Host        read on the host, as numbers or as a tensor: the result's shape may depend on it
+
+That of an attribute is ``Literal`` where the function covers these values alone; others are refused.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,7 +50,8 @@ class Operator:
 
     function: Callable[..., Any]
     operands: dict[str, str]
-    attributes: frozenset[str]
+    # Each with the values that are covered; None for all.
+    attributes: dict[str, list[Any] | None]
     writes: bool
     views: bool
 
@@ -59,9 +63,13 @@ def register(name: str, function: Callable[..., Any], *, writes: bool = False, v
     """Enters a function into the table under an operator type."""
     parameters = inspect.signature(function).parameters.values()
     operands = {p.name: str(p.annotation) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
-    attributes = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    attributes = {p.name: _covered(str(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert name not in OPERATORS, name
     OPERATORS[name] = Operator(function, operands, attributes, writes, views)
+
+
+def _covered(annotation: str) -> list[Any] | None:
+    return ast.literal_eval(annotation.removeprefix("Literal")) if annotation.startswith("Literal[") else None
 
 
 def operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +95,7 @@ class Call:
             raise LoweringError(f"node {node.name}: operator {node.type} is not known to the interpreter")
         # Names that begin with an underscore are notes of GE or torchair, not attributes of the operator.
         attributes = {name: value for name, value in node.attributes.items() if not name.startswith("_")}
-        for name in attributes.keys() - found.attributes:
+        for name in attributes.keys() - found.attributes.keys():
             raise _error(node, f"attribute {name} = {attributes[name]!r} is not known to the interpreter")
         if len(node.operands) != len(node.input_types):
             raise _error(node, f"{len(node.operands)} operands, but {len(node.input_types)} are described")
@@ -106,6 +114,9 @@ class Call:
         return outputs
 
     def _arguments(self, operands: Sequence[Tensor | None]) -> dict[str, Any]:
+        for name, value in self.attributes.items():
+            if (covered := self.operator.attributes[name]) is not None:
+                only(name, value, *covered)
         kinds = self.operator.operands
         given = [(slot, x) for slot, x in zip(self.slots, operands, strict=True) if x is not None]
         meta = any(x.is_meta for slot, x in given if kinds[slot] not in _HOST)

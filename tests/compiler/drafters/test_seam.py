@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftwood import manifest as m
@@ -30,7 +29,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.student import Student, stored
+from draftwood.compiler.training.student import Student, write_folder
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
@@ -129,8 +128,7 @@ class LinearStudent(Student):
         return loss, {"nats": nats_I}
 
     def save(self, folder: Path) -> None:
-        save_file(stored(self.state_dict()), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps({"architectures": ["Linear"]}))
+        write_folder(folder, self.state_dict(), {"architectures": ["Linear"]})
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.steps.verify import verify_step
-from draftwood.compiler.teachers.checkpoint import Checkpoint, teacher_parts
+from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.compiler.teachers.registry import family_of
 from draftwood.compiler.teachers.rope import rope_tables
 from draftwood.errors import BundleError, LoweringError, RequestError
 
@@ -57,7 +58,8 @@ class Pair:
 
         kinds = ("prefill", "verify", "decode", "draft")
         shapes_of = {name: tuple(value.shape) for name, value in self.weights.items()}
-        index = plan_weights(shapes_of, dtype, "weights.bin", teacher_parts(decoder.config), {})
+        parts = {name: part.concatenated for name, part in family_of(decoder.config).parts(decoder.config).items()}
+        index = plan_weights(shapes_of, dtype, "weights.bin", parts, {})
         self.eager = dict(zip(kinds, steps("eager"), strict=True))
         self.graphs, self.interpreters = {}, {}
         for kind, step in zip(kinds, steps("fused"), strict=True):
