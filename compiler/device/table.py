@@ -9,8 +9,10 @@ in the format of measured ones, marked as modelled.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, LINKS, OUTPUT_SECONDS
 from draftwood.compiler.device.devices import DeviceSpec, parts
@@ -23,12 +25,21 @@ from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.trees.latency import EntryKind, LatencyEntry, LatencyTable
 
 
-class DraftCost(Protocol):
-    """What a drafter costs: the operators of a draft for every (depth, width) it can be asked for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost(ABC):
+    """What a drafter costs: the operators of a draft for every (depth, width) it can be asked for; its fields say of
+    which sizes it is."""
+
+    # The name of its kind.
+    kind: ClassVar[str]
 
     @property
-    def facts(self) -> dict[str, Any]: ...
+    def facts(self) -> dict[str, Any]:
+        """What a table says of it."""
+        sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in asdict(self).items()}
+        return {"kind": self.kind, **sizes}
 
+    @abstractmethod
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         """(depth, width, operators of the whole draft); `slots` is the length of a cache of its own.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
 from draftwood.compiler.drafters.common.export import refuse
 from draftwood.compiler.drafters.common.model import CachedModel
@@ -22,18 +23,15 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashCost:
+class DFlashCost(DraftCost):
     """One pass of the block through all layers; each layer also makes keys and values of the accepted rows."""
 
+    kind: ClassVar[str] = "dflash"
     levels: int
     layers: int
     vocabulary: int
     states: int = 5
     width: int = 16
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "dflash", **asdict(self)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         H, rows = config.hidden, self.levels + 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, products, ranking
 from draftwood.compiler.device.steps import HEAD
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
@@ -38,19 +39,16 @@ _CONFIDENCE = "confidence_head.proj.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DSparkCost:
+class DSparkCost(DraftCost):
     """DFlash's pass, then a product of ``rank`` with the vocabulary for the ``widths`` best nodes of every level."""
 
+    kind: ClassVar[str] = "dspark"
     levels: int
     layers: int
     vocabulary: int
     rank: int = 256
     states: int = 5
     widths: tuple[int, ...] = (1, 4, 8, 16)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "dspark", **asdict(self), "widths": list(self.widths)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         block = DFlashCost(levels=self.levels, layers=self.layers, vocabulary=self.vocabulary, states=self.states)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import Parts
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.ranked import check_rank
@@ -29,22 +30,19 @@ _AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "q
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Cost:
+class Eagle3Cost(DraftCost):
     """As many passes, one after the other, as levels; `vocabulary` is the draft head's.
 
     The first pass takes the accepted rows through the feature projection; every further one expands the best
     `width` nodes of a level. (The reference implementation's depth counts the passes after the first.)
     """
 
+    kind: ClassVar[str] = "eagle3"
     vocabulary: int
     layers: int = 1
     states: int = 3
     levels: int = 8
     widths: tuple[int, ...] = (1, 4, 8, 16)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "eagle3", **asdict(self), "widths": list(self.widths)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         H = config.hidden

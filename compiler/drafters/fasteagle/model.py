@@ -12,13 +12,14 @@ teacher's layers whose entering states are read. The tensors are ``fc.weight`` [
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import Parts, block_parts, end_parts
 from draftwood.compiler.drafters.common.config import (
     CachedConfig,
@@ -35,22 +36,19 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FastEagleCost:
+class FastEagleCost(DraftCost):
     """A cascade of layers that drafts all its levels in one pass; one draft head serves every level.
 
     None makes the layers as wide as the teacher's.
     """
 
+    kind: ClassVar[str] = "fasteagle"
     layers: int
     vocabulary: int
     heads: int | None = None
     kv_heads: int | None = None
     intermediate: int | None = None
     width: int = 16
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "fasteagle", **asdict(self)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         own = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}

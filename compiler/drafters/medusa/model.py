@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 from draftwood import manifest as m
 from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, vllm
 from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
@@ -30,17 +31,14 @@ _AXES: Axes = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaCost:
+class MedusaCost(DraftCost):
     """What heads cost on a device: one graph for all levels, with an output matrix each or the teacher's."""
 
+    kind: ClassVar[str] = "medusa"
     levels: int
     blocks: int = 1
     tied: bool = False
     width: int = 16
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "medusa", **asdict(self)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         H, V, heads = config.hidden, config.vocabulary, self.levels

@@ -16,7 +16,7 @@ Amazon        ptd_token_id (or pard_token)                       the same field 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
+from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
 from draftwood.compiler.drafters.common.config import read_mask_token
 from draftwood.compiler.drafters.common.export import embedding, proposals, refuse
@@ -45,18 +46,15 @@ _MARKS = ("parallel_drafting", "ptd_token_id", "pard_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PEagleCost:
+class PEagleCost(DraftCost):
     """A pass over the accepted rows and one over the mask rows, both through all layers; one head serves all levels."""
 
+    kind: ClassVar[str] = "peagle"
     levels: int
     layers: int
     vocabulary: int
     states: int = 3
     width: int = 16
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"kind": "peagle", **asdict(self)}
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         H, masks = config.hidden, self.levels - 1
