@@ -149,8 +149,8 @@ def test_every_folder_of_modules_is_installed() -> None:
     assert named == found | {"draftwood"}
 
 
-def test_trees_need_three_packages() -> None:
-    assert set().union(*(foreign(path.read_text()) for path in modules("trees"))) <= {"msgspec", "numpy", "networkx"}
+def test_trees_need_two_packages() -> None:
+    assert set().union(*(foreign(path.read_text()) for path in modules("trees"))) <= {"msgspec", "numpy"}
 
 
 @pytest.mark.parametrize("folder", ["runtime", ""], ids=["runtime", "root"])

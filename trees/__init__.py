@@ -24,7 +24,7 @@ gear            one static shape: a KV length and trees of equally many rows; pl
 """
 
 from draftwood.trees.acceptance import Accepted, walk
-from draftwood.trees.adjacency import from_networkx, parse_nxdi, to_networkx
+from draftwood.trees.adjacency import parse_nxdi
 from draftwood.trees.draw import draw_text
 from draftwood.trees.formats import (
     parse_draftwood,
@@ -46,7 +46,6 @@ __all__ = [
     "TreeBuffers",
     "Violation",
     "draw_text",
-    "from_networkx",
     "is_tree",
     "parse_draftwood",
     "parse_medusa",
@@ -56,7 +55,6 @@ __all__ = [
     "read_tree",
     "require",
     "tensorize",
-    "to_networkx",
     "tree_tokens",
     "violations",
     "walk",

@@ -1,4 +1,4 @@
-"""Trees given as edges: the adjacency JSON of NeuronX Distributed Inference, and networkx graphs.
+"""Trees given as edges: the adjacency JSON of NeuronX Distributed Inference.
 
 The form of `token_tree_config` is ``{"0": ["1", "2"], "1": ["3"]}``: root "0", a missing key is a leaf, and
 the rank of a node is its place among its siblings.
@@ -6,17 +6,13 @@ the rank of a node is its place among its siblings.
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from draftwood.errors import TreeError
 from draftwood.trees._json import load_json
-from draftwood.trees.topology import Topology, rank_path
+from draftwood.trees.topology import Topology
 
-if TYPE_CHECKING:
-    import networkx
-
-Edges = Mapping[Hashable, tuple[Hashable, int]]  # node -> (its parent, its rank there)
+Edges = Mapping[str, tuple[str, int]]  # node -> (its parent, its rank there)
 
 
 def parse_nxdi(text: str, where: str) -> Topology:
@@ -29,7 +25,7 @@ def parse_nxdi(text: str, where: str) -> Topology:
     value = load_json(text, where)
     if not isinstance(value, dict):
         raise TreeError(f"{where}: expected an adjacency object, got {type(value).__name__}")
-    edges: dict[Hashable, tuple[Hashable, int]] = {}
+    edges: dict[str, tuple[str, int]] = {}
     nodes = {"0": None}
     for key, children in value.items():
         parent = _node_id(key, where)
@@ -65,45 +61,6 @@ def format_nxdi(topology: Topology) -> str:
     return json.dumps(adjacency or {"0": []}) + "\n"
 
 
-def from_networkx(graph: "networkx.DiGraph", where: str = "networkx graph") -> Topology:
-    """The tree in a directed graph with edges from parent to child.
-
-    Nodes are either keyed by their rank path, the root by ``()``, or, but for the root, have an attribute
-    `rank`.
-
-    Raises:
-        TreeError: the graph is undirected, not one tree, or neither of the two.
-    """
-    if not graph.is_directed():
-        raise TreeError(f"{where}: expected edges from parent to child, got an undirected graph; use DiGraph")
-    nodes = list(graph.nodes)
-    keyed = bool(nodes) and all(isinstance(node, tuple) for node in nodes)
-    edges: dict[Hashable, tuple[Hashable, int]] = {}
-    for parent, child in graph.edges():
-        rank = _keyed_rank(parent, child, where) if keyed else graph.nodes[child].get("rank")
-        if rank is None:
-            raise TreeError(f"{where}: node {child!r}: expected an attribute 'rank' or rank-path keys")
-        _add_edge(edges, child, parent, rank, where)
-    roots = [node for node in nodes if node not in edges]
-    _check_cycles(edges, where)
-    if len(roots) != 1:
-        raise TreeError(f"{where}: expected one root (a node without a parent), got {len(roots)}: {roots[:5]}")
-    return _grow(edges, nodes, roots[0], where)
-
-
-def to_networkx(topology: Topology) -> "networkx.DiGraph":
-    """`topology` as a directed graph keyed by rank path; nodes carry `row`, `rank` and `depth`."""
-    import networkx  # the runtime is installed without it
-
-    graph = networkx.DiGraph()
-    paths = ((), *topology.paths)
-    for row, path in enumerate(paths):
-        graph.add_node(path, row=row, rank=topology.ranks[row], depth=len(path))
-        if row:
-            graph.add_edge(path[:-1], path)
-    return graph
-
-
 def _node_id(value: object, where: str) -> str:
     text = value if isinstance(value, str) else str(value) if type(value) is int else ""
     if not re.fullmatch("0|[1-9][0-9]*", text):
@@ -111,15 +68,7 @@ def _node_id(value: object, where: str) -> str:
     return text
 
 
-def _keyed_rank(parent: tuple[int, ...], child: tuple[int, ...], where: str) -> int:
-    if not child or rank_path(child)[:-1] != parent:
-        raise TreeError(f"{where}: node {child}: expected its parent {child[:-1]}, got an edge from {parent}")
-    return child[-1]
-
-
-def _add_edge(
-    edges: dict[Hashable, tuple[Hashable, int]], child: Hashable, parent: Hashable, rank: int, where: str
-) -> None:
+def _add_edge(edges: dict[str, tuple[str, int]], child: str, parent: str, rank: int, where: str) -> None:
     if child in edges:
         other = edges[child][0]
         raise TreeError(f"{where}: node {child!r} has two parents, {other!r} and {parent!r}; remove one edge")
@@ -127,9 +76,9 @@ def _add_edge(
 
 
 def _check_cycles(edges: Edges, where: str) -> None:
-    done: set[Hashable] = set()
+    done: set[str] = set()
     for start in edges:
-        trail: list[Hashable] = []
+        trail: list[str] = []
         node = start
         while node in edges and node not in done:
             done.add(node)
@@ -140,7 +89,7 @@ def _check_cycles(edges: Edges, where: str) -> None:
             raise TreeError(f"{where}: node {node!r} lies on a cycle of {cycle[:8]}; remove one of its edges")
 
 
-def _grow(edges: Edges, nodes: Iterable[Hashable], root: Hashable, where: str) -> Topology:
+def _grow(edges: Edges, nodes: Iterable[str], root: str, where: str) -> Topology:
     """The tree of `nodes` under `root`; `edges` must be free of cycles and hold no parent of `root`."""
     paths: list[tuple[int, ...]] = []
     for node in nodes:

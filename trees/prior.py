@@ -160,17 +160,6 @@ def _logit(share: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log(share / (1 - share))
 
 
-def odds_of(tree: Topology, hazards: Sequence[float]) -> NDArray[np.float64]:
-    """float64[T]: the log-odds of each row's question, from the hazards of all rows but the root."""
-    hazard_T, yes_T = np.array((0.0, *hazards)), np.zeros(tree.rows)
-    for row in range(tree.rows):
-        left = 1.0
-        for child in tree.children(row):
-            yes_T[child] = hazard_T[child] / left if left > 0 else 0.0
-            left -= hazard_T[child]
-    return _logit(yes_T)
-
-
 def hazards_at(tree: Topology, odds_T: NDArray[np.float64], ease: float) -> tuple[float, ...]:
     """The probability of each row's rank, its parent given, in a text of an ease; the root left out."""
     yes_T = 1 / (1 + np.exp(-(odds_T + ease)))

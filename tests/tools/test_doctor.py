@@ -54,7 +54,7 @@ def test_this_machine_runs_and_builds() -> None:
     [
         (["torch"], {"build bundles", "train"}),
         (["onnxruntime"], {"run bundles", "build bundles", "train"}),
-        (["transformers", "matplotlib", "networkx"], {"train"}),
+        (["transformers", "matplotlib"], {"train"}),
         ([name for name in doctor.EXTRAS if name != "torch_npu"], {"run bundles", "build bundles", "train"}),
     ],
     ids=["torch", "onnxruntime", "extras", "everything"],

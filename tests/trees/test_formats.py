@@ -1,6 +1,5 @@
 import json
 
-import networkx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,14 +7,12 @@ from hypothesis import strategies as st
 from draftwood.errors import TreeError
 from draftwood.trees import (
     Topology,
-    from_networkx,
     parse_draftwood,
     parse_medusa,
     parse_nxdi,
     parse_specs,
     parse_tree,
     read_tree,
-    to_networkx,
     write_tree,
 )
 
@@ -45,16 +42,6 @@ def test_round_trip(tree, form):
 def test_round_trip_of_adjacency(tree):
     text = write_tree(tree, "nxdi")
     assert parse_nxdi(text, "x") == parse_tree(text, "x") == tree
-
-
-@FIXED
-@given(topologies(), st.randoms(use_true_random=False))
-def test_round_trip_of_networkx_keyed_and_with_attributes(tree, random):
-    graph = to_networkx(tree)
-    names = list(range(100, 100 + tree.rows))
-    random.shuffle(names)
-    anonymous = networkx.relabel_nodes(graph, dict(zip(graph.nodes, names, strict=True)))
-    assert from_networkx(graph) == from_networkx(anonymous) == tree
 
 
 def test_medusa_choices_as_python_assignments():
@@ -123,27 +110,6 @@ def test_refused_text(text, message):
     with pytest.raises(TreeError, match=message) as caught:
         parse_tree(text, "tree.json")
     assert str(caught.value).startswith("tree.json: ") and "\n" not in str(caught.value)
-
-
-def test_refused_graphs():
-    graphs = {
-        "undirected": networkx.Graph([(0, 1)]),
-        "lies on a cycle": _ranked([(1, 2), (2, 1)]),
-        "has two parents": _ranked([(0, 1), (0, 2), (1, 3), (2, 3)]),
-        "expected one root": _ranked([(0, 1), (2, 3)]),
-        "attribute 'rank'": networkx.DiGraph([(0, 1)]),
-        r"expected its parent \(0,\)": networkx.DiGraph([((), (0, 0))]),
-        "got 0": networkx.DiGraph(),
-    }
-    for message, graph in graphs.items():
-        with pytest.raises(TreeError, match=message):
-            from_networkx(graph)
-
-
-def _ranked(edges):
-    graph = networkx.DiGraph(edges)
-    networkx.set_node_attributes(graph, {node: place for place, node in enumerate(graph)}, "rank")
-    return graph
 
 
 def test_adjacency_cannot_express_a_rank_gap():

@@ -27,7 +27,7 @@ BUILD = ("torch", "onnx", "onnxscript", "safetensors")
 # Package -> the extra that brings it; "" is the base installation.
 EXTRAS = {
     **dict.fromkeys(RUN, ""),
-    **dict.fromkeys((*BUILD, "networkx", "matplotlib"), "build"),
+    **dict.fromkeys((*BUILD, "matplotlib"), "build"),
     "transformers": "train",
     "torch_npu": "npu",
 }
