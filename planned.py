@@ -15,6 +15,8 @@ import msgspec
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+# What a gear names in place of a draft graph where its tree is looked up in the text so far.
+LOOKUP = "lookup"
 # A step that takes longer is none.
 MOST_STEP_US = 1e9
 
@@ -30,7 +32,8 @@ class Gear(_Struct, frozen=True):
     ascending, all of equally many rows.
 
     ``graph`` and ``draft`` are set by a build: ``graph`` verifies, ``draft`` drafts, None for plain decoding. Where the
-    drafting graph has a cache and a KV length, ``-kv{slots}`` stands behind the name.
+    drafting graph has a cache and a KV length, ``-kv{slots}`` stands behind the name. `LOOKUP` is no graph: the tree's
+    tokens are looked up in the text.
     """
 
     name: Name
@@ -44,6 +47,16 @@ class Gear(_Struct, frozen=True):
     def trees(self) -> tuple[str, ...]:
         """The names of its trees by confidence class."""
         return (self.tree, *self.class_trees)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether its tree is looked up in the text."""
+        return self.draft == LOOKUP
+
+    @property
+    def neural(self) -> bool:
+        """Whether a drafter's graph drafts for it."""
+        return self.draft is not None and not self.looks_up
 
 
 def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ...]:

@@ -19,6 +19,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.sharing import Sharing, advance
+from draftwood.runtime.speculation.lookup import match_class
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome, Prefill
 from draftwood.runtime.stream import Stream
@@ -166,12 +167,17 @@ class Decoding:
         """The gear of the next step; the cache is grown to its KV length."""
         self._began_us = _now_us()
         self._late = self._behind()
-        gear = self.policy.choose(self.state.length, self._late)
+        gear = self.policy.choose(self.state.length, self._late, self._match())
         assert gear is not None, "a text that fills the context has ended"
         if self.state.slots < gear.slots:
             self.state.grow(gear.slots)
         self._choice_us = _now_us() - self._began_us
         return gear
+
+    def _match(self) -> int:
+        """Class of the match in the text; 0 where no gear looks there."""
+        looks_up = any(gear.looks_up for gear in self.engine.bundle.manifest.gears)
+        return match_class(self.state.index().match) if looks_up else 0
 
     def _behind(self) -> int:
         """Tokens that the drafter's caches are behind, beyond those that the last step gained."""
@@ -182,8 +188,10 @@ class Decoding:
         """What a step gained; returns final text."""
         self._steps += 1
         # The clock would count other texts' steps, too.
-        outcome = outcome._replace(host_us=self._choice_us + outcome.host_us, late=self._late)
-        self._gained = outcome.gained if outcome.gear.draft else 0
+        outcome = outcome._replace(
+            host_us=self._choice_us + outcome.host_us, late=self._late if outcome.gear.neural else 0
+        )
+        self._gained = outcome.gained if outcome.gear.neural else 0
         self._graph_us += outcome.draft_us + outcome.verify_us
         if self.trace is not None:
             self.trace.add(self._event(outcome))

@@ -1,6 +1,7 @@
 """Trees as the command line names them: ``plain``, ``chain:3``, ``full:3x2``, ``backbone:4:5``, files, plans.
 
 ``budget:24x5x4`` names no shape but a budget: at every step the drafter chooses the tree that fits it.
+``lookup:chain:7`` is a tree whose tokens are looked up in the text so far, without a drafter.
 """
 
 import re
@@ -17,7 +18,7 @@ from draftwood.trees.plan_file import Plan, parse_plan
 from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
-KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE, plan:FILE or budget:MxDxK"
+KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE, plan:FILE, budget:MxDxK or lookup:SPEC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,12 @@ class Budget:
     def rows(self) -> int:
         """T: the rows of a verify step, the root counted."""
         return self.nodes + 1
+
+
+class Lookup(Topology):
+    """A tree whose tokens are looked up in the text so far; no equal of the drafter's tree of the same shape."""
+
+    __slots__ = ()
 
 
 def grown_nodes(depth: int, width: int) -> int:
@@ -133,6 +140,8 @@ def _parse_spec(spec: str) -> Sequence[tuple[str, Topology | Budget]]:
         return [("plain", Topology.plain())]
     if kind == "budget":
         return [_budget(rest, f"tree {spec!r}")]
+    if kind == "lookup":
+        return _lookup(rest, f"tree {spec!r}")
     if kind == "plan":
         return _plan(rest, f"tree {spec!r}")
     if kind not in readers:
@@ -182,6 +191,15 @@ def _budget(rest: str, where: str) -> tuple[str, Budget]:
         return f"budget-{nodes}x{depth}x{width}", Budget(nodes, depth, width)
     except TreeError as error:
         raise TreeError(f"{where}: {error}") from None
+
+
+def _lookup(rest: str, where: str) -> list[tuple[str, Topology | Budget]]:
+    found: list[tuple[str, Topology | Budget]] = []
+    for name, tree in _parse_spec(rest):
+        if not isinstance(tree, Topology) or not tree.nodes:
+            raise TreeError(f"{where}: expected a tree of a fixed shape behind lookup:, such as lookup:chain:7")
+        found.append((f"lookup-{name}", Lookup(tree.parents, tree.ranks)))
+    return found
 
 
 def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:

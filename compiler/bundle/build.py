@@ -20,9 +20,10 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.planned import LOOKUP
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, Lookup
 from draftwood.trees.topology import branches
 from draftwood.version import __version__
 
@@ -105,7 +106,7 @@ def _manifest(
         schema_version=m.SCHEMA_VERSION,
         dims=_dims(config, request.shapes),
         teacher=m.Teacher(digest=sources.teacher.digest(), bos=config.bos, eos=config.eos, config=asdict(config)),
-        drafter=kind.manifest(opened.digest(), config, request.trees) if kind and opened else None,
+        drafter=kind.manifest(opened.digest(), config, request.shapes.drafted) if kind and opened else None,
         trees=tuple(_tree(name, tree) for name, tree in request.trees),
         gears=_gears(request.shapes, graph_sets[0].graphs, kind),
         planning=request.planning,
@@ -138,10 +139,17 @@ def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: DraftMod
         msgspec.structs.replace(
             gear,
             graph=_graph_of(graphs, trees[gear.tree].rows, gear.slots),
-            draft=drafter.draft_name(gear.tree) if drafter and trees[gear.tree].nodes else None,
+            draft=_draft_of(gear.tree, trees[gear.tree], drafter),
         )
         for gear in shapes.gears
     )
+
+
+def _draft_of(name: str, tree: Topology | Budget, drafter: DraftModel | None) -> str | None:
+    """What drafts a tree."""
+    if isinstance(tree, Lookup):
+        return LOOKUP
+    return drafter.draft_name(name) if drafter and tree.nodes else None
 
 
 def _graph_of(graphs: Sequence[m.GraphSignature], rows: int, slots: int) -> str:

@@ -93,8 +93,11 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
                 f"gear of {', '.join(gear.trees)}: this drafter has a graph for each tree, so it cannot choose one by"
                 " its own confidence; plan with --classes 1"
             )
-    for name, tree in request.trees:
+    for name, tree in request.shapes.drafted:
         if drafter is not None:
             check_tree(drafter, name, tree, config)
         elif tree.nodes:
-            raise TreeError(f"tree {name}: {tree.depth} levels deep, but there is no --drafter; name one")
+            raise TreeError(
+                f"tree {name}: {tree.depth} levels deep, but there is no --drafter; name one, or look the tree up in"
+                " the text (--tree lookup:chain:7)"
+            )

@@ -21,7 +21,7 @@ from draftwood.compiler.teachers.block import Form
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.planned import Gear
 from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,11 @@ class Shapes:
     whole: bool = False
     # Texts that one launch takes at most, where a target has such graphs.
     texts: int = 1
+
+    @property
+    def drafted(self) -> tuple[tuple[str, Topology | Budget], ...]:
+        """The trees but those that are looked up in the text."""
+        return tuple((name, tree) for name, tree in self.trees if not isinstance(tree, Lookup))
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -88,7 +93,7 @@ def draft_steps(
     if drafter is None or modules[1] is None:
         return []
     lengths = Lengths(shapes.slots, shapes.prefill_rows) if static else ANY_LENGTH
-    return drafter.steps(modules, shapes.trees, sizes, lengths)
+    return drafter.steps(modules, shapes.drafted, sizes, lengths)
 
 
 def whole_steps(
@@ -102,6 +107,8 @@ def whole_steps(
     found = []
     for gear in shapes.gears:
         own = [trees[tree] for tree in gear.trees]
+        if isinstance(own[0], Lookup):  # the host drafts
+            continue
         draft = _draft_of(gear, drafts, drafter) if own[0].rows > 1 else None
         kind, rows = ("verify", own[0].rows) if own[0].rows > 1 else ("decode", decode_rows)
         verify = next(
@@ -142,7 +149,7 @@ def rebuild_drafts(
     if manifest.drafter is None or modules[1] is None:
         return {}
     drafter, dims = drafter_of(manifest.drafter), manifest.dims
-    trees = manifest_trees(manifest, topologies)
+    trees = [(name, tree) for name, tree in manifest_trees(manifest, topologies) if not isinstance(tree, Lookup)]
     dtype = graphs.precision.activations
     sizes = StepSizes(branch_rows=dims.branch_rows, path_rows=dims.path_rows, dtype=dtype)
     extends = [graph for graph in graphs.graphs if graph.kind == "extend"]
@@ -172,7 +179,12 @@ def manifest_trees(
     manifest: m.Manifest, topologies: Mapping[str, Topology]
 ) -> tuple[tuple[str, Topology | Budget], ...]:
     """The trees of a bundle by name; ``topologies`` are those that have a file."""
-    return tuple(
-        (tree.name, topologies[tree.name] if tree.file else Budget(tree.rows - 1, tree.depth, tree.width))
-        for tree in manifest.trees
-    )
+    looked_up = {gear.tree for gear in manifest.gears if gear.looks_up}
+
+    def made(tree: m.Tree) -> Topology | Budget:
+        if not tree.file:
+            return Budget(tree.rows - 1, tree.depth, tree.width)
+        found = topologies[tree.name]
+        return Lookup(found.parents, found.ranks) if tree.name in looked_up else found
+
+    return tuple((tree.name, made(tree)) for tree in manifest.trees)

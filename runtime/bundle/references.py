@@ -337,7 +337,9 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
         yield f"a tree of {tree.rows} rows does not fit {gear.slots} slots"
     if (gear.draft is None) != (tree.rows == 1):
         yield f"draft is {gear.draft!r} beside a tree of {tree.rows} rows; expected a draft graph exactly for trees"
-    elif gear.draft is not None:
+    elif gear.looks_up and (tree.file is None or gear.class_trees):
+        yield f"looks up tree {tree.name}; expected one tree of a fixed shape"
+    elif gear.draft is not None and not gear.looks_up:
         draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft))
         yield from _draft(draft, gear.draft, tree, manifest.drafter.levels if manifest.drafter else 0)
 
@@ -345,7 +347,7 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
 def _whole(gear: Gear, verify: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
     """The graphs that do whole steps of a gear, where a set has such: as its verify graph is, greedy and sampled."""
     wholes = {one.name: one for one in graphs if one.kind == "whole"}
-    for draws in ("greedy", "sampled") if wholes else ():
+    for draws in ("greedy", "sampled") if wholes and not gear.looks_up else ():
         found = wholes.get(whole_name(gear.name, draws))
         sampled = found is not None and any(spec.name == "keys" for spec in found.inputs)
         drafts = found is not None and any(spec.name == "features.in" for spec in found.inputs)

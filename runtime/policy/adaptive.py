@@ -49,11 +49,13 @@ class Adaptive:
         self._gears, self._learned, self._times = gears, learned, learned.times(1)
         self.estimate = Estimate(learned.greedy if greedy else learned.sampled)
         self._short, self._slots, self._steps = min(SHORT, max_new_tokens), 0, 0
+        self._match = 0
         # Tokens so far, and what drafting has saved of their time, in microseconds.
         self._tokens, self._saved_us = 0, 0.0
 
-    def choose(self, length: int, late: int = 0) -> Gear | None:
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         with self._learned.lock:
+            self._match = match
             gear = self._chosen(length, late)
         return None if gear == _NONE else self._gears.gears[gear]
 
@@ -76,7 +78,9 @@ class Adaptive:
         g = self._gears.number[gear.name]
         shape = self._gears.shape[g]
         with self._learned.lock:
-            return Expected(1.0 if shape == _NONE else self.estimate.tokens()[shape], self._times.us(g, length))
+            return Expected(
+                1.0 if shape == _NONE else self.estimate.tokens(self._match)[shape], self._times.us(g, length)
+            )
 
     def _chosen(self, length: int, late: int) -> int:
         plain, drafting = self._gears.fitting.at(length, self._slots)
@@ -84,15 +88,18 @@ class Adaptive:
             return plain
         if not self._steps:
             self.estimate.begin(length)
-        tokens, shape = self.estimate.tokens(), self._gears.shape
-        late_us = self._times.catch_up_us(late)
+        tokens, shape, matched = self.estimate.tokens(self._match), self._gears.shape, self._gears.forest.matched
+        catch_up_us = self._times.catch_up_us(late)
         plain_us = self._times.us(plain, length) if plain != _NONE else 0.0
-        best, best_speed = _NONE, 0.0
+        best, best_speed, best_late_us = _NONE, 0.0, 0.0
         for gear in drafting:
-            us = self._times.us(gear, length)
+            us, looked_up = self._times.us(gear, length), shape[gear] in matched
+            if looked_up and not self._match:
+                continue  # there is nothing to propose
+            late_us = 0.0 if looked_up else catch_up_us
             speed = tokens[shape[gear]] / (us + late_us / STAY)
             if speed > best_speed and (plain == _NONE or self._may_lose(us + late_us - plain_us, plain_us)):
-                best, best_speed = gear, speed
+                best, best_speed, best_late_us = gear, speed, late_us
         if best == _NONE or plain == _NONE:
             return plain if best == _NONE else best
         gain = best_speed * plain_us
@@ -100,7 +107,7 @@ class Adaptive:
             return plain
         if gain >= 1:
             return best
-        lost_us = self._times.us(best, length) + late_us - tokens[shape[best]] * plain_us
+        lost_us = self._times.us(best, length) + best_late_us - tokens[shape[best]] * plain_us
         return best if self._learned.bank.may_try(lost_us) else plain
 
     def _may_lose(self, lost_us: float, plain_us: float) -> bool:
@@ -114,7 +121,7 @@ class Adaptive:
         expected_us = times.us(gear, length)
         if plain != _NONE:
             plain_us = times.us(plain, length)
-            tried = self.estimate.tokens()[shape] * plain_us < expected_us
+            tried = self.estimate.tokens(outcome.match)[shape] * plain_us < expected_us
         # What a late draft takes more is no time of the gear, which would be given up for its first step.
         if outcome.late and us > expected_us:
             times.caught_up(gear, outcome.late, us - expected_us)
@@ -126,4 +133,6 @@ class Adaptive:
             self._learned.bank.drafted(outcome.gained, step_us, plain_us, tried)
             self._saved_us += outcome.gained * plain_us - step_us
         if not outcome.cut:
-            self.estimate.walked(shape, gears.root(shape, outcome.confidence), outcome.path, outcome.rank)
+            self.estimate.walked(
+                shape, gears.root(shape, outcome.confidence, outcome.match), outcome.path, outcome.rank
+            )

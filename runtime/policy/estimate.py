@@ -60,8 +60,8 @@ class Acceptance:
 
     def believe(self) -> None:
         """What was counted is believed."""
-        strength = self.tables.strength
-        self._set((strength * self.tables.chance_M + self._hits_M) / (strength + self._asked_M))
+        strength_M = self.tables.strength_M
+        self._set((strength_M * self.tables.chance_M + self._hits_M) / (strength_M + self._asked_M))
 
     def _set(self, chance_M: NDArray[np.float64]) -> None:
         taken_M = np.bincount(self._parent_M, np.where(self._roots, 0.0, chance_M), len(chance_M))
@@ -80,22 +80,23 @@ class Estimate:
         self.acceptance, self._forest = acceptance, acceptance.tables.forest
         self._usual = self._ease = 0.0
         self._variance = SPREAD**2
-        # What was expected last, of which chances and with which ease: a plain step changes it by next to nothing.
-        self._last: tuple[NDArray[np.float64] | None, float, list[float]] = None, 0.0, []
+        # By class of match, what was expected last, of which chances and with which ease: a plain step changes it by
+        # next to nothing.
+        self._last: dict[int, tuple[NDArray[np.float64], float, list[float]]] = {}
 
     def begin(self, length: int) -> None:
         """The text begins behind so many tokens."""
         self._usual = self._ease = self.acceptance.tables.ease_at(length)
 
-    def tokens(self) -> list[float]:
-        """Expected accept length of every shape, bonus counted."""
-        chances, ease, found = self._last
+    def tokens(self, match: int = 0) -> list[float]:
+        """Expected accept length of every shape, bonus counted, behind a match of a class in the text."""
+        chances, ease, found = self._last.get(match, (None, 0.0, []))
         if chances is self.acceptance.chance_M and abs(ease - self._ease) < NEXT_TO_NOTHING:
             return found
         chance_M = self.acceptance.eased(self._ease)
         reach_M = np.exp(self._forest.above_MM @ np.log(chance_M))
-        found = (1 + self._forest.members_SM @ reach_M).tolist()
-        self._last = self.acceptance.chance_M, self._ease, found
+        found = (1 + self._forest.members_KSM[match] @ reach_M).tolist()
+        self._last[match] = self.acceptance.chance_M, self._ease, found
         return found
 
     def idle(self) -> None:

@@ -24,7 +24,7 @@ class FixedTree:
             if gear.tree == name and gear.slots >= least_slots
         ]
 
-    def choose(self, length: int, late: int = 0) -> Gear | None:
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         return next((gear for limit, gear in self._fits if length <= limit), None)
 
     def observe(self, outcome: Outcome) -> None:

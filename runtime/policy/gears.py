@@ -9,7 +9,7 @@ from draftwood.manifest import Gear
 from draftwood.planned import Planning, StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.fitting import Fitting
-from draftwood.runtime.policy.forest import Forest, Levels, Shape
+from draftwood.runtime.policy.forest import Forest, Levels, Matched, Shape
 from draftwood.runtime.policy.prior import Tables, tables
 from draftwood.runtime.policy.times import TimeTable, time_table
 
@@ -64,15 +64,17 @@ class Gears:
         """What is believed of sampled text."""
         return tables(self.forest, self.planning.prior(False) if self.planning else None, False)
 
-    def root(self, shape: int, confidence: float | None) -> int:
-        """The root that a step of a shape starts from."""
+    def root(self, shape: int, confidence: float | None, match: int = 0) -> int:
+        """The root that a step of a shape starts from, by the drafter's confidence or the class of the match."""
         place = sum(confidence >= bound for bound in self.bounds) if confidence is not None else 0
-        return self.forest.root_of(shape, place)
+        return self.forest.root_of(shape, place, match)
 
 
 def _shape(bundle: Bundle, gear: Gear) -> Shape | None:
     if gear.draft is None:
         return None
+    if gear.looks_up:
+        return Matched(bundle.trees[gear.tree][0])
     names = (gear.tree, *gear.class_trees)
     if gear.tree in bundle.trees:
         return tuple(bundle.trees[name][0] for name in names)

@@ -22,10 +22,11 @@ class Policy(Protocol):
     choice changes a token.
     """
 
-    def choose(self, length: int, late: int = 0) -> Gear | None:
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         """The gear for a step behind ``length`` committed tokens; None where the context is full.
 
-        ``late`` are tokens that the drafter's caches are behind, which the next draft has to write.
+        ``late`` are tokens that the drafter's caches are behind, which the next draft has to write. ``match`` is the
+        class of the longest end of the text that stands in it once more, for gears that look their tree up there.
 
         Asking twice gives the same answer: only ``observe`` changes what a policy knows.
         """

@@ -21,6 +21,8 @@ from draftwood.runtime.policy.forest import Forest, Levels
 
 # How likely the best candidate is thought to be taken where nothing was counted, in greedy and in sampled text.
 HOPE = {True: 0.7, False: 0.5}
+# The same of tokens that are looked up in the text, by the class of the match: what followed once follows again.
+LOOKED_UP = (0.02, 0.15, 0.3, 0.5, 0.7, 0.85)
 # A later candidate's share of what is left, relative to the first's of all.
 LATER = 0.35
 # As how many answers a plan's counts stand beside those of a bundle's texts, and as how many a mere hope.
@@ -35,13 +37,13 @@ class Tables:
 
     Args:
         chance_M: probability that a walk goes on to a node, its parent given; of a root the share of steps there.
-        strength: as how many answers that counts.
+        strength_M: as how many answers that counts.
         eases: what is added to every log-odds in texts that begin behind so many tokens and more, ascending.
     """
 
     forest: Forest
     chance_M: NDArray[np.float64]
-    strength: float
+    strength_M: NDArray[np.float64]
     eases: tuple[tuple[int, float], ...]
 
     def ease_at(self, length: int) -> float:
@@ -52,10 +54,13 @@ class Tables:
 def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
     """The tables of a plan's counts, or of hope."""
     shares = prior.confidence if prior else (1 / forest.classes,) * forest.classes
-    roots = (*shares, *(1.0 for _ in forest.budgets))
+    roots = (*shares, *(1.0 for _ in range(forest.roots - forest.classes)))
+    # A plan has counted no tree that is looked up.
+    counted_M = np.array(forest.root) < forest.matches if prior else np.zeros(len(forest.root), np.bool_)
+    strength_M = np.where(counted_M, STRENGTH, WEAK_STRENGTH)
     if prior is None:
         chance_M = np.array([*roots, *(_hoped(forest, node, HOPE[greedy]) for node in _below(forest))])
-        return Tables(forest, _smoothed(forest, chance_M), WEAK_STRENGTH, ())
+        return Tables(forest, _smoothed(forest, chance_M), strength_M, ())
     hazard_CM = np.array(
         [[*roots, *(_counted(forest, prior, one, v) for v in _below(forest))] for one in prior.classes]
     )
@@ -70,7 +75,7 @@ def tables(forest: Forest, prior: Prior | None, greedy: bool) -> Tables:
         (one.tokens, _log_odds(float(taken_C @ np.array(one.weights)) / sum(one.weights)) - usual)
         for one in prior.lengths
     ]
-    return Tables(forest, _smoothed(forest, chance_M), STRENGTH, tuple(eases))
+    return Tables(forest, _smoothed(forest, chance_M), strength_M, tuple(eases))
 
 
 def _below(forest: Forest) -> range:
@@ -83,8 +88,12 @@ def _log_odds(share: float) -> float:
 
 
 def _hoped(forest: Forest, node: int, accuracy: float) -> float:
+    match = forest.root[node] - forest.matches
+    accuracy = accuracy if match < 0 else LOOKED_UP[match]
     left = 1 - accuracy
-    if forest.root[node] >= forest.classes:  # of a budget tree, in which a level is passed by any of its candidates
+    if (
+        match < 0 and forest.root[node] >= forest.classes
+    ):  # of a budget tree, in which a level is passed by any of its candidates
         levels = forest.shapes[forest.budgets[forest.root[node] - forest.classes]]
         assert isinstance(levels, Levels)
         return 1 - left * (1 - LATER * accuracy) ** (levels.width - 1)
@@ -95,7 +104,7 @@ def _hoped(forest: Forest, node: int, accuracy: float) -> float:
 def _counted(forest: Forest, prior: Prior, one: TextClass, node: int) -> float:
     """A text class's hazard of a node; what is hoped by its first candidate's where the plan has not the node."""
     root, path = forest.root[node], forest.path[node]
-    if root < len(one.hazards) and path in prior.paths:
+    if root < min(len(one.hazards), forest.classes) and path in prior.paths:
         return one.hazards[root][prior.paths.index(path)]
     first = one.hazards[0][prior.paths.index((0,))] if (0,) in prior.paths else HOPE[False]
     return _hoped(forest, node, first)

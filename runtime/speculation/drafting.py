@@ -18,6 +18,7 @@ from draftwood.manifest import Gear, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.runtime.speculation.lookup import match_class
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
@@ -51,6 +52,8 @@ class Drafting:
         """A tree of the gear behind the committed text and its root; may be asked for again."""
         if gear.draft is None:
             return self.tree(gear, state.root, {})
+        if gear.looks_up:
+            return self._looked_up(state, gear)
         assert state.draft is not None, "a gear that drafts belongs to a bundle with a drafter"
         graph, cache = self.graph(gear.draft, state.slots), state.draft
         self.settle(state, graph.rows or MOST_WAITING)
@@ -64,6 +67,12 @@ class Drafting:
         outputs = self._ran(graph, inputs, cache, count, {} if kept is None else {"features": kept})
         cache.drafted(state.root)
         return self.tree(gear, state.root, outputs)
+
+    def _looked_up(self, state: SequenceState, gear: Gear) -> Draft:
+        """A tree of what followed the same tokens earlier in the text."""
+        tree, index = self.bundle.trees[gear.tree][1], state.index()
+        tokens_T = index.draft(tree, state.sampling, state.length)
+        return Draft(tokens_T, np.zeros(0, np.float32), tree, match=match_class(index.match))
 
     @contextmanager
     def given(self, noise: SharedNoise) -> Iterator[None]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
+from draftwood.runtime.speculation.lookup import TextIndex
 from draftwood.runtime.speculation.sampling import Sampling
 
 # n committed tokens, T tree rows, F features
@@ -28,6 +29,9 @@ class SequenceState:
     def __init__(self, kv: Any, draft: DraftCache | None = None, sampling: Sampling | None = None) -> None:
         self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
         self.root = 0
+        # The committed tokens; their index is made where a gear looks tokens up.
+        self.tokens: list[int] = []
+        self._index: TextIndex | None = None
         self._open: tuple[NDArray[np.int64], NDArray[np.float32] | None] | None = None
 
     @property
@@ -48,6 +52,7 @@ class SequenceState:
     def extended(self, tokens_n: NDArray[np.int64], features: NDArray[np.float32]) -> None:
         """A prefill step has committed tokens; ``features`` of all or the last of them are copied."""
         self._open = None
+        self.tokens += tokens_n.tolist()
         self.kv.extended(len(tokens_n))
         if self.draft:
             self.draft.append(tokens_n, features.copy())
@@ -72,8 +77,9 @@ class SequenceState:
         tokens_T, features_TF = self._open
         self._open = None
         self.kv.commit(rows)
+        chosen = list(rows)
+        self.tokens += tokens_T[chosen].tolist()
         if self.draft:
-            chosen = list(rows)
             if features is None:
                 assert features_TF is not None, "whoever keeps the features gives those of the path"
                 features = features_TF[chosen]
@@ -84,9 +90,20 @@ class SequenceState:
     def rollback(self, length: int) -> None:
         """Drops the open branch, and committed tokens from the end down to ``length``."""
         self._open = None
+        if length < len(self.tokens):
+            del self.tokens[length:]
+            self._index = None
         self.kv.rollback(length)
         if self.draft:
             self.draft.rollback(length)
+
+    def index(self) -> TextIndex:
+        """The committed text and its root, for drafts that are looked up there."""
+        found = self._index
+        if found is None or found.tokens[-1] != [*self.tokens[len(found.tokens) - 1 :], self.root][0]:
+            found = self._index = TextIndex()  # or another root was set than the text went on with
+        found.extend([*self.tokens, self.root][len(found.tokens) :])
+        return found
 
     def grow(self, slots: int) -> None:
         """Moves the teacher's cache to a larger KV length; a drafter's grows by itself."""

@@ -30,13 +30,15 @@ class Draft(NamedTuple):
     """A tree to verify: the token of every row, the root's first, and the tree's buffers.
 
     ``scores_M`` are log-probabilities of the nodes: a candidate's own where levels are ranked (Medusa, FastEagle),
-    its path's where nodes are (EAGLE-3). ``candidates_IK`` are those of every level, where levels are ranked.
+    its path's where nodes are (EAGLE-3); none of a tree that was looked up in the text, behind a match of class
+    ``match``. ``candidates_IK`` are those of every level, where levels are ranked.
     """
 
     tokens_T: NDArray[np.int64]
     scores_M: NDArray[np.float32]
     tree: TreeBuffers
     candidates_IK: NDArray[np.int64] | None = None
+    match: int = 0
 
     @property
     def confidence(self) -> float | None:
@@ -94,6 +96,7 @@ class Outcome(NamedTuple):
         rows: of the tree.
         accept_us: the part of ``host_us`` that acceptance and commit took.
         texts: that shared the launch; all times are of the whole launch.
+        match: class of the match behind which a tree was looked up in the text.
     """
 
     gear: Gear
@@ -111,6 +114,7 @@ class Outcome(NamedTuple):
     rows: int = 1
     accept_us: float = 0.0
     texts: int = 1
+    match: int = 0
 
     @property
     def total_us(self) -> float:
@@ -219,4 +223,5 @@ def _outcome(
         tokens=tokens,
         rows=draft.tree.rows,
         accept_us=accept_us,
+        match=draft.match,
     )

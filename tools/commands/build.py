@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="plain",
         metavar="SPEC[,SPEC...]",
         help="plain | chain:D | full:k1xk2x... | backbone:D:k | medusa:FILE | tree:FILE | plan:FILE | budget:MxDxk"
-        " (with EAGLE-3: M nodes, D levels, k candidates, a tree chosen at every step); plain is always added",
+        " (with EAGLE-3: M nodes, D levels, k candidates, a tree chosen at every step) | lookup:SPEC (tokens that"
+        " followed earlier in the text, without a drafter); plain is always added",
     )
     parser.add_argument(
         "--kv",

@@ -134,7 +134,7 @@ def _ranks_levels(bundle: Bundle) -> bool:
 def _drafting(bundle: Bundle, topology: Topology) -> Gear | None:
     """A gear that drafts a tree, or one as costly."""
     shared = _ranks_levels(bundle)
-    gears = (gear for gear in bundle.manifest.gears if gear.draft and gear.tree in bundle.trees)
+    gears = (gear for gear in bundle.manifest.gears if gear.neural and gear.tree in bundle.trees)
     fits = (gear for gear in gears if shared or bundle.trees[gear.tree][0] == topology)
     return next(fits, None) if topology.depth else None
 

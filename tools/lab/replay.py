@@ -79,6 +79,8 @@ def read_surveys(paths: Sequence[Path]) -> tuple[Gears, list[Text]]:
         texts.append(Text(path.stem, found.greedy, trace.events))
     assert first is not None, "at least one path"
     gears = [one.gear for one in first.gears]
+    if any(one.gear.looks_up for one in first.gears):
+        raise RequestError(f"{paths[0]}: has trees that are looked up in the text, of which a survey knows no drafts")
     shapes = [tuple(map(Topology.from_paths, one.trees)) if one.gear.draft else None for one in first.gears]
     rows = [one.rows for one in first.gears]
     return Gears(gears, rows, shapes, first.planning, first.times, first.catches_up), texts
@@ -165,7 +167,7 @@ class _Always:
     def __init__(self, gears: Gears, name: str) -> None:
         self._gears, self._shape, self._slots = gears, gears.shape[gears.number[name]], 0
 
-    def choose(self, length: int, late: int = 0) -> Gear | None:
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         plain, drafting = self._gears.fitting.at(length, self._slots)
         own = (number for number in drafting if self._gears.shape[number] == self._shape)
         number = next(own, plain)

@@ -97,7 +97,7 @@ def time_gears(engine: StagedEngine, texts: Sequence[tuple[Gear, int]], seconds:
 def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
     """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
     state = engine.begin(slots)
-    drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.draft), None)
+    drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.neural), None)
     if drafting is None or length <= ACCEPTED:
         engine.prefill(state, np.zeros(length, np.int64))
         return state
@@ -125,7 +125,7 @@ def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
 def _late(engine: StagedEngine) -> list[StepTime]:
     """A step whose draft finds `LATE` tokens that its caches lack; none where the drafter has no caches."""
     manifest = engine.bundle.manifest
-    gear = min((gear for gear in manifest.gears if gear.draft), key=lambda gear: gear.slots, default=None)
+    gear = min((gear for gear in manifest.gears if gear.neural), key=lambda gear: gear.slots, default=None)
     if gear is None or not manifest.drafter or not manifest.drafter.layers:
         return []
     length = min(2 * LATE, gear.slots // 2)
@@ -153,10 +153,11 @@ class Weighed:
 def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
     """Times every gear of the bundle and weighs it by its expected accept length.
 
-    Gears of budget trees are left out: rank paths say nothing of a tree that is chosen at every step.
+    Gears of budget trees and of trees that are looked up are left out: rank paths of the drafter say nothing of them.
     """
     trees = engine.bundle.trees
-    texts = [(g, min(TYPICAL, g.slots // 2)) for g in engine.bundle.manifest.gears if g.tree in trees]
+    gears = [g for g in engine.bundle.manifest.gears if g.tree in trees and not g.looks_up]
+    texts = [(g, min(TYPICAL, g.slots // 2)) for g in gears]
     found = time_gears(engine, texts, WEIGH_SECONDS * len(texts))
     plain = min(found[g.name, length].verify for g, length in texts if g.tree == "plain")
     weighed = []
@@ -186,7 +187,9 @@ def best_fixed(bundle: Bundle, paths: RankPaths, times: Sequence[StepTime]) -> s
     """The gear of the fixed tree that promises most tokens a second, by counted paths and measured steps."""
     slots = min(gear.slots for gear in bundle.manifest.gears)
     # Counted paths say nothing of a budget tree.
-    fixed = (gear for gear in bundle.manifest.gears if gear.draft and gear.tree in bundle.trees and gear.slots == slots)
+    fixed = (
+        gear for gear in bundle.manifest.gears if gear.neural and gear.tree in bundle.trees and gear.slots == slots
+    )
 
     def worth(gear: Gear) -> float:
         return paths.expected_accept_length(bundle.trees[gear.tree][0]) / us_at(times, gear.name, TYPICAL)

@@ -1,5 +1,6 @@
 """The rule: its promise, its way back from plain decoding, its patience, and where it looks."""
 
+from collections.abc import Callable
 from threading import Thread
 from time import sleep
 
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.planned import LengthWeights, Planning, Prior, StepTime, TextClass
+from draftwood.planned import LOOKUP, Gear, LengthWeights, Planning, Prior, StepTime, TextClass
 from draftwood.runtime.policy import Adaptive, Gears, Learned, Outcome, choice
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, FLOOR, SHORT
+from draftwood.runtime.policy.estimate import Estimate
+from draftwood.runtime.policy.forest import Matched
 from draftwood.runtime.policy.times import AGED, time_table
 from draftwood.trees import Topology
 
@@ -340,3 +343,51 @@ def test_graphs_that_are_opened_in_a_text_do_not_end_its_drafts(tuned: bool) -> 
         ran.add(chosen.name)
         names.append(played(policy, gears, (0,) * 6, {name: first * us for name, us in US.items()}).gear.name)
     assert set(names[-40:]) == {"chain-6"}
+
+
+def matched(match: int, us: dict[str, float], gained: Callable[[Gear], int], steps: int = 60) -> list[str]:
+    """Gears that a first text chooses behind matches of a class, where a drafting one gains so many tokens."""
+    every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP), gear("lookup-chain-7", draft=LOOKUP)]
+    shapes = [None, Matched(Topology.chain(3)), Matched(Topology.chain(7))]
+    times = [StepTime(gear=name, length=100, us=value) for name, value in us.items()]
+    gears = Gears(every, [1, 4, 8], shapes, times=times)
+    policy, names = Adaptive(gears, Learned(gears), True, TOKENS), []
+    for _ in range(steps):
+        chosen = policy.choose(100, match=match)
+        assert chosen is not None
+        names.append(chosen.name)
+        path = (0,) * (gained(chosen) - 1)
+        policy.observe(Outcome(chosen, 100, path, len(path) + 1, verify_us=us[chosen.name], match=match))
+    return names
+
+
+LOOKING_US = {"plain": 1000.0, "lookup-chain-3": 1200.0, "lookup-chain-7": 1500.0}
+
+
+def test_without_a_match_nothing_is_looked_up() -> None:
+    assert set(matched(0, LOOKING_US, lambda _: 1)) == {"plain"}
+
+
+def test_a_long_match_that_holds_takes_the_longest_tree() -> None:
+    names = matched(5, LOOKING_US, lambda chosen: {"plain": 1, "lookup-chain-3": 4, "lookup-chain-7": 8}[chosen.name])
+    assert set(names[-20:]) <= {"lookup-chain-7", "plain"}
+    assert names[-20:].count("lookup-chain-7") > 15
+
+
+def test_a_match_that_misleads_is_given_up() -> None:
+    names = matched(5, LOOKING_US, lambda _: 1, 200)
+    # Tries cost a fifth of a plain step each, of which the bank puts by a fiftieth: one in ten.
+    assert names[-50:].count("plain") >= 44
+
+
+def test_what_one_class_of_matches_shows_is_not_believed_of_another() -> None:
+    every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP)]
+    gears = Gears(every, [1, 4], [None, Matched(Topology.chain(3))], times=[])
+    learned = Learned(gears)
+    estimate = Estimate(learned.greedy)
+    before = estimate.tokens(5)
+    for _ in range(50):
+        estimate.walked(0, gears.root(0, None, 2), ())
+    assert estimate.tokens(2)[0] < 1.1
+    eased = before[0] - estimate.tokens(5)[0]  # a text's ease is shared, its counts are not
+    assert 0 <= eased < 1.2 and estimate.tokens(5)[0] > estimate.tokens(2)[0] + 0.5

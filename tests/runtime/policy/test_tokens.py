@@ -28,7 +28,7 @@ class Fuzzed:
         self._gears, self._random = Gears.of(bundle), np.random.default_rng(seed)
         self._slots, self._last, self._next = 0, "", self._random.random()
 
-    def choose(self, length: int, late: int = 0) -> Gear | None:
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
         fit = self._gears.fitting.at(length, self._slots)
         gears = [self._gears.gears[g] for g in (fit.plain, *fit.drafting) if g >= 0]
         others = [gear for gear in gears if gear.name != self._last] or gears

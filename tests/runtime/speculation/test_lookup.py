@@ -1,0 +1,143 @@
+"""What a text says of itself: against counting by hand, and as drafts that change no token."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import draftwood
+from draftwood.noise import gumbels, key_of
+from draftwood.runtime.policy.gears import PLAIN
+from draftwood.runtime.speculation.lookup import NOTHING, TextIndex, match_class
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.trees import Topology, tensorize
+from draftwood.trees.spec import read_specs
+
+GREEDY = Sampling()
+TEXTS = st.lists(st.integers(1, 3), min_size=1, max_size=40)
+
+
+def indexed(tokens: list[int]) -> TextIndex:
+    index = TextIndex()
+    index.extend(tokens)
+    return index
+
+
+def longest_match(text: list[int]) -> int:
+    """By trying: the longest end of the text that stands in it once before."""
+    for size in range(len(text) - 1, 0, -1):
+        if any(text[at : at + size] == text[-size:] for at in range(len(text) - size)):
+            return size
+    return 0
+
+
+def followers(text: list[int], end: list[int]) -> Counter[int]:
+    """By looking: what stands behind every occurrence of ``end``."""
+    places = range(len(text) - len(end))
+    return Counter(text[at + len(end)] for at in places if text[at : at + len(end)] == end)
+
+
+@given(TEXTS)
+def test_the_match_is_the_longest(text: list[int]) -> None:
+    assert indexed(text).match == longest_match(text)
+
+
+@given(TEXTS)
+def test_token_by_token_is_as_all_at_once(text: list[int]) -> None:
+    index = TextIndex()
+    for token in text:
+        index.extend([token])
+    tree = tensorize(Topology.full((2, 2)))
+    assert index.draft(tree, GREEDY, 0).tolist() == indexed(text).draft(tree, GREEDY, 0).tolist()
+
+
+@given(TEXTS)
+def test_the_best_candidate_followed_most_often(text: list[int]) -> None:
+    index = indexed(text)
+    if not index.match:
+        return
+    token = int(index.draft(tensorize(Topology.chain(1)), GREEDY, 0)[1])
+    counts = followers(text, text[-index.match :])
+    assert counts[token] == max(counts.values())
+
+
+@given(TEXTS)
+def test_a_chain_goes_on_as_the_text_did(text: list[int]) -> None:
+    """Every token of a chain stood behind those before it, as long as one is proposed."""
+    index = indexed(text)
+    drafted = index.draft(tensorize(Topology.chain(5)), GREEDY, 0)[1:].tolist()
+    so_far = list(text)
+    for token in drafted:
+        if token == NOTHING:
+            break
+        assert any([*so_far[-size:], token] == text[at : at + size + 1] for size in (1,) for at in range(len(text)))
+        so_far.append(token)
+
+
+def test_shorter_ends_give_what_the_longest_does_not() -> None:
+    # Behind "1 2" stood 3, behind "2" alone also 4.
+    index = indexed([1, 2, 3, 9, 2, 4, 1, 2])
+    assert index.match == 2
+    assert index.draft(tensorize(Topology.full((2,))), GREEDY, 0).tolist() == [2, 3, 4]
+
+
+def test_of_equal_counts_the_latest_goes_first() -> None:
+    assert indexed([5, 1, 6, 5, 2, 7, 5]).draft(tensorize(Topology.full((2,))), GREEDY, 0).tolist() == [5, 2, 1]
+
+
+def test_a_text_that_never_repeats_proposes_nothing() -> None:
+    index = indexed([1, 2, 3])
+    assert index.match == 0
+    assert index.draft(tensorize(Topology.full((2, 1))), GREEDY, 0).tolist() == [3, *[NOTHING] * 4]
+
+
+def test_sampled_text_is_proposed_with_the_teachers_own_noise() -> None:
+    index, sampling = indexed([5, 1, 5, 2, 5]), Sampling(temperature=1.0, seed=3)
+    for position in range(20):
+        noise = gumbels(np.array([1, 2], np.int32), key_of(3, position + 1))
+        expected = [1, 2] if noise[0] > noise[1] else [2, 1]
+        assert index.draft(tensorize(Topology.full((2,))), sampling, position)[1:].tolist() == expected
+
+
+def test_classes_of_matches() -> None:
+    assert [match_class(n) for n in (0, 1, 2, 3, 4, 8, 15, 16, 500)] == [0, 1, 2, 2, 3, 4, 4, 5, 5]
+
+
+@pytest.fixture(scope="module")
+def looking(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle without a drafter whose trees are looked up."""
+    out = tmp_path_factory.mktemp("lookup") / "bundle"
+    trees = read_specs("lookup:chain:3,lookup:full:2x1,chain:2".rpartition(",")[0]).trees
+    draftwood.build(draftwood.BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(256,)), out)
+    return out
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding(looking: Path, temperature: float) -> None:
+    prompt = [7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7, 8]
+    with draftwood.open(looking) as model:
+        names = [gear.name for gear in model.manifest.gears]
+        assert [gear.looks_up for gear in model.manifest.gears] == [False, True, True]
+        for seed in range(3):
+            told = {"temperature": temperature, "seed": seed, "max_new_tokens": 60, "ignore_eos": True}
+            plain = model.generate(prompt, policy=PLAIN, **told)
+            for policy in (*names, "adaptive"):
+                assert model.generate(prompt, policy=policy, **told).token_ids == plain.token_ids
+            if temperature == 0:  # a greedy text of a tiny model runs in circles, which are looked up
+                assert model.generate(prompt, policy=names[1], **told).steps < plain.steps
+
+
+def test_a_text_that_is_taken_back_is_forgotten(looking: Path) -> None:
+    with draftwood.open(looking) as model:
+        gear = next(gear for gear in model.manifest.gears if gear.looks_up)
+        state = model.engine.begin(256)
+        model.engine.start(state, np.array([1, 2, 3, 1, 2], np.int64))
+        state.root = 3
+        assert state.index().match == 3
+        state.rollback(3)
+        state.root = 4
+        assert state.index().match == 0
+        assert len(model.engine.step([state], [gear])[0].tokens) >= 1
