@@ -18,7 +18,7 @@ from draftwood.manifest import Gear, GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.kv_cache import Buffer
-from draftwood.runtime.speculation.lookup import match_class
+from draftwood.runtime.speculation.lookup import Levels, levels, match_class
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
@@ -46,6 +46,8 @@ class Drafting:
         self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
         self._extends = [graph for graph in graphs if graph.kind == "extend"]
         self._inputs: dict[str, dict[str, NDArray]] = {}
+        # Of trees that are looked up in the text.
+        self._levels: dict[str, Levels] = {}
         self.noise = SharedNoise(bundle)
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
@@ -70,8 +72,11 @@ class Drafting:
 
     def _looked_up(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of what followed the same tokens earlier in the text."""
-        tree, index = self.bundle.trees[gear.tree][1], state.index()
-        tokens_T = index.draft(tree, state.sampling, state.length)
+        topology, tree = self.bundle.trees[gear.tree]
+        if gear.tree not in self._levels:
+            self._levels[gear.tree] = levels(topology)
+        index = state.index()
+        tokens_T = index.draft(self._levels[gear.tree], state.sampling, state.length)
         return Draft(tokens_T, np.zeros(0, np.float32), tree, match=match_class(index.match))
 
     @contextmanager

@@ -9,14 +9,16 @@ needs a graph or a device, and nothing of one text reaches another.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import log
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.noise import gumbels, key_of
+from draftwood.noise import Key, gumbels, key_of
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.trees import TreeBuffers
+from draftwood.trees import Topology
 
 # T tree rows
 
@@ -31,6 +33,32 @@ NOTHING = 0
 def match_class(length: int) -> int:
     """The class of a match of so many tokens."""
     return min(length.bit_length(), MATCH_CLASSES - 1)
+
+
+class Family(NamedTuple):
+    """The children of a row: their ranks, and how many candidates that asks for."""
+
+    parent: int
+    ranks: tuple[int, ...]
+    wanted: int
+
+
+# A tree's families from the root down, as its rows stand: level by level, children of one row side by side.
+Levels = list[list[Family]]
+# Continuations: tokens, and the states that they lead to.
+Ways = list[tuple[int, int]]
+
+
+def levels(tree: Topology) -> Levels:
+    """A tree as `TextIndex.draft` fills it."""
+    found: Levels = [[] for _ in range(tree.depth)]
+    depths = tree.depths
+    for parent in range(tree.rows):
+        children = tree.children(parent)
+        if children:
+            ranks = tuple(tree.ranks[child] for child in children)
+            found[depths[parent]].append(Family(parent, ranks, 1 + max(ranks)))
+    return found
 
 
 class TextIndex:
@@ -53,43 +81,54 @@ class TextIndex:
         for token in tokens:
             self._append(token)
 
-    def draft(self, tree: TreeBuffers, sampling: Sampling, position: int) -> NDArray[np.int64]:
-        """Tokens int64 [T] of a tree whose root is the text's last token, at ``position``.
+    def draft(self, levels: Levels, sampling: Sampling, position: int) -> NDArray[np.int64]:
+        """Tokens int64 [T] of a tree, by its `levels`; its root is the text's last token, at ``position``.
 
         A node of rank r gets the continuation that is counted r-th most; of equal ones the latest goes first. In
         sampled text the teacher's own noise is added to the logarithms of the counts, as it will be to its logits.
         """
-        tokens_T = np.full(len(tree.parents), NOTHING, np.int64)
-        tokens_T[0] = self.tokens[-1]
-        states, ranked = {0: self._link[self._last]}, dict[int, list[tuple[int, int]]]()
-        parents, ranks, depths = tree.parents.tolist(), tree.ranks.tolist(), tree.depths.tolist()
-        for row in range(1, len(parents)):
-            parent, rank = parents[row], ranks[row]
-            if parent not in states:
-                continue
-            if parent not in ranked:
-                wanted = 1 + max(r for r, above in zip(ranks[row:], parents[row:], strict=True) if above == parent)
-                ranked[parent] = self._continuations(states[parent], wanted, sampling, position + depths[row])
-            if rank < len(ranked[parent]):
-                tokens_T[row], states[row] = ranked[parent][rank]
-        return tokens_T
+        tokens, states = [self.tokens[-1]], [max(self._link[self._last], 0)]
+        for depth, level in enumerate(levels, 1):
+            ways = [self._continuations(states[family.parent], family.wanted) for family in level]
+            ranked = (
+                self._by_count(ways)
+                if sampling.greedy
+                else self._by_draw(ways, key_of(sampling.seed, position + depth))
+            )
+            for family, best in zip(level, ranked, strict=True):
+                for rank in family.ranks:
+                    token, state = best[rank] if rank < len(best) else (NOTHING, 0)
+                    tokens.append(token)
+                    states.append(state)
+        return np.array(tokens, np.int64)
 
-    def _continuations(self, state: int, wanted: int, sampling: Sampling, position: int) -> list[tuple[int, int]]:
-        """Tokens behind a state, the likeliest first, with the states that they lead to; shorter ends fill up."""
-        found: dict[int, int] = {}
-        while state > 0 and len(found) < wanted:
-            ways = [(token, after) for token, after in self._ways[state].items() if token not in found]
-            found |= self._ranked(ways, sampling, position) if len(ways) > 1 else ways
+    def _continuations(self, state: int, wanted: int) -> list[Ways]:
+        """Tokens behind a state with the states that they lead to, then those of shorter ends until they are enough."""
+        found, known = list[Ways](), set[int]()
+        while state > 0 and len(known) < wanted:
+            ways = self._ways[state]
+            found.append([way for way in ways.items() if way[0] not in known] if known else list(ways.items()))
+            known.update(ways)
             state = self._link[state]
-        return list(found.items())
+        return found
 
-    def _ranked(self, ways: list[tuple[int, int]], sampling: Sampling, position: int) -> list[tuple[int, int]]:
+    def _by_count(self, families: Sequence[list[Ways]]) -> list[Ways]:
+        """Each family's continuations, those of longer ends first, the most frequent of an end first."""
         counts, seen = self._count, self._seen
-        if sampling.greedy:
-            return sorted(ways, key=lambda way: (counts[way[1]], seen[way[1]]), reverse=True)
-        noise = gumbels(np.array([token for token, _ in ways], np.int32), key_of(sampling.seed, position)).tolist()
-        scored = sorted(zip(ways, noise, strict=True), key=lambda one: log(counts[one[0][1]]) + one[1], reverse=True)
-        return [way for way, _ in scored]
+        for ways in chain(*families):
+            if len(ways) > 1:
+                ways.sort(key=lambda way: (counts[way[1]], seen[way[1]]), reverse=True)
+        return [list(chain(*family)) for family in families]
+
+    def _by_draw(self, families: Sequence[list[Ways]], key: Key) -> list[Ways]:
+        """The same, with the noise of one position added to the logarithms of counts."""
+        several = [ways for ways in chain(*families) if len(ways) > 1]
+        if several:
+            ids = sorted({token for ways in several for token, _ in ways})
+            noise = dict(zip(ids, gumbels(np.array(ids, np.int32), key).tolist(), strict=True))
+            for ways in several:
+                ways.sort(key=lambda way: log(self._count[way[1]]) + noise[way[0]], reverse=True)
+        return [list(chain(*family)) for family in families]
 
     def _append(self, token: int) -> None:
         ways, link, size = self._ways, self._link, self._size

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import draftwood
 from draftwood.noise import gumbels, key_of
 from draftwood.runtime.policy.gears import PLAIN
-from draftwood.runtime.speculation.lookup import NOTHING, TextIndex, match_class
+from draftwood.runtime.speculation.lookup import NOTHING, TextIndex, levels, match_class
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.trees import Topology, tensorize
+from draftwood.trees import Topology
 from draftwood.trees.spec import read_specs
 
 GREEDY = Sampling()
@@ -50,7 +50,7 @@ def test_token_by_token_is_as_all_at_once(text: list[int]) -> None:
     index = TextIndex()
     for token in text:
         index.extend([token])
-    tree = tensorize(Topology.full((2, 2)))
+    tree = levels(Topology.full((2, 2)))
     assert index.draft(tree, GREEDY, 0).tolist() == indexed(text).draft(tree, GREEDY, 0).tolist()
 
 
@@ -59,7 +59,7 @@ def test_the_best_candidate_followed_most_often(text: list[int]) -> None:
     index = indexed(text)
     if not index.match:
         return
-    token = int(index.draft(tensorize(Topology.chain(1)), GREEDY, 0)[1])
+    token = int(index.draft(levels(Topology.chain(1)), GREEDY, 0)[1])
     counts = followers(text, text[-index.match :])
     assert counts[token] == max(counts.values())
 
@@ -68,7 +68,7 @@ def test_the_best_candidate_followed_most_often(text: list[int]) -> None:
 def test_a_chain_goes_on_as_the_text_did(text: list[int]) -> None:
     """Every token of a chain stood behind those before it, as long as one is proposed."""
     index = indexed(text)
-    drafted = index.draft(tensorize(Topology.chain(5)), GREEDY, 0)[1:].tolist()
+    drafted = index.draft(levels(Topology.chain(5)), GREEDY, 0)[1:].tolist()
     so_far = list(text)
     for token in drafted:
         if token == NOTHING:
@@ -81,17 +81,17 @@ def test_shorter_ends_give_what_the_longest_does_not() -> None:
     # Behind "1 2" stood 3, behind "2" alone also 4.
     index = indexed([1, 2, 3, 9, 2, 4, 1, 2])
     assert index.match == 2
-    assert index.draft(tensorize(Topology.full((2,))), GREEDY, 0).tolist() == [2, 3, 4]
+    assert index.draft(levels(Topology.full((2,))), GREEDY, 0).tolist() == [2, 3, 4]
 
 
 def test_of_equal_counts_the_latest_goes_first() -> None:
-    assert indexed([5, 1, 6, 5, 2, 7, 5]).draft(tensorize(Topology.full((2,))), GREEDY, 0).tolist() == [5, 2, 1]
+    assert indexed([5, 1, 6, 5, 2, 7, 5]).draft(levels(Topology.full((2,))), GREEDY, 0).tolist() == [5, 2, 1]
 
 
 def test_a_text_that_never_repeats_proposes_nothing() -> None:
     index = indexed([1, 2, 3])
     assert index.match == 0
-    assert index.draft(tensorize(Topology.full((2, 1))), GREEDY, 0).tolist() == [3, *[NOTHING] * 4]
+    assert index.draft(levels(Topology.full((2, 1))), GREEDY, 0).tolist() == [3, *[NOTHING] * 4]
 
 
 def test_sampled_text_is_proposed_with_the_teachers_own_noise() -> None:
@@ -99,7 +99,7 @@ def test_sampled_text_is_proposed_with_the_teachers_own_noise() -> None:
     for position in range(20):
         noise = gumbels(np.array([1, 2], np.int32), key_of(3, position + 1))
         expected = [1, 2] if noise[0] > noise[1] else [2, 1]
-        assert index.draft(tensorize(Topology.full((2,))), sampling, position)[1:].tolist() == expected
+        assert index.draft(levels(Topology.full((2,))), sampling, position)[1:].tolist() == expected
 
 
 def test_classes_of_matches() -> None:
