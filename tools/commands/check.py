@@ -106,6 +106,9 @@ def _print(report: dict[str, Any]) -> None:
             print(
                 f"DIFFERS: {c['graph']}, {c['graphs']} graphs: {c['quantity']} at {c['where']}: {c['difference']:.2e}"
             )
+    for name, faults in report["trees"].items():
+        for fault in faults:
+            print(f"TREE {name}: {fault}")
     for line in report["first_divergences"]:
         print(f"PARTS: {line}")
     for c in report["controls"]:

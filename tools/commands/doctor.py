@@ -23,7 +23,7 @@ from draftwood.version import __version__
 from draftwood.versions import LEAST
 
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
-BUILD = ("torch", "onnx", "onnxscript", "safetensors")
+BUILD = ("torch", "onnx", "onnxscript", "safetensors", "networkx")
 # Package -> the extra that brings it; "" is the base installation.
 EXTRAS = {
     **dict.fromkeys(RUN, ""),

@@ -43,6 +43,7 @@ from draftwood.tools.comparison.faults import (
     tree_of,
     tree_step,
 )
+from draftwood.tools.comparison.tree_graphs import tree_faults
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.eager import EagerEngine
 
@@ -52,7 +53,7 @@ PROMPT_TOKENS = 96
 def check(
     bundle: Bundle, prompts: list[NDArray[np.int64]], progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """The whole report: ``ok``, ``comparisons``, ``controls``, and both by graph."""
+    """The whole report: ``ok``, ``comparisons``, ``controls``, both by graph, and faults of ``trees`` by name."""
     found: list[Comparison] = []
     caught: list[Control] = []
     pairs = _pairs(bundle)
@@ -64,13 +65,15 @@ def check(
                 caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
     if "ge" in pairs:
         caught += _graph_controls(bundle, pairs["ge"], prompts[0])
+    trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
     differences = [_located(bundle, pairs["ge"], one, prompts) for one in found if one.graphs == "ge" and not one.ok]
     return {
-        "ok": all(c.ok for c in found) and all(c.caught for c in caught),
+        "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
         "tolerance": TOLERANCE,
         "tolerances": {pair.name: pair.tolerance for pair in pairs.values()},
         "draft_tolerances": {pair.name: pair.draft_tolerance for pair in pairs.values()},
         "prompts": len(prompts),
+        "trees": trees,
         "comparisons": [asdict(c) for c in found],
         "controls": [asdict(c) for c in caught],
         "graphs": _by_graph(found),
@@ -140,7 +143,7 @@ def _compare(
         if isinstance(pair.engine, StaticEngine) and pair.engine.on_device.accepts:
             with in_parts(pair.engine):
                 found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
-            if pair.engine.on_device.has_whole:
+            if pair.engine.on_device.has_whole and not gear.looks_up:
                 found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
         for graph in pair.engine.graphs:

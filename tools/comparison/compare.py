@@ -119,7 +119,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
             state.commit(rows)
             state.check()
         text += [*tokens_T[rows[1:]].tolist(), int(want.choice_R[rows[-1]])]
-    if gear.draft:
+    if gear.neural:
         yield from compare_drafts(pair, gear, drafts)
     # One more row, so that the last commit is written; then the caches must hold what a fresh prefill holds.
     length = states[1].length
@@ -130,7 +130,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
         held, fresh_one = host(states[1].kv.text(buffer, length)), host(reference[:, :length])
         yield pair.compared(gear.name, gear.graph, "cache after commit", held, fresh_one, name)
-    if gear.draft and fresh.draft and fresh.draft.buffers:
+    if gear.neural and fresh.draft and fresh.draft.buffers:
         yield from _draft_caches(pair, gear, text[length], states[1], fresh)
 
 

@@ -58,7 +58,7 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
 
 def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
     """Faults in what one draft reads: the teacher's states, the root beside them, the drafter's own caches."""
-    if gear.draft is None:
+    if not gear.neural:
         return
     before = int(prompt[-1])
     root = (before + 1) % pair.reference.bundle.manifest.dims.vocabulary

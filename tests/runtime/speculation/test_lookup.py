@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 import draftwood
 from draftwood.noise import gumbels, key_of
+from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.gears import PLAIN
 from draftwood.runtime.speculation.lookup import NOTHING, TextIndex, levels, match_class
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tools.comparison.check import check, sample_prompts
 from draftwood.trees import Topology
 from draftwood.trees.spec import read_specs
 
@@ -141,3 +143,11 @@ def test_a_text_that_is_taken_back_is_forgotten(looking: Path) -> None:
         state.root = 4
         assert state.index().match == 0
         assert len(model.engine.step([state], [gear])[0].tokens) >= 1
+
+
+def test_check_holds_their_graphs_to_eager_pytorch(looking: Path) -> None:
+    bundle = Bundle.open(looking)
+    report = check(bundle, list(sample_prompts(bundle, None, 1)))
+    assert report["ok"] and report["mutations_caught"] == report["mutations"] > 0
+    assert not any(c["quantity"].startswith("draft") for c in report["comparisons"])
+    assert set(report["trees"]) == {"plain", "lookup-chain-3", "lookup-full-2x1"}
