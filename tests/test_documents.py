@@ -39,6 +39,7 @@ SHORTER = {
     "build": "--kv 128",
     "calibrate": "--limit 2 --max-new-tokens 16 --workers 1",
     "demo": "--size native",
+    "make": "--limit 4 --kv 512",
     "run": "--max-new-tokens 8",
     "train": "--steps 2 --batch 2",
     "distill": "--rows 8 --max-new-tokens 4",

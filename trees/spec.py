@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from draftwood.errors import TreeError
-from draftwood.planned import Gear, Planning
+from draftwood.planned import Gear, Planning, named_gears
 from draftwood.trees.formats import parse_medusa, parse_tree, read_text
 from draftwood.trees.plan_file import Plan, parse_plan
 from draftwood.trees.topology import Topology
@@ -82,18 +82,23 @@ def read_specs(text: str) -> Specs:
     """The trees of ``--tree SPEC[,SPEC...]`` with the gears and figures of a plan, if one is named.
 
     Raises:
-        TreeError: as `parse_specs`; or a plan that has KV lengths of its own beside another tree.
+        TreeError: as `parse_specs`; or a plan that has KV lengths of its own beside another tree of the drafter's.
     """
     trees = tuple(parse_specs(text))
     named = [spec.strip().partition(":")[2] for spec in text.split(",") if spec.strip().startswith("plan:")]
     if not named:
         return Specs(trees, (), None)
     plans = [parse_plan(_file_text(file, f"tree plan:{file}"), file) for file in named]
-    if any(plan.gears for plan in plans) and text.count(","):
+    looked_up = tuple(name for name, tree in trees if isinstance(tree, Lookup))
+    if any(plan.gears for plan in plans) and text.count(",") > len(looked_up):
         raise TreeError(
-            f"tree {text!r}: a plan with KV lengths stands alone; leave the other trees out, or plan without --latency"
+            f"tree {text!r}: a plan with KV lengths stands alone, or beside trees that are looked up; leave the other"
+            " trees out, or plan without --latency"
         )
-    return Specs(trees, _own_gears(trees, plans[0]), plans[0].planning if len(plans) == 1 else None)
+    gears = _own_gears(trees, plans[0])
+    lengths = sorted({gear.slots for gear in gears})
+    gears += named_gears(((name,), slots) for name in looked_up for slots in lengths)
+    return Specs(trees, gears, plans[0].planning if len(plans) == 1 else None)
 
 
 def _own_gears(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> tuple[Gear, ...]:
