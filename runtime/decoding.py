@@ -19,11 +19,15 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.sharing import Sharing, advance
+from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import match_class
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome, Prefill
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.trace import StepEvent, Trace
+
+# Likeliest tokens that are kept beside a drawn one, as other servers bound them.
+_MOST_LOGPROBS = 20
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -44,6 +48,8 @@ class Asked(TypedDict, total=False):
     stop: str | Sequence[str]
     # Go on past the teacher's end tokens.
     ignore_eos: bool
+    # Keep log-probabilities of every token, and of so many of the likeliest beside it.
+    logprobs: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +61,14 @@ class Options:
     # Go on past the teacher's end tokens.
     ignore_eos: bool = False
     stop_strings: tuple[str, ...] = ()
+    # Of every token, and of so many of the likeliest ones beside it.
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise RequestError(f"--max-new-tokens {self.max_new_tokens}: expected at least 1")
+        if self.logprobs is not None and not 0 <= self.logprobs <= _MOST_LOGPROBS:
+            raise RequestError(f"logprobs: expected a number from 0 to {_MOST_LOGPROBS}, got {self.logprobs}")
 
     @classmethod
     def of(cls, **given: Unpack[Asked]) -> Options:
@@ -75,6 +85,7 @@ class Options:
             sampling=sampling,
             ignore_eos=given.get("ignore_eos", False),
             stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+            logprobs=given.get("logprobs"),
         )
 
 
@@ -115,7 +126,11 @@ class Decoding:
         self.engine, self.options, self.policy, self.trace = engine, options, policy, trace
         self.prompt = _checked_prompt(bundle, prompt)
         self.tokens: list[int] = []
+        # Of every token, where they were asked for.
+        self.logprobs: list[TokenLogprobs] = []
         self.result: Result | None = None
+        # What the last step did.
+        self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
         self._stream = Stream(bundle.tokenizer, options.stop_strings) if bundle.tokenizer else None
@@ -157,6 +172,7 @@ class Decoding:
         gears = self.engine.bundle.manifest.gears
         gear = self.policy.choose(len(self.prompt)) or max(gears, key=lambda gear: gear.slots)
         self.state = self.engine.begin(gear.slots, self.options.sampling)
+        self.state.top = self.options.logprobs
         done = self.engine.start(self.state, np.array(self.prompt, np.int64))
         if self.trace is not None:
             self.trace.add(self._prefill_event(done))
@@ -193,6 +209,7 @@ class Decoding:
         )
         self._gained = outcome.gained if outcome.gear.neural else 0
         self._graph_us += outcome.draft_us + outcome.verify_us
+        self.last = outcome
         if self.trace is not None:
             self.trace.add(self._event(outcome))
         self.policy.observe(outcome)
@@ -232,7 +249,16 @@ class Decoding:
                 if self._stream.stopped:
                     self._finish = "stop"
                     break
+        self._keep_logprobs()
         return self._piece(piece)
+
+    def _keep_logprobs(self) -> None:
+        """Those of the tokens that were just kept."""
+        if self.options.logprobs is None:
+            return
+        if self.state.logprobs is None:
+            raise RequestError("logprobs: this engine draws on its device, where they stay; leave logprobs out")
+        self.logprobs += self.state.logprobs[: len(self.tokens) - len(self.logprobs)]
 
     def _piece(self, piece: str) -> str:
         self._pieces.append(piece)

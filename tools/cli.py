@@ -33,6 +33,8 @@ COMMANDS = {
     "bind": "give an NPU bundle that was built without weights the weights of a checkpoint",
     "check": "compare every graph of a bundle with eager PyTorch",
     "run": "answer one prompt with a bundle",
+    "chat": "talk with a bundle in the terminal",
+    "serve": "answer clients of OpenAI's interface over HTTP, and show each step on a page",
     "bench": "compare speculative with plain decoding: tokens and speed",
     "evaluate": "measure a suite: exactness, speed and every experiment, into a folder that can be resumed",
     "report": "draw what evaluate measured: a page, pictures, tables; or hold two runs against each other",

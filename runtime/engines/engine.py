@@ -23,6 +23,7 @@ from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.drafting import Drafting, RunGraph
 from draftwood.runtime.speculation.kv_cache import Zeros, host_zeros
+from draftwood.runtime.speculation.logprobs import token_logprobs
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import (
@@ -96,6 +97,8 @@ class StagedEngine(HostParts, ABC):
                 verify_ns += time.perf_counter_ns() - began
         verified = time.perf_counter_ns()
         state.root = draw(logits_V, state.sampling, state.length)
+        if state.top is not None:
+            state.logprobs = [token_logprobs(logits_V, state.root, state.top)]
         accept_us = (time.perf_counter_ns() - verified) / 1e3
         return Prefill((state.root,), len(prompt_n), verify_ns / 1e3, accept_us)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
+from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import TextIndex
 from draftwood.runtime.speculation.sampling import Sampling
 
@@ -32,6 +33,10 @@ class SequenceState:
         # The committed tokens; their index is made where a gear looks tokens up.
         self.tokens: list[int] = []
         self._index: TextIndex | None = None
+        # How many of the likeliest tokens are wanted beside every drawn one; None where no logprobs are.
+        self.top: int | None = None
+        # Those of the tokens that the last step gained, of engines that give logits to the host.
+        self.logprobs: list[TokenLogprobs] | None = None
         self._open: tuple[NDArray[np.int64], NDArray[np.float32] | None] | None = None
 
     @property

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
 from draftwood.runtime.speculation.draft_cache import DeviceRows
+from draftwood.runtime.speculation.logprobs import rows_logprobs
 from draftwood.runtime.speculation.sampling import draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.trees import Accepted, TreeBuffers, walk
@@ -97,6 +98,7 @@ class Outcome(NamedTuple):
         accept_us: the part of ``host_us`` that acceptance and commit took.
         texts: that shared the launch; all times are of the whole launch.
         match: class of the match behind which a tree was looked up in the text.
+        draft: the tree that was verified.
     """
 
     gear: Gear
@@ -115,6 +117,7 @@ class Outcome(NamedTuple):
     accept_us: float = 0.0
     texts: int = 1
     match: int = 0
+    draft: Draft | None = None
 
     @property
     def total_us(self) -> float:
@@ -197,7 +200,14 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
     def drawn(row: int, depth: int) -> int:
         return draw(logits_TV[row], state.sampling, state.length + depth + 1)
 
-    return walk(draft.tree, draft.tokens_T, drawn)
+    accepted = walk(draft.tree, draft.tokens_T, drawn)
+    if state.top is not None:
+        state.logprobs = rows_logprobs(logits_TV, accepted.rows, _gained(draft, accepted), state.top)
+    return accepted
+
+
+def _gained(draft: Draft, accepted: Accepted) -> tuple[int, ...]:
+    return (*draft.tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus)
 
 
 def _outcome(
@@ -209,7 +219,7 @@ def _outcome(
     verify_us: float,
     accept_us: float,
 ) -> Outcome:
-    tokens = (*draft.tokens_T[list(accepted.rows[1:])].tolist(), accepted.bonus)
+    tokens = _gained(draft, accepted)
     return Outcome(
         gear=gear,
         length=state.length - len(accepted.rows),
@@ -224,4 +234,5 @@ def _outcome(
         rows=draft.tree.rows,
         accept_us=accept_us,
         match=draft.match,
+        draft=draft,
     )

@@ -29,11 +29,13 @@ EXTRAS = {
     **dict.fromkeys(RUN, ""),
     **dict.fromkeys((*BUILD, "matplotlib"), "build"),
     "transformers": "train",
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), "serve"),
     "torch_npu": "npu",
 }
 # What each ability needs beside packages: "cann" and "npu".
 NEEDS = {
     "run bundles": RUN,
+    "serve bundles": (*RUN, "starlette", "uvicorn", "prometheus_client"),
     "build bundles": (*RUN, *BUILD),
     "lower for the NPU": (*RUN, *BUILD, "torch_npu"),
     "run on an NPU": (*RUN, *BUILD, "torch_npu", "cann", "npu"),

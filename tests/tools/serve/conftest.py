@@ -1,0 +1,117 @@
+"""One server for the tests of a module, as a user starts it: its own process, and its engine's."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+
+class Server:
+    """A running ``draftwood serve``."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"ready: http://127.0.0.1:(\d+)", line):
+                self.port = int(found[1])
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+        """Status, body read as JSON where it is, headers."""
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} | {name.replace("_", "-"): one for name, one in headers.items()}
+        request = urllib.request.Request(self.url + path, content, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, _read(answer.read()), answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, _read(error.read()), error.headers
+
+    def metric(self, name: str) -> float:
+        """The sum over labels."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+    def engines(self) -> list[int]:
+        """Process ids of its engines."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(one) for one in children]
+
+    def idle(self) -> bool:
+        return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+def _read(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
+def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Waits for what has to come true."""
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit, "did not come true"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def wait() -> Callable[..., None]:
+    return until
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Callable[..., Server]]:
+    """Starts servers, and ends what is left of them."""
+    servers: list[Server] = []
+
+    def start(*arguments: object) -> Server:
+        servers.append(Server(*map(str, arguments)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(started: Callable[..., Server], tiny_bundle: Path) -> Server:
+    return started(
+        f"tiny={tiny_bundle}", "--texts", 2, "--waiting", 3, "--deadline", 2, "--max-body", 20000, "--threads", 1
+    )

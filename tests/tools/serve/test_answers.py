@@ -1,0 +1,161 @@
+"""What clients of OpenAI's interface get: the library's own texts, whole and in chunks, and errors they understand."""
+
+import json
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftwood
+
+PROMPT = "the cat sat"
+TEXT = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_bundle: Path) -> Any:
+    """The texts that everything is held to: the library's, without speculation."""
+    with draftwood.open(tiny_bundle, threads=1) as model:
+
+        def generate(**options: Any) -> Any:
+            given = {"max_new_tokens": 24, "ignore_eos": True, "policy": "plain"} | options
+            return model.generate(given.pop("prompt", PROMPT), **given)
+
+        yield generate
+
+
+def events(server: Any, path: str, body: dict) -> list[Any]:
+    content = json.dumps(body | {"stream": True}).encode()
+    request = urllib.request.Request(server.url + path, content, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 7}, {"temperature": 1, "top_p": 0.9, "seed": 3}])
+def test_a_text_is_the_librarys(server: Any, plain: Any, sampling: dict) -> None:
+    expected = plain(**sampling)
+    status, answer, headers = server.ask("/v1/completions", TEXT | sampling, x_request_id="mine-1")
+    assert (status, headers["x-request-id"]) == (200, "mine-1")
+    assert answer["choices"][0]["text"] == expected.text
+    assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
+    assert answer["usage"]["speculative_decoding"]["num_spec_steps"] > 0
+    streamed = events(server, "/v1/completions", TEXT | sampling | {"stream_options": {"include_usage": True}})
+    assert "".join(one["choices"][0]["text"] for one in streamed[:-1]) == expected.text
+    assert streamed[-1]["choices"] == []
+    assert streamed[-1]["usage"]["total_tokens"] == answer["usage"]["total_tokens"]
+
+
+def test_choices_have_seeds_that_follow_each_other(server: Any, plain: Any) -> None:
+    _, answer, _ = server.ask("/v1/completions", TEXT | {"temperature": 1, "seed": 5, "n": 3})
+    expected = [plain(temperature=1.0, seed=seed).text for seed in (5, 6, 7)]
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+
+
+def test_stop_ends_before_its_text(server: Any, plain: Any) -> None:
+    whole = plain().text
+    stop = whole[len(whole) // 2 :][:3]
+    _, answer, _ = server.ask("/v1/completions", TEXT | {"stop": stop})
+    assert answer["choices"][0]["text"] == whole[: whole.index(stop)]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_are_the_same_without_speculation(server: Any) -> None:
+    body = TEXT | {"logprobs": 3, "seed": 1, "temperature": 0.8}
+    with_drafts, without = (
+        server.ask("/v1/completions", body | {"draftwood": {"policy": policy}})[1]["choices"][0]["logprobs"]
+        for policy in ("ragged-kv128", "plain")
+    )
+    assert with_drafts["tokens"] == without["tokens"]
+    # Rows of a tree sum in another order, some 1e-5 of a logit.
+    assert with_drafts["token_logprobs"] == pytest.approx(without["token_logprobs"], abs=1e-4)
+    assert [list(top) for top in with_drafts["top_logprobs"]] == [list(top) for top in without["top_logprobs"]]
+    assert max(map(len, without["top_logprobs"])) == 3
+
+
+def test_steps_show_their_tree_and_path(server: Any) -> None:
+    body = TEXT | {"draftwood": {"policy": "ragged-kv128", "steps": True}}
+    chunks = events(server, "/v1/completions", body)
+    steps = [step for chunk in chunks for step in chunk.get("draftwood", [])]
+    assert sum(len(step["accepted"]) for step in steps) >= TEXT["max_tokens"] - 1
+    for step in steps:
+        assert step["parents"] == [0, 0, 0, 0, 1, 1, 2]
+        path = step["accepted"]
+        assert path[0] == 0
+        assert all(step["parents"][row] == above for above, row in pairwise(path))
+
+
+BAD = [
+    ({"prompt": PROMPT, "temperature": 3}, "temperature", 400),
+    ({"prompt": PROMPT, "temperature": "hot"}, "temperature", 400),
+    ({"prompt": PROMPT, "presence_penalty": 1}, "presence_penalty", 400),
+    ({"prompt": PROMPT, "response_format": {"type": "json_object"}}, "response_format", 400),
+    ({"prompt": [1, "a"]}, "prompt", 400),
+    ({"prompt": [9999]}, None, 400),
+    ({"prompt": [5] * 400}, "prompt", 400),
+    ({"prompt": PROMPT, "max_tokens": 10**6}, "max_tokens", 400),
+    ({"prompt": PROMPT, "n": 0}, "n", 400),
+    ({"prompt": PROMPT, "model": "gpt"}, "model", 404),
+    ({"prompt": PROMPT, "draftwood": {"policy": "nope"}}, None, 400),
+    ({}, "prompt", 400),
+    ([], None, 400),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "status"), BAD)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_served_names_its_field(
+    server: Any, body: Any, param: str | None, status: int, stream: bool
+) -> None:
+    got, answer, _ = server.ask("/v1/completions", body | {"stream": True} if stream and body else body)
+    assert got == status, answer
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["param"] == param
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"prompt":' + b"[" * 9000, b"", b'{"prompt": NaN}'])
+def test_malformed_bodies(server: Any, content: bytes) -> None:
+    assert server.ask("/v1/completions", content)[0] == 400
+
+
+def test_other_routes(server: Any) -> None:
+    assert server.ask("/v1/models")[1]["data"][0] | {"created": 0} == {
+        "id": "tiny", "created": 0, "max_model_len": 255, "object": "model", "owned_by": "draftwood"
+    }  # fmt: skip
+    assert server.ask("/version")[1] == {"version": draftwood.__version__}
+    assert server.ask("/health")[1]["status"] == "ok"
+    assert server.ask("/nope")[0] == 404
+    assert server.ask("/v1/completions")[0] == 405
+    tokens = server.ask("/tokenize", {"prompt": PROMPT})[1]
+    assert tokens["count"] == len(tokens["tokens"]) > 0
+    assert server.ask("/tokenize", {})[1]["error"]["param"] == "prompt"
+
+
+def test_the_openai_client(server: Any, plain: Any) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    extra = {"ignore_eos": True, "num_ctx": 5}
+    assert client.completions.create(**asked, extra_body=extra).choices[0].text == plain().text
+    chunks = client.completions.create(**asked, stream=True, extra_body=extra)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == plain().text
+    with pytest.raises(openai.BadRequestError) as found:
+        client.completions.create(**asked, presence_penalty=1)
+    assert found.value.param == "presence_penalty"
+    messages = [{"role": "developer", "content": "cat"}, {"role": "user", "content": [{"type": "text", "text": "hat"}]}]
+    chat = {"model": "tiny", "messages": messages, "max_completion_tokens": 24, "temperature": 0, "extra_body": extra}
+    expected = plain(prompt=[{"role": "system", "content": "cat"}, {"role": "user", "content": "hat"}]).text
+    whole = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2).choices[0]
+    assert whole.message.content == expected
+    assert len(whole.logprobs.content) == 24
+    deltas = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**chat, stream=True)]
+    assert "".join(deltas) == expected
+    with pytest.raises(openai.BadRequestError) as found:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+    assert found.value.param == "messages[0].content[0]"

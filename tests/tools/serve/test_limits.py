@@ -1,0 +1,191 @@
+"""What the server bears: full queues, clients that go, that are slow or many, and an engine that is killed."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LONG = {
+    "prompt": "the cat sat",
+    "max_tokens": 240,
+    "temperature": 0,
+    "ignore_eos": True,
+    "draftwood": {"policy": "plain"},
+}
+
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
+)
+
+
+def begun(server: Any, body: dict, stream: bool = True) -> http.client.HTTPConnection:
+    """A request that nobody reads."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    content = json.dumps(body | {"stream": stream})
+    connection.request("POST", "/v1/completions", content, {"content-type": "application/json"})
+    return connection
+
+
+def statuses(server: Any, count: int, body: dict) -> list[int]:
+    """Of so many requests, handed in while the engine stands still, so that none can end meanwhile."""
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(count) as threads:
+        asked = [threads.submit(server.ask, "/v1/completions", body) for _ in range(count)]
+        limit = time.monotonic() + 20
+        while (
+            sum(one.done() for one in asked)
+            + server.metric("vllm:num_requests_running")
+            + server.metric("vllm:num_requests_waiting")
+            < count
+        ):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        os.kill(engine, signal.SIGCONT)
+        return sorted(one.result()[0] for one in asked)
+
+
+def test_a_full_queue_refuses_exactly_the_rest(server: Any) -> None:
+    before = server.metric("vllm:admission_rejections_total")
+    assert statuses(server, 12, LONG | {"max_tokens": 4}) == [200] * 5 + [503] * 7
+    assert server.metric("vllm:admission_rejections_total") == before + 7
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_go_free_their_places(server: Any, wait: Callable[..., None], stream: bool) -> None:
+    for _ in range(10):
+        connections = [begun(server, LONG, stream) for _ in range(5)]
+        for connection in connections:
+            connection.close()
+    wait(server.idle)
+    assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
+
+
+def test_a_slow_reader_delays_nobody(server: Any, wait: Callable[..., None]) -> None:
+    connection = begun(server, LONG)
+    assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
+    wait(server.idle)  # its text has ended although nobody has read it
+    assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x",
+        HEAD + b"{",
+        b"GET /version HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+    ],
+    ids=["idle", "half a header", "half a body", "body of a GET"],
+)
+def test_who_never_finishes_a_request_is_cut(server: Any, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        try:
+            while connection.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        assert time.monotonic() - began < 6  # its deadline is 2 s
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    content = b'{"prompt": "' + b"x" * 40000 + b'"}'
+    body = iter([content[:15000], content[15000:]]) if chunked else content
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"}, encode_chunked=chunked)
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert json.loads(answer.read())["error"]["type"] == "invalid_request_error"
+
+
+def test_a_page_of_another_origin_gets_nothing(server: Any) -> None:
+    assert server.ask("/v1/completions", LONG, content_type="text/plain")[0] == 415
+    assert server.ask("/v1/models", None, host="evil.example")[0] == 403
+    assert "access-control-allow-origin" not in server.ask("/v1/models", None, origin="http://evil.example")[2]
+
+
+def test_a_killed_engine_is_started_again(server: Any, wait: Callable[..., None]) -> None:
+    connection = begun(server, LONG)
+    answer = connection.getresponse()
+    answer.readline()
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)  # so that the text cannot end before
+    os.kill(engine, signal.SIGKILL)
+    last = json.loads(answer.read().decode().strip().splitlines()[-1][6:])
+    assert last["error"]["code"] == "engine_failed"
+    wait(lambda: server.ask("/health")[0] == 200 and server.engines() != [engine])
+    assert server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1
+    assert server.metric("draftwood_engine_restarts_total") == 1
+    assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
+
+
+def test_a_bundle_is_replaced_without_losing_a_request(server: Any, wait: Callable[..., None]) -> None:
+    (old,) = server.engines()
+    answers: list[int] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            answers.append(server.ask("/v1/completions", LONG | {"max_tokens": 40})[0])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    server.process.send_signal(signal.SIGHUP)
+    wait(lambda: len(server.engines()) == 1 and server.engines() != [old])
+    stop.set()
+    asking.join()
+    assert set(answers) == {200}
+
+
+def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    server = started(tiny_bundle, "--api-key-file", keys, "--per-key", 1, "--texts", 2, "--threads", 1)
+    assert server.ask("/health")[0] == 200
+    body = LONG | {"max_tokens": 2}
+    for headers in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}):
+        status, answer, _ = server.ask("/v1/completions", body, **headers)
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    for key in ("one", "two"):
+        assert server.ask("/v1/completions", body, authorization=f"Bearer {key}")[0] == 200
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(server.ask, "/v1/completions", body, authorization="Bearer one") for _ in range(3)]
+        limit = time.monotonic() + 20
+        while sum(one.done() for one in asked) < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        assert server.ask("/v1/models", authorization="Bearer two")[0] == 200
+        os.kill(engine, signal.SIGCONT)
+        found = [one.result() for one in asked]
+    assert sorted(status for status, _, _ in found) == [200, 429, 429]
+    assert all(headers["retry-after"] for status, _, headers in found if status == 429)
+    assert server.end() == 0
+
+
+def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle: Path) -> None:
+    server = started(tiny_bundle, "--texts", 8, "--threads", 1)
+    connections = [begun(server, LONG) for _ in range(8)]
+    answers = [connection.getresponse() for connection in connections]
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    seen = server.ask("/health")
+    if seen[0] == 503:  # the texts may have ended already
+        assert seen[1]["status"] == "draining"
+        assert server.ask("/v1/completions", LONG)[1]["error"]["code"] == "draining"
+    assert all(answer.read().endswith(b"data: [DONE]\n\n") for answer in answers)
+    assert server.process.wait(20) == 0
+    assert not any("cat sat" in line for line in server.lines)

@@ -1,0 +1,48 @@
+"""The page in a browser: a chat, the tree of its steps, and plain decoding beside it with the same text."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or ""
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_shows_steps_and_the_same_text_twice(server: Any, browser: Any, width: int, scheme: str) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(server.url)
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect(page.locator("#state")).to_have_text("ready")
+    page.fill("#tokens", "24")
+    page.check("#plain")
+    page.fill("#prompt", "the cat")
+    page.press("#prompt", "Enter")
+    expect(page.locator("#same")).to_have_text("Both texts are the same.", timeout=20000)
+    assert page.locator("#tree g.lit").count() >= 1
+    assert page.locator("#bars rect").count() >= 1
+    assert float(page.text_content("#accept")) >= 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert faults == []
+    page.close()
+
+
+def test_without_a_page(started: Callable[..., Any], tiny_bundle: Path) -> None:
+    server = started(tiny_bundle, "--no-page", "--threads", 1)
+    assert server.ask("/")[0] == 404

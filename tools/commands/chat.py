@@ -1,0 +1,117 @@
+"""``draftwood chat``: a conversation with a bundle in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import (
+    add_decoding_arguments,
+    add_engine_argument,
+    add_policy_argument,
+    decoding_options,
+)
+
+if TYPE_CHECKING:
+    from draftwood.runtime.decoding import Decoding
+    from draftwood.runtime.opened import OpenedBundle
+
+HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D ends; Ctrl-C stops an answer"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", help="a folder, or demo")
+    add_decoding_arguments(parser, "max-new-tokens", "temperature", "seed", "threads")
+    add_policy_argument(parser)
+    add_engine_argument(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    import draftwood
+    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.tools.commands.serve import DEMO, demo_bundle
+
+    share_threads(args.threads)
+    folder = demo_bundle() if args.bundle == DEMO and not Path(DEMO).is_dir() else Path(args.bundle)
+    with draftwood.open(folder, engine=args.engine, threads=args.threads) as model:
+        tokenizer = model.bundle.tokenizer
+        if tokenizer is None or not tokenizer.has_chat:
+            raise RequestError(f"{folder}: has no chat template; draftwood run continues a text")
+        Conversation(model, args.policy, decoding_options(args)).run()
+    return 0
+
+
+class Conversation:
+    """Turns, each of which sees those before it."""
+
+    def __init__(self, model: OpenedBundle, policy: str, options: Any) -> None:
+        self._model, self._policy, self._options = model, policy, options
+        self._messages: list[dict[str, str]] = []
+        self._plain = False
+
+    def run(self) -> None:
+        """Until the input ends."""
+        terminal = sys.stdin.isatty()
+        if terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 (lines can be edited and recalled)
+            print(HELP, file=sys.stderr)
+        while True:
+            try:
+                line = input("> " if terminal else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                print()
+                continue
+            if line == "/quit":
+                return
+            if line:
+                self._turn(line)
+
+    def _turn(self, line: str) -> None:
+        if line == "/new":
+            self._messages.clear()
+        elif line == "/plain":
+            self._plain = not self._plain
+            print(f"plain decoding {'on' if self._plain else 'off'}", file=sys.stderr)
+        elif line.startswith("/"):
+            print(HELP, file=sys.stderr)
+        else:
+            self._messages.append({"role": "user", "content": line})
+            try:
+                self._messages.append({"role": "assistant", "content": self._answer()})
+            except RequestError as error:  # too long by now, say; the conversation goes on without this turn
+                self._messages.pop()
+                print(f"{error}\n/new begins anew", file=sys.stderr)
+
+    def _answer(self) -> str:
+        policy = "plain" if self._plain else self._policy
+        decoding, pieces = self._model.stream(list(self._messages), policy=policy, **self._options), list[str]()
+        try:
+            for piece in decoding:
+                pieces.append(piece)
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            pass
+        print(flush=True)
+        _tell(decoding)
+        return "".join(pieces)
+
+
+def _tell(decoding: Decoding) -> None:
+    """The figures of a turn."""
+    result = decoding.result
+    if result is None:
+        print("stopped", file=sys.stderr)
+        return
+    rate = (len(result.token_ids) - 1) / max(result.decode_seconds, 1e-9)
+    print(
+        f"{len(result.token_ids)} tokens in {result.steps} steps, {result.accept_length_mean:.2f} a step,"
+        f" {rate:.0f} tokens/s",
+        file=sys.stderr,
+    )

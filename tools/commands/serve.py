@@ -1,0 +1,136 @@
+"""``draftwood serve``: bundles behind an HTTP interface that clients of OpenAI's speak."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from pathlib import Path
+
+from draftwood.errors import RequestError
+from draftwood.files import cache_home
+from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument
+
+DEMO = "demo"
+KEYS = "DRAFTWOOD_API_KEYS"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="a folder, NAME=FOLDER, or demo")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_number(0, 65535), default=8000, help="default: %(default)s; 0: any")
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help=f"keys, one a line; else those of {KEYS}, by commas"
+    )
+    parser.add_argument("--no-key", action="store_true", help="listen beyond this machine without keys")
+    parser.add_argument(
+        "--texts", type=_number(1, 256), default=8, metavar="N", help="decoded at the same time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--waiting", type=_number(0, 10**6), default=64, metavar="N", help="that wait; more get 503 (default: 64)"
+    )
+    parser.add_argument(
+        "--per-key", type=_number(0, 10**6), default=0, metavar="N", help="requests of a key at once; more get 429"
+    )
+    parser.add_argument(
+        "--max-tokens", type=_number(1, 2**31 - 1), default=4096, metavar="N", help="of an answer (default: 4096)"
+    )
+    parser.add_argument(
+        "--max-body", type=_number(1, 1 << 30), default=4 << 20, metavar="BYTES", help="of a request (default: 4 MiB)"
+    )
+    parser.add_argument(
+        "--deadline", type=_number(1, 3600), default=20, metavar="S", help="for a request to be whole (default: 20)"
+    )
+    parser.add_argument(
+        "--drain",
+        type=_number(0, 86400),
+        default=30,
+        metavar="S",
+        help="for answers at SIGTERM (default: 30)",
+    )
+    parser.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help="that may call; repeatable")
+    parser.add_argument("--no-page", action="store_true", help="without the page at /")
+    add_decoding_arguments(parser, "threads")
+    add_engine_argument(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    import asyncio
+    import logging
+
+    from draftwood.tools.serve.app import Service, Settings
+    from draftwood.tools.serve.life import listening, read_keys, serve
+    from draftwood.tools.serve.metrics import Metrics, ModelMetrics
+    from draftwood.tools.serve.model import ServedModel
+    from draftwood.tools.serve.process import EngineArguments
+
+    keys = read_keys(args.api_key_file) if args.api_key_file else keys_of(os.environ.get(KEYS, ""))
+    local = _local(args.host)
+    if not (local or keys or args.no_key):
+        raise RequestError(
+            f"--host {args.host}: anyone who reaches it could use it; give --api-key-file, or say --no-key"
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.raiseExceptions = False  # a log that cannot be written stops nobody's text
+    settings = Settings(
+        keys=keys,
+        most_body=args.max_body,
+        most_tokens=args.max_tokens,
+        deadline=args.deadline,
+        per_key=args.per_key,
+        origins=tuple(args.cors),
+        page=not args.no_page,
+        any_host=not local,
+    )
+    metrics, models = Metrics(), dict[str, ServedModel]()
+    for name, bundle in named(args.bundles).items():
+        arguments = EngineArguments(bundle=bundle, places=args.texts, engine=args.engine, threads=args.threads)
+        models[name] = ServedModel(name, arguments, args.waiting, ModelMetrics(metrics, name))
+    with listening(args.host, args.port) as listener:
+        asyncio.run(serve(Service(models, settings, metrics), listener, args.drain))
+    return 0
+
+
+def named(given: list[str]) -> dict[str, Path]:
+    """Bundles by the names that requests know them by; RequestError where two have one name or one is no folder."""
+    found: dict[str, Path] = {}
+    for one in given:
+        name, separator, folder = one.partition("=")
+        path = demo_bundle() if (folder or one) == DEMO and not Path(DEMO).is_dir() else Path(folder or one)
+        name = name if separator else DEMO if one == DEMO else path.resolve().name
+        if name in found:
+            raise RequestError(f"{one}: two bundles are named {name}; give NAME=FOLDER")
+        if not path.is_dir():
+            raise RequestError(f"{path}: no such folder; expected a bundle, as draftwood build makes it")
+        found[name] = path
+    return found
+
+
+def demo_bundle() -> Path:
+    """The bundle that ``draftwood demo`` built last; RequestError where there is none."""
+    found = [path for path in (cache_home() / "draftwood").glob("demo-*") if (path / "manifest.json").is_file()]
+    if not found:
+        raise RequestError(f"{DEMO}: not built yet; draftwood demo builds it, in two minutes")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def keys_of(given: str) -> tuple[str, ...]:
+    """The keys of the environment."""
+    return tuple(key for part in given.split(",") if (key := part.strip()))
+
+
+def _local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _number(least: int, most: int) -> type[int]:
+    def read(given: str) -> int:
+        if not least <= int(given) <= most:
+            raise ValueError
+        return int(given)
+
+    read.__name__ = f"number from {least} to {most}"
+    return read  # type: ignore[return-value]

@@ -1,0 +1,174 @@
+"""The bodies of answers, whole and in chunks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from draftwood.tools.serve.messages import Drawn, Finish, Step, Token
+
+FinishReason = Literal["stop", "length"]
+
+
+class Speculation(Struct, kw_only=True):
+    """What drafting gained for one answer; ``acceptance_histogram[k]`` is how many steps accepted k drafted tokens."""
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    mean_acceptance_length: float
+    acceptance_histogram: list[int]
+
+
+class Usage(Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    speculative_decoding: Speculation | None = None
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+
+
+class TextLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class AnswerMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class Delta(Struct, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class ChatDelta(Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class TextChoice(Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Answer(Struct, kw_only=True):
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class ChatAnswer(Answer, kw_only=True):
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(Answer, kw_only=True):
+    choices: list[ChatDelta]
+    # Null in every chunk but the last one, and only where it was asked for.
+    usage: Usage | UnsetType | None = UNSET
+    # The steps of this chunk, where they were asked for.
+    draftwood: list[Step] | UnsetType = UNSET
+
+
+class TextAnswer(Answer, kw_only=True):
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    draftwood: list[Step] | UnsetType = UNSET
+
+
+class ModelCard(Struct, kw_only=True):
+    id: str
+    created: int
+    max_model_len: int | None
+    object: Literal["model"] = "model"
+    owned_by: str = "draftwood"
+
+
+class ModelList(Struct):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class ModelHealth(Struct, kw_only=True):
+    ready: bool
+    restarts: int
+    running: int
+    waiting: int
+    places: int
+
+
+class Health(Struct, kw_only=True):
+    status: Literal["ok", "starting", "draining"]
+    models: dict[str, ModelHealth]
+
+
+class Version(Struct):
+    version: str
+
+
+class Tokenized(Struct):
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+
+
+def finish_reason(finish: Finish) -> FinishReason:
+    """In OpenAI's words."""
+    return "stop" if finish == "stop" else "length"
+
+
+def chat_logprobs(drawn: list[Drawn] | None) -> ChatLogprobs | None:
+    if drawn is None:
+        return None
+    return ChatLogprobs(
+        [TokenLogprob(one.text, one.logprob, one.bytes, [_top(other) for other in one.top]) for one in drawn]
+    )
+
+
+def _top(token: Token) -> TopLogprob:
+    return TopLogprob(token.text, token.logprob, token.bytes)
+
+
+def text_logprobs(drawn: list[Drawn] | None, offset: int) -> TextLogprobs | None:
+    """``offset``: characters of the text before."""
+    if drawn is None:
+        return None
+    offsets = [offset + sum(len(other.text) for other in drawn[:at]) for at in range(len(drawn))]
+    return TextLogprobs(
+        [one.text for one in drawn],
+        [one.logprob for one in drawn],
+        # Parts of characters look alike; the likeliest of them stands.
+        [{other.text: other.logprob for other in reversed(one.top)} for one in drawn],
+        offsets,
+    )

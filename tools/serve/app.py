@@ -1,0 +1,320 @@
+"""The ASGI application: routes, keys, and what every answer carries."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftwood.tools.serve import metrics as prometheus
+from draftwood.tools.serve.answers import Health, ModelCard, ModelHealth, ModelList, Tokenized, Version
+from draftwood.tools.serve.bodies import ChatBody, CompletionBody, TokenizeBody, chat_messages, parse
+from draftwood.tools.serve.completions import Completion
+from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
+from draftwood.tools.serve.http import EventStream, Gone, read_body, while_connected
+from draftwood.tools.serve.messages import Encode, Encoded, Refused
+from draftwood.tools.serve.model import ServedModel
+from draftwood.tools.serve.schema import openapi
+from draftwood.version import __version__
+
+log = logging.getLogger("draftwood.serve")
+
+LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
+# What a client may name its request.
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+PAGE = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an operator sets."""
+
+    # Without one nobody is asked for a key.
+    keys: tuple[str, ...] = ()
+    most_body: int = 4 << 20
+    # Tokens of an answer, also where a client names none.
+    most_tokens: int = 4096
+    # Seconds in which a request has to be whole.
+    deadline: float = 20.0
+    # Requests of one key at the same time; 0 is any number.
+    per_key: int = 0
+    origins: tuple[str, ...] = ()
+    page: bool = True
+    # Whether requests may name any host, as they do behind a proxy.
+    any_host: bool = False
+
+
+class Service:
+    """The models and what the routes need beside them."""
+
+    def __init__(self, models: Mapping[str, ServedModel], settings: Settings, metrics: prometheus.Metrics) -> None:
+        self.models, self.settings, self.metrics = dict(models), settings, metrics
+        self.draining, self.created = False, int(time.time())
+        self._in_flight: Counter[str] = Counter()
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served now."""
+        return not self.draining and all(model.ready for model in self.models.values())
+
+    @property
+    def busy(self) -> int:
+        return sum(model.busy for model in self.models.values())
+
+    def model(self, name: str | None) -> ServedModel:
+        """By the request's ``model``, which may be left out where there is one alone."""
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name is None or name not in self.models:
+            known = ", ".join(self.models)
+            got = "none" if name is None else f"{name:.80}"
+            raise RequestRefused(
+                f"model: expected one of {known}, got {got}", "model", status=404, code="model_not_found"
+            )
+        return self.models[name]
+
+    def app(self) -> Starlette:
+        """All routes, behind the keys."""
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ping", self.ping, methods=["GET", "POST"]),
+            Route("/version", self.version, methods=["GET"]),
+            Route("/metrics", self.show_metrics, methods=["GET"]),
+            Route("/openapi.json", self.schema, methods=["GET"]),
+            Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.show_model, methods=["GET"]),
+            Route("/tokenize", _Posted(self, self.tokenize), methods=["POST"]),
+            Route("/v1/chat/completions", _Posted(self, self.chat), methods=["POST"]),
+            Route("/v1/completions", _Posted(self, self.complete), methods=["POST"]),
+        ]
+        if self.settings.page:
+            routes += [Route(path, self.page, methods=["GET"]) for path in PAGE]
+        origins = list(self.settings.origins)
+        cors = [Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["GET", "POST"])]
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(Guard, service=self), *(cors if origins else [])],
+            exception_handlers={RequestRefused: _refuse, HTTPException: _no_route, Exception: _broken},
+        )
+
+    async def health(self, request: Request) -> Response:
+        models = {
+            name: ModelHealth(
+                ready=model.ready,
+                restarts=model.restarts,
+                running=model.busy - model.queued,
+                waiting=model.queued,
+                places=model.arguments.places,
+            )
+            for name, model in self.models.items()
+        }
+        status = "draining" if self.draining else "ok" if self.ready else "starting"
+        return _json(Health(status=status, models=models), 200 if self.ready else 503)  # type: ignore[arg-type]
+
+    async def ping(self, request: Request) -> Response:
+        return Response(status_code=200 if self.ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        return _json(Version(__version__))
+
+    async def show_metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type=prometheus.CONTENT_TYPE)
+
+    async def schema(self, request: Request) -> Response:
+        return Response(json.dumps(openapi(bool(self.settings.keys))), media_type="application/json")
+
+    async def list_models(self, request: Request) -> Response:
+        return _json(ModelList([self._card(model) for model in self.models.values()]))
+
+    async def show_model(self, request: Request) -> Response:
+        return _json(self._card(self.model(request.path_params["name"])))
+
+    def _card(self, model: ServedModel) -> ModelCard:
+        context = model.facts.context if model.facts else None
+        return ModelCard(id=model.name, created=self.created, max_model_len=context)
+
+    async def page(self, request: Request) -> Response:
+        name, kind = PAGE[request.url.path]
+        content = files("draftwood.tools.serve").joinpath("page", name).read_bytes()
+        return Response(content, headers=PAGE_HEADERS | {"content-type": kind})
+
+    async def tokenize(self, content: bytes, receive: Receive, send: Send, scope: Scope) -> None:
+        body = parse(content, TokenizeBody)
+        model = self.model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestRefused("prompt: expected either prompt or messages", "prompt")
+        prompt = body.prompt if body.messages is None else {"messages": chat_messages(body.messages)}
+        assert prompt is not None
+        found = await model.encode(Encode(0, prompt, body.add_special_tokens))
+        if isinstance(found, Encoded):
+            context = model.facts.context if model.facts else None
+            return await _json(Tokenized(found.tokens, len(found.tokens), context))(scope, receive, send)
+        if isinstance(found, Refused):
+            raise RequestRefused(found.message, "prompt" if body.messages is None else "messages")
+        raise failed(found.message)
+
+    async def chat(self, content: bytes, receive: Receive, send: Send, scope: Scope) -> None:
+        await self._complete(parse(content, ChatBody), receive, send, scope)
+
+    async def complete(self, content: bytes, receive: Receive, send: Send, scope: Scope) -> None:
+        await self._complete(parse(content, CompletionBody), receive, send, scope)
+
+    async def _complete(self, body: ChatBody | CompletionBody, receive: Receive, send: Send, scope: Scope) -> None:
+        model = self.model(body.model)
+        if self.draining:
+            raise unavailable("the server is ending", "draining")
+        key = scope["state"].get("key", "")
+        if self.settings.per_key and self._in_flight[key] >= self.settings.per_key:
+            model.metrics.rejected("per_key")
+            text = f"at most {self.settings.per_key} requests of one key at the same time"
+            raise RequestRefused(text, status=429, type="rate_limit_error", code="per_key", retry=1)
+        self._in_flight[key] += 1
+        completion = Completion(model, body, self.settings.most_tokens)
+        scope["state"]["told"] = completion
+        try:
+            if body.stream:
+                stream = EventStream(completion.chunks(), scope["state"]["headers"])
+                await while_connected(receive, stream.send(send))
+            else:
+                answer = await while_connected(receive, completion.whole())
+                await _json(answer)(scope, receive, send)
+        finally:
+            self._in_flight[key] -= 1
+            if not self._in_flight[key]:
+                del self._in_flight[key]
+
+
+Posted = Callable[[bytes, Receive, Send, Scope], Awaitable[None]]
+
+
+class _Posted:
+    """A route with a body, as an ASGI application of its own: it watches whether its client is still there."""
+
+    def __init__(self, service: Service, answer: Posted) -> None:
+        self._service, self._answer = service, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self._service.settings
+        try:
+            content = await read_body(scope, receive, settings.most_body, settings.deadline)
+            await self._answer(content, receive, send, scope)
+        except RequestRefused as error:
+            response = error.response()
+            if error.status in (408, 413, 415):
+                response.headers["connection"] = "close"  # what is left of the body is not read
+            await response(scope, receive, send)
+
+
+class Guard:
+    """Before any route: an id for the request, the key, the host; after it a line in the log, without its text."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._keys = [key.encode() for key in service.settings.keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get(b"x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state["headers"], status, began = {"x-request-id": request_id}, 0, time.monotonic()
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                named = {name.lower() for name, _ in message["headers"]}
+                if b"x-request-id" not in named:
+                    message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            refused = self._refusal(scope["path"], headers, state)
+            if refused is not None:
+                await refused.response()(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        except Gone:
+            status = status or 499
+        finally:
+            _log(scope, state, request_id, status, time.monotonic() - began)
+
+    def _refusal(self, path: str, headers: Mapping[bytes, str], state: dict[str, Any]) -> RequestRefused | None:
+        settings = self._service.settings
+        # Without a key a page of another origin could reach a local server by a name that resolves to it.
+        host = headers.get(b"host", "")
+        name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+        if not settings.any_host and not self._keys and name.lower() not in LOCAL_HOSTS:
+            return RequestRefused("host: expected this machine's own name, got another", status=403)
+        if not self._keys or path == "/health" or (settings.page and path in PAGE):
+            return None
+        kind, _, given = headers.get(b"authorization", "").partition(" ")
+        # All are compared, and in constant time: how long it takes tells nothing.
+        found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
+        if kind.lower() != "bearer" or not any(found):
+            text = "authorization: expected 'Bearer KEY' with a key of this server"
+            return RequestRefused(text, status=401, type="authentication_error", code="invalid_api_key")
+        state["key"] = str(found.index(True))
+        return None
+
+
+def _log(scope: Scope, state: dict[str, Any], request_id: str, status: int, seconds: float) -> None:
+    told = state.get("told")
+    tokens = ""
+    if isinstance(told, Completion):
+        usage = told.usage
+        tokens = f" {told.model.name} prompt={usage.prompt_tokens} tokens={usage.completion_tokens}"
+    path = scope["path"].encode("ascii", "backslashreplace").decode()[:200]
+    level = logging.DEBUG if path in ("/health", "/ping", "/metrics") else logging.INFO
+    log.log(level, "%s %s %r %d %.0f ms%s", request_id, scope["method"], path, status, seconds * 1e3, tokens)
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestRefused)
+    return error.response()
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = RequestRefused(str(error.detail), status=error.status_code).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return failed("the server failed; its log says how").response()

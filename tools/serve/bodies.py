@@ -1,0 +1,191 @@
+"""The bodies of requests: the fields that clients send, checked; what would change the answer and is not there."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from draftwood.manifest import DAMAGED
+from draftwood.tools.serve.errors import RequestRefused
+
+log = logging.getLogger("draftwood.serve")
+
+_Body = TypeVar("_Body", bound=Struct)
+
+Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1 keep every token")]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Choices = Annotated[int, Meta(ge=1, le=16)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+Stops = Annotated[list[Stop], Meta(max_length=16)]
+Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
+
+
+class Part(Struct):
+    """A part of a message's content; only text is understood."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct):
+    """One message of a chat; what a template may want beside role and content is handed on."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = False
+
+
+class Extra(Struct):
+    """Draftwood's own: ``policy`` is adaptive, plain or a gear's name; ``steps`` sends the tree of every step."""
+
+    policy: str = "adaptive"
+    steps: bool = False
+
+
+class Common(Struct, kw_only=True):
+    """What both kinds of completion take. Without ``seed`` every answer has one of its own."""
+
+    model: str | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    stop: Stop | Stops | None = None
+    n: Choices | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = False
+    user: str | None = None
+    draftwood: Extra | None = None
+
+
+class ChatBody(Common, kw_only=True):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(Common, kw_only=True):
+    """The body of ``/v1/completions``; without ``max_tokens`` 16, as elsewhere."""
+
+    prompt: str | list[str | int | Ids]
+    max_tokens: Tokens | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class TokenizeBody(Struct, kw_only=True):
+    """The body of ``/tokenize``: a text, or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+# What would change an answer and is not there, with the values that change nothing.
+MISSING: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "grammar": ("",),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_grammar": (),
+    "guided_choice": (),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (1,),
+    "modalities": (["text"],),
+    "audio": (),
+}
+_told: set[str] = set()
+_MOST_TOLD = 100
+
+
+def parse(content: bytes, kind: type[_Body]) -> _Body:
+    """A body of its kind.
+
+    Raises:
+        RequestRefused: no JSON, of another form, or something is asked for that is not there; the field is named.
+    """
+    try:
+        given = msgspec.json.decode(content)
+    except DAMAGED as error:
+        raise RequestRefused(f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise RequestRefused(f"the body: expected a JSON object, got {type(given).__name__}")
+    for name, neutral in MISSING.items():
+        value = given.get(name)
+        if value is not None and not any((type(value) is not bool and value == one) or value is one for one in neutral):
+            raise RequestRefused(f"{name}: is not supported here; leave it out", param=name)
+    known = {field.encode_name for field in msgspec.structs.fields(kind)} | MISSING.keys()
+    if fresh := [name for name in given if name not in known and name not in _told][: _MOST_TOLD - len(_told)]:
+        _told.update(fresh)
+        log.info("fields that are ignored, told once: %s", ", ".join(f"{name:.40}" for name in fresh))
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        param = where.rstrip("`") or (re.findall(r"required field `(\w+)`", what) or [None])[0]
+        raise RequestRefused(f"{param}: {what}" if where else what, param=param) from None
+
+
+def chat_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as templates know them: content as one string, OpenAI's ``developer`` as ``system``."""
+    return [_message(number, message) for number, message in enumerate(messages)]
+
+
+def _message(number: int, message: Message) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        for at, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                where = f"messages[{number}].content[{at}]"
+                raise RequestRefused(f"{where}: only parts of type text are understood, got {part.type:.40}", where)
+        content = "\n".join(part.text or "" for part in content)
+    made = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+    more = {"name": message.name, "reasoning_content": message.reasoning_content}
+    return made | {name: value for name, value in more.items() if value is not None}
+
+
+def prompts(given: str | list[str | int | Ids]) -> list[str | list[int]]:
+    """The prompts of a completion: a text, token ids, or a list of either.
+
+    Raises:
+        RequestRefused: an empty list, or a mixture.
+    """
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(one, int) for one in given):
+        return [[one for one in given if isinstance(one, int)]]
+    found = [one for one in given if not isinstance(one, int)]
+    if not found or len(found) < len(given):
+        raise RequestRefused("prompt: expected a text, token ids, or a list of either", "prompt")
+    return found

@@ -1,0 +1,155 @@
+"""What the server's process and an engine's process say to each other, over one socket.
+
+A message is four bytes of length, most significant first, and so many bytes of MessagePack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+Finish = Literal["stop", "length", "context", "cancelled"]
+
+HEAD_BYTES = 4
+
+
+class Ask(Struct, tag=True, kw_only=True):
+    """Decode a text. ``prompt``: text, token ids, or an object that a chat template takes."""
+
+    id: int
+    prompt: str | list[int] | dict[str, Any]
+    # None: as many as the context and ``limit`` allow.
+    max_new_tokens: int | None
+    limit: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: list[str]
+    ignore_eos: bool
+    policy: str
+    logprobs: int | None
+    # Whether every step's tree is wanted.
+    steps: bool
+
+
+class Cancel(Struct, tag=True):
+    """Drop a text; it is answered by its end."""
+
+    id: int
+
+
+class Encode(Struct, tag=True):
+    """Turn a prompt into token ids."""
+
+    id: int
+    prompt: str | dict[str, Any]
+    special: bool = True
+
+
+class Ready(Struct, tag=True, kw_only=True):
+    """The bundle is proved and warm."""
+
+    context: int
+    vocabulary: int
+    engine: str
+    chat: bool
+    # Texts that one launch takes.
+    batch: int
+
+
+class Begun(Struct, tag=True):
+    """The prompt is good, and is read now."""
+
+    id: int
+    prompt_tokens: int
+
+
+class Token(Struct):
+    """A token as text; ``bytes`` None where it is part of a character."""
+
+    text: str
+    logprob: float
+
+    @property
+    def bytes(self) -> list[int] | None:
+        return None if "\ufffd" in self.text else list(self.text.encode())
+
+
+class Drawn(Token):
+    """A token that was drawn, and the likeliest ones at its place, the best first."""
+
+    top: list[Token] = []
+
+
+class Step(Struct, kw_only=True):
+    """What a step drafted, for those who look on: rows in parent-before-child order, the root first."""
+
+    gear: str
+    parents: list[int]
+    tokens: list[str]
+    # Rows of the accepted path, the root counted.
+    accepted: list[int]
+    bonus: str
+    ms: float
+    # Texts that shared the launch.
+    texts: int
+
+
+class Piece(Struct, tag=True, kw_only=True):
+    """What one step gave: text that became final (maybe none) and so many tokens."""
+
+    id: int
+    text: str
+    tokens: int
+    # Nodes that were drafted, and those that were accepted.
+    drafted: int = 0
+    accepted: int = 0
+    logprobs: list[Drawn] | None = None
+    step: Step | None = None
+
+
+class Ended(Struct, tag=True):
+    """A text is finished and its place free."""
+
+    id: int
+    finish: Finish
+
+
+class Refused(Struct, tag=True, kw_only=True):
+    """A request that the bundle cannot serve; its place is free."""
+
+    id: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Failed(Struct, tag=True):
+    """A text that our side could not finish; its place is free."""
+
+    id: int
+    message: str
+
+
+class Encoded(Struct, tag=True):
+    """The tokens of a prompt."""
+
+    id: int
+    tokens: list[int]
+
+
+ToEngine = Ask | Cancel | Encode
+ToServer = Ready | Begun | Piece | Ended | Refused | Failed | Encoded
+
+_encoder = msgspec.msgpack.Encoder()
+decode_for_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_for_server = msgspec.msgpack.Decoder(ToServer).decode
+
+
+def framed(message: ToEngine | ToServer) -> bytes:
+    """The message as it goes over the socket."""
+    content = _encoder.encode(message)
+    return len(content).to_bytes(HEAD_BYTES, "big") + content

@@ -1,0 +1,98 @@
+"""The OpenAPI description of the routes, drawn from the types that read and write their bodies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from draftwood.tools.serve import answers, bodies
+from draftwood.tools.serve.errors import ErrorAnswer
+from draftwood.version import __version__
+
+_POSTS: dict[str, tuple[type, tuple[type, ...]]] = {
+    "/v1/chat/completions": (bodies.ChatBody, (answers.ChatAnswer, answers.ChatChunk)),
+    "/v1/completions": (bodies.CompletionBody, (answers.TextAnswer, answers.TextAnswer)),
+    "/tokenize": (bodies.TokenizeBody, (answers.Tokenized,)),
+}
+_GETS: dict[str, type | None] = {
+    "/health": answers.Health,
+    "/ping": None,
+    "/version": answers.Version,
+    "/v1/models": answers.ModelList,
+    "/v1/models/{name}": answers.ModelCard,
+}
+_REASONS = {
+    400: "cannot be served as it is",
+    401: "no key, or a wrong one",
+    403: "another host",
+    404: "no such model",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    429: "too many of this key at the same time",
+    500: "the engine failed",
+    503: "not ready, full, or ending",
+}
+
+
+@cache
+def openapi(keys: bool) -> dict[str, Any]:
+    """The description; ``keys`` says whether requests need one."""
+    types = [kind for body, made in _POSTS.values() for kind in (body, *made)]
+    types += [kind for kind in _GETS.values() if kind is not None] + [ErrorAnswer]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    paths: dict[str, Any] = {path: {"get": _get(path, kind)} for path, kind in _GETS.items()}
+    paths |= {path: {"post": _post(body, made)} for path, (body, made) in _POSTS.items()}
+    paths["/metrics"] = {"get": {"responses": {"200": _text("Prometheus' metrics", "text/plain")} | _errors(401, 403)}}
+    schemas: dict[str, Any] = {"schemas": components}
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Draftwood", "version": __version__},
+        "paths": paths,
+        "components": schemas,
+    }
+    if keys:
+        schemas["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+        paths["/health"]["get"]["security"] = []
+    return described
+
+
+def _get(path: str, kind: type | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"responses": {"200": _answer(kind)} | _errors(401, 403)}
+    if path == "/health":
+        found["responses"]["503"] = _answer(kind)
+    if path == "/ping":
+        found["responses"]["503"] = {"description": "not ready"}
+    if "{name}" in path:
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        found["responses"] |= _errors(404)
+    return found
+
+
+def _post(body: type, made: tuple[type, ...]) -> dict[str, Any]:
+    answer = _answer(made[0])
+    if len(made) > 1:
+        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    content = {"application/json": {"schema": _reference(body)}}
+    return {"requestBody": {"required": True, "content": content}, "responses": {"200": answer} | _errors(*_REASONS)}
+
+
+def _answer(kind: type | None) -> dict[str, Any]:
+    if kind is None:
+        return {"description": "ready"}
+    return {"description": kind.__name__, "content": {"application/json": {"schema": _reference(kind)}}}
+
+
+def _text(what: str, kind: str) -> dict[str, Any]:
+    return {"description": what, "content": {kind: {"schema": {"type": "string"}}}}
+
+
+def _errors(*statuses: int) -> dict[str, Any]:
+    return {str(status): _answer(ErrorAnswer) | {"description": _REASONS[status]} for status in statuses}
+
+
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
