@@ -11,7 +11,9 @@ import pytest
 import draftwood
 
 PROMPT = "the cat sat"
-TEXT = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+# With a tree at every step: what the default policy chooses goes by the clock.
+TREE = {"policy": "ragged-kv128"}
+TEXT = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "draftwood": TREE}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_logprobs_are_the_same_without_speculation(server: Any) -> None:
     body = TEXT | {"logprobs": 3, "seed": 1, "temperature": 0.8}
     with_drafts, without = (
         server.ask("/v1/completions", body | {"draftwood": {"policy": policy}})[1]["choices"][0]["logprobs"]
-        for policy in ("ragged-kv128", "plain")
+        for policy in (TREE["policy"], "plain")
     )
     assert with_drafts["tokens"] == without["tokens"]
     # Rows of a tree sum in another order, some 1e-5 of a logit.
@@ -79,7 +81,7 @@ def test_logprobs_are_the_same_without_speculation(server: Any) -> None:
 
 
 def test_steps_show_their_tree_and_path(server: Any) -> None:
-    body = TEXT | {"draftwood": {"policy": "ragged-kv128", "steps": True}}
+    body = TEXT | {"draftwood": TREE | {"steps": True}}
     chunks = events(server, "/v1/completions", body)
     steps = [step for chunk in chunks for step in chunk.get("draftwood", [])]
     assert sum(len(step["accepted"]) for step in steps) >= TEXT["max_tokens"] - 1
