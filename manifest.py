@@ -17,7 +17,7 @@ from draftwood.files import open_regular, read_regular
 from draftwood.planned import Count, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -32,7 +32,20 @@ BundlePath = Annotated[
     msgspec.Meta(pattern=r"^[^/\\.\x00-\x1f][^/\\\x00-\x1f]*(/[^/\\.\x00-\x1f][^/\\\x00-\x1f]*)*$", max_length=1024),
 ]
 
-GraphKind = Literal["prefill", "decode", "verify", "accept", "extend", "draft", "whole", "step", "batch", "bitwise"]
+GraphKind = Literal[
+    "prefill",
+    "decode",
+    "verify",
+    "accept",
+    "extend",
+    "draft",
+    "whole",
+    "step",
+    "batch",
+    "texts",
+    "accept-texts",
+    "bitwise",
+]
 
 # Texts of one launch at most: a graph holds an attention of each.
 MOST_TEXTS = 32
@@ -269,6 +282,16 @@ def text_name(text: int | str, name: str) -> str:
 def batch_name(texts: int) -> str:
     """Name of the graph of any size that does a step of so many texts."""
     return f"step-b{texts}" if texts > 1 else "step"
+
+
+def texts_name(texts: int, rows: int, slots: int) -> str:
+    """Name of the static graph that verifies so many rows of each of so many texts."""
+    return f"verify-b{texts}-t{rows}-kv{slots}"
+
+
+def texts_accept_name(draws: str, texts: int, rows: int) -> str:
+    """Name of the graph that accepts of what such a graph has verified, ``draws`` being greedy or sampled."""
+    return f"accept-{draws}-b{texts}-t{rows}"
 
 
 def whole_name(gear: str, draws: str) -> str:

@@ -1,6 +1,7 @@
 """Attention of tree rows over a cache: the fused NPU operator, its eager form, and onnxruntime's operator.
 
-Mask polarity follows torch_npu: True means *masked out*. One boolean mask [1, 1, T, C] serves all heads.
+Mask polarity follows torch_npu: True means *masked out*. One boolean mask [1, 1, T, C] serves all heads; several texts
+(batch B) have one each, [B, 1, T, C].
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ def _refuse_unsupported(
             " the reference knows layouts BNSD and BSND and sparse_mode 0 or 1 without extras"
         )
     axis = layout.index("N")
-    declared, found = (1, heads, kv_heads or heads), (query.shape[0], query.shape[axis], key.shape[axis])
-    if declared != found:
+    declared, found = (heads, kv_heads or heads), (query.shape[axis], key.shape[axis])
+    if declared != found or query.shape[0] != key.shape[0]:
         raise NotImplementedError(
-            f"fused attention: batch, num_heads, num_key_value_heads are {declared}; the tensors have {found}"
+            f"fused attention: num_heads, num_key_value_heads are {declared}; the tensors have {found}, of"
+            f" {query.shape[0]} and {key.shape[0]} texts"
         )
 
 
@@ -97,7 +99,9 @@ def _fused(
     turned = input_layout == "BSND"
     # In one order in memory, so that both layouts sum alike and their results are equal to the bit.
     q, k, v = (x.transpose(1, 2).contiguous() if turned else x for x in (query, key, value))
-    out = eager_attention(q, k, v, atten_mask, scale)
+    texts = range(query.shape[0])
+    masks = [atten_mask[i : i + 1] if atten_mask is not None and len(atten_mask) > 1 else atten_mask for i in texts]
+    out = torch.cat([eager_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], masks[i], scale) for i in texts])
     return out.transpose(1, 2).contiguous() if turned else out, query.new_empty(0, dtype=torch.float32)
 
 
@@ -120,8 +124,10 @@ def _fused_onnx(  # type: ignore[no-untyped-def]
     **rest,
 ):
     _refuse_unsupported(query, key, num_heads, num_key_value_heads, input_layout, sparse_mode, rest)
-    if input_layout != "BNSD":
-        raise NotImplementedError(f"fused attention: layout {input_layout} has no ONNX form; expected BNSD")
+    if input_layout != "BNSD" or query.shape[0] != 1:
+        raise NotImplementedError(
+            f"fused attention: layout {input_layout} of {query.shape[0]} texts has no ONNX form; expected BNSD of one"
+        )
     kv_heads = num_key_value_heads or num_heads
     rows, dim = query.shape[2], query.shape[3]
     grouped = op.Reshape(query, op.Constant(value_ints=[kv_heads, (num_heads // kv_heads) * rows, dim]))

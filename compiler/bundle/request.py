@@ -83,6 +83,10 @@ def check_request(request: BuildRequest, out: Path) -> None:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
     if not 1 <= request.texts <= MOST_TEXTS:
         raise RequestError(f"--texts {request.texts}: expected 1 to {MOST_TEXTS} texts of a launch")
+    if request.texts > 1 and request.ranks > 1:
+        raise RequestError(
+            f"--texts {request.texts}: {request.ranks} ranks take one text a launch; leave one of them out"
+        )
     if request.ranks > 1 and not any(TARGETS[name].splits for name in request.targets):
         able = " or ".join(target.name for target in TARGETS.values() if target.splits)
         raise RequestError(f"--ranks {request.ranks}: splits the graphs of an NPU; give --target {able} as well")

@@ -91,8 +91,12 @@ def rebuilt_accept(signature: StepSignature) -> Step:
     """The step that a signature came from."""
     places = next(spec.shape[0] for spec in signature.outputs if spec.name == "path")
     kept = next((spec.shape[0] for spec in signature.outputs if spec.name == "features.out"), 0)
-    draws: Draws = "sampled" if any(spec.name == "keys" for spec in signature.inputs) else "greedy"
-    return Step(AcceptStep(draws, int(places), int(kept)), signature)
+    return Step(AcceptStep(draws_in(signature), int(places), int(kept)), signature)
+
+
+def draws_in(signature: StepSignature) -> Draws:
+    """How an acceptance graph draws."""
+    return "sampled" if any(spec.name == "keys" for spec in signature.inputs) else "greedy"
 
 
 def accept_name(draws: Draws, rows: int) -> str:

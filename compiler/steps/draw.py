@@ -33,8 +33,8 @@ _LEAST = float("-inf")
 class Settings(NamedTuple):
     """How the rows are drawn, as inputs of a graph.
 
-    ``keys`` int32 [3, rounds, L] are those of the positions behind the text, one a level; the others are float32 [1]:
-    ``top_k`` is V where it is off, ``top_p`` is 2.
+    ``keys`` int32 [3, rounds, L] are those of the positions behind the text, one a level; the others are float32 [1],
+    or [T, 1] where rows are of several texts: ``top_k`` is V where it is off, ``top_p`` is 2.
     """
 
     keys: Tensor
@@ -77,7 +77,7 @@ def sampled(logits_TV: Tensor, levels_T: Tensor, settings: Settings) -> tuple[Te
     rival_T1 = torch.maximum(best_T2[:, 1:], torch.where(free_1 > 0, found.unseen_T1, _LEAST))
     ahead_T = (best_T2[:, :1] - rival_T1 > MARGIN).squeeze(1)
     certain_T = certain_TK.float().gather(1, at_T1).squeeze(1) > 0
-    sure_T = ahead_T & certain_T & (closed_T | (free_1 > 0)) & _finite(logits_TV)
+    sure_T = ahead_T & certain_T & (closed_T | (free_1 > 0).flatten()) & _finite(logits_TV)
     return found.ids_TK.gather(1, at_T1).squeeze(1).long(), sure_T
 
 
@@ -139,7 +139,7 @@ def _kept(found: Candidates, settings: Settings, vocabulary: int) -> tuple[Tenso
     before_TK = (before_TKK * share_TK[:, None]).sum(-1)
     possible_TK = ranked_TK & (before_TK < (settings.top_p_1 + MARGIN) * mass_T1)
     certain_TK = ranked_TK & ((before_TK < (settings.top_p_1 - MARGIN) * mass_T1) | (rank_TK == 0))
-    whole_T = inside_TK.float().sum(-1) >= settings.top_k_1
+    whole_T = inside_TK.float().sum(-1) >= settings.top_k_1.flatten()
     seen_T1 = (share_TK * inside_TK).sum(-1, keepdim=True)
     enough_T = (unlimited_1 & (seen_T1 >= (settings.top_p_1 + MARGIN) * mass_T1)).squeeze(1)
     return possible_TK, certain_TK, whole_T | enough_T

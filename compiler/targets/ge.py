@@ -23,7 +23,7 @@ from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index
 from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
-from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps, whole_steps
+from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps, texts_steps, whole_steps
 from draftwood.compiler.targets.storage import BF16, FP16, Storage, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -75,6 +75,7 @@ class GeTarget(Target):
         sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
         steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
         steps += accept_steps(asked, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
+        steps += texts_steps(asked, sizes, modules[0], lowering.drafter, DECODE_ROWS)
         steps += draft_steps(asked, sizes, lowering.drafter, modules, static=True)
         if asked.whole:
             steps += whole_steps(asked, sizes, lowering.drafter, modules, DECODE_ROWS)

@@ -14,6 +14,7 @@ from draftwood.compiler.drafters.registry import drafter_of
 from draftwood.compiler.steps.accept import Draws, accept_name, accept_step
 from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
+from draftwood.compiler.steps.texts import accept_texts_step, verify_texts_step
 from draftwood.compiler.steps.tree_rows import BudgetRows, FixedRows, PlainRows
 from draftwood.compiler.steps.verify import verify_step
 from draftwood.compiler.steps.whole import WholeParts, whole_step
@@ -84,6 +85,27 @@ def accept_steps(
     vocabulary = decoder.config.vocabulary
     draws: tuple[Draws, ...] = ("greedy", "sampled")
     return [accept_step(d, r, sizes, vocabulary, features, kept) for r in sorted(rows) for d in draws]
+
+
+def texts_steps(
+    shapes: Shapes, sizes: StepSizes, decoder: Decoder, drafter: DraftModel | None, decode_rows: int
+) -> list[Step]:
+    """The static steps of several texts: verification at every KV length, for as many rows as some gear there has or a
+    plain step, and acceptance for as many."""
+    rows_of = {name: tree.rows for name, tree in shapes.trees}
+    rows = {s: {decode_rows} | {rows_of[g.trees[0]] for g in shapes.gears if g.slots == s} - {1} for s in shapes.slots}
+    features, kept = (decoder.feature_width, drafter.rows_read(sizes.path_rows)) if drafter else (0, 0)
+    vocabulary, steps = decoder.config.vocabulary, list[Step]()
+    for texts in shapes.batches:
+        steps += [
+            verify_texts_step(decoder, sizes, texts, r, slots) for slots in shapes.slots for r in sorted(rows[slots])
+        ]
+        steps += [
+            accept_texts_step(draws, sizes, texts, r, vocabulary, features, kept)
+            for r in sorted(set().union(*rows.values()))
+            for draws in get_args(Draws)
+        ]
+    return steps
 
 
 def draft_steps(

@@ -72,6 +72,25 @@ def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, move
     return Placement(slot_W[:, None], (~table_TX.index_select(1, column_C))[None, None])
 
 
+def place_texts(visible_BTT: Tensor, committed_B: Tensor, accepted_B: Tensor, moved: int, slots: int) -> Placement:
+    """`place_rows` of B texts over pooled caches [B*C, K*D], text behind text: index [B*W, 1], masked [B, 1, T, C].
+
+    The index lists the moved rows of all texts before their new ones. A text whose ``accepted`` is -1 is nobody's: all
+    its rows go to its spare slot.
+    """
+    (texts, rows, _), order = visible_BTT.shape, partial(torch.arange, device=committed_B.device)
+    committed_B1, accepted_B1, first_B1 = committed_B[:, None], accepted_B[:, None], (order(texts) * slots)[:, None]
+    moved_BP = torch.where(order(moved) < accepted_B1, committed_B1 - accepted_B1 + order(moved), slots - 1)
+    # Padded rows of a text that is nearly full would else be written to the next text's place.
+    new_BT = torch.where(accepted_B1 >= 0, (committed_B1 + order(rows)).clamp(max=slots - 1), slots - 1)
+    slot_X = torch.cat(((moved_BP + first_B1).flatten(), (new_BT + first_B1).flatten()))
+    text_BT1 = torch.ones((texts, rows, 1), dtype=torch.bool, device=committed_B.device)
+    table_TX = torch.cat((text_BT1, visible_BTT, ~text_BT1), 2).transpose(0, 1).flatten(1)
+    column_BC = (order(1, slots + 1) - committed_B1).clamp(0, rows + 1) + (order(texts) * (rows + 2))[:, None]
+    seen_TBC = table_TX.index_select(1, column_BC.flatten()).unflatten(1, (texts, slots))
+    return Placement(slot_X[:, None], (~seen_TBC.transpose(0, 1))[:, None])
+
+
 class CpuText(NamedTuple):
     """One text of a step on a CPU, whose caches are [1, K, C, D].
 
@@ -240,17 +259,18 @@ class Layer(nn.Module):
         """NPU's form over caches [C, K*D], key then value: (rows [T, N*D], new rows [T, K*D] of both, both caches).
 
         Nothing is transposed, and a cache is written by whole rows. cos and sin: [1, T, 1, D], or `whole_tables`.
+        Caches and rows may be those of several texts, as many as the placement has masks, one behind the other.
         """
         config, ops = self.config, torch.ops.npu
-        heads = (-1, config.head_dim)
+        heads, apart = (-1, config.head_dim), (placement.masked.shape[0], -1)
         q_1TND, *new_2TE = self.turned(x_TH, cos, sin)
         cache_2CE = [
             ops.npu_scatter_nd_update(cache, placement.index, torch.ops.draftwood.join_rows(moved, new))
             for cache, moved, new in zip(cache_2CE, moved_2PE, new_2TE, strict=True)
         ]
         out_1TND = ops.npu_fused_infer_attention_score(
-            q_1TND,
-            *(cache.unflatten(-1, heads).unsqueeze(0) for cache in cache_2CE),
+            q_1TND if apart[0] == 1 else q_1TND.squeeze(0).unflatten(0, apart),
+            *(cache.unflatten(-1, heads).unflatten(0, apart) for cache in cache_2CE),
             atten_mask=placement.masked,
             num_heads=config.heads,
             scale=config.head_dim**-0.5,
@@ -258,7 +278,7 @@ class Layer(nn.Module):
             num_key_value_heads=config.kv_heads,
             sparse_mode=1,
         )[0]
-        return out_1TND.flatten(2).squeeze(0), (new_2TE[0], new_2TE[1]), cache_2CE
+        return out_1TND.flatten(2).flatten(0, 1), (new_2TE[0], new_2TE[1]), cache_2CE
 
     def turned(self, x_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """NPU's form: q [1, T, N, D], k and v [T, K*D], by the tables that ``attend_rows`` gets."""

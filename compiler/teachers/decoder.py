@@ -23,6 +23,7 @@ from draftwood.compiler.teachers.block import (
     joined,
     place,
     place_rows,
+    place_texts,
     turns_whole,
     whole_tables,
 )
@@ -164,21 +165,56 @@ class Decoder(nn.Module):
         rows_R: Tensor | None,
     ) -> StepOutput:
         """`step` over caches [C, K*D]. What all layers share is cut and joined once, outside of them."""
-        layers, moved = self.config.layers, path_P.shape[0]
-        placement = place_rows(visible_TT, committed_1, accepted_1, moved, caches[0].shape[0])
-        cos, sin = (t[None, :, None] for t in self.rotary(committed_1 + depths_T))
+        placement = place_rows(visible_TT, committed_1, accepted_1, path_P.shape[0], caches[0].shape[0])
+        moved_E = moved_rows(branch_L2BKD.index_select(2, path_P))
+        out = self._placed(tokens_T, committed_1 + depths_T, placement, moved_E, caches, rows_R)
+        shape = (self.config.layers, 2, tokens_T.shape[0], *branch_L2BKD.shape[3:])
+        return out._replace(branch_L2TKD=out.branch_L2TKD.view(shape))
+
+    def step_texts(
+        self,
+        tokens_BT: Tensor,
+        depths_BT: Tensor,
+        visible_BTT: Tensor,
+        committed_B: Tensor,
+        accepted_B: Tensor,
+        paths_P: Sequence[Tensor],
+        branches_L2BKD: Sequence[Tensor],
+        caches: list[Tensor],
+    ) -> StepOutput:
+        """Static step of B texts in the NPU's form, over pooled caches [B*C, K*D]; see `place_texts`.
+
+        Rows of the outputs are those of all texts, one text's behind the other's; the branch is [L, 2, B, T, K, D].
+        """
+        texts, rows = tokens_BT.shape
+        placement = place_texts(visible_BTT, committed_B, accepted_B, len(paths_P[0]), caches[0].shape[0] // texts)
+        moved = [branch.index_select(2, path) for branch, path in zip(branches_L2BKD, paths_P, strict=True)]
+        moved_E = moved_rows(torch.cat(moved, 2))
+        positions_X = (committed_B[:, None] + depths_BT).flatten()
+        out = self._placed(tokens_BT.flatten(), positions_X, placement, moved_E, caches, None)
+        shape = (self.config.layers, 2, texts, rows, *moved[0].shape[3:])
+        return out._replace(branch_L2TKD=out.branch_L2TKD.view(shape))
+
+    def _placed(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        placement: Placement,
+        moved_E: Sequence[Tensor],
+        caches: list[Tensor],
+        rows_R: Tensor | None,
+    ) -> StepOutput:
+        """All blocks in the NPU's form; the branch lies flat, [L*2*T, K*D]."""
+        cos, sin = (t[None, :, None] for t in self.rotary(positions_T))
         if turns_whole(self.config):
             cos, sin = whole_tables(cos, sin, self.config)
-        moved_E = moved_rows(branch_L2BKD.index_select(2, path_P))
 
         def attend(layer: Layer, x_TH: Tensor, moved_2PE: Sequence[Tensor], *cache: Tensor) -> Attended:
             out, new_2TE, pair = layer.attend_rows(x_TH, moved_2PE, cache, cos=cos, sin=sin, placement=placement)
             return out, new_2TE, pair[0], pair[1]
 
-        pairs = [moved_E[2 * i : 2 * i + 2] for i in range(layers)]
-        out = self._run(tokens_T, pairs, caches, rows_R, attend, lambda news: torch.cat([*chain.from_iterable(news)]))
-        shape = (layers, 2, tokens_T.shape[0], *branch_L2BKD.shape[3:])
-        return out._replace(branch_L2TKD=out.branch_L2TKD.view(shape))
+        pairs = [moved_E[2 * i : 2 * i + 2] for i in range(self.config.layers)]
+        return self._run(tokens_T, pairs, caches, rows_R, attend, lambda news: torch.cat([*chain.from_iterable(news)]))
 
     def step_cpu(self, texts: Sequence[CpuText], rows_R: Tensor, caches: Sequence[Tensor]) -> CpuOutput:
         """Symbolic step of one text or more for onnxruntime. caches: [1, K, C, D], text after text; rows_R of all."""

@@ -178,6 +178,10 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         outputs = [{*_TEACHER, *(text_name(text, "branch.out") for text in _texts(graph))}]
         if graph.batch < 2 or graph.name != batch_name(graph.batch):
             yield f"serves {graph.batch} texts; expected 2 or more, and the name {batch_name(graph.batch)}"
+    elif graph.kind in ("texts", "accept-texts"):
+        expected, outputs = _texts_ends(graph, small)
+        if graph.batch < 2:
+            yield f"serves {graph.batch} texts; expected 2 or more"
     elif graph.kind in INPUTS:
         expected, outputs = INPUTS[graph.kind], [OUTPUTS[graph.kind]]
     elif graph.kind == "extend":
@@ -197,14 +201,26 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         yield f"gives {sorted(results)} beside caches; expected {' or '.join(str(sorted(o)) for o in outputs)}"
     sizes = [size for spec in (*graph.inputs, *graph.outputs) for size in spec.shape]
     static = bool(graph.slots) and all(isinstance(size, int) for size in sizes)
-    static = static or (graph.kind == "accept" and all(isinstance(size, int) for size in sizes))
-    if graph.kind in ("prefill", "decode", "verify", "accept", "whole") and not static:
+    static = static or (graph.kind in ("accept", "accept-texts") and all(isinstance(size, int) for size in sizes))
+    if graph.kind in ("prefill", "decode", "verify", "accept", "whole", "texts", "accept-texts") and not static:
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
 
 
 def _texts(graph: GraphSignature) -> list[str]:
     """What stands before the names of what each text has; nothing where the graph serves one text."""
     return [str(text) for text in range(graph.batch)] if graph.kind == "batch" else [""]
+
+
+def _texts_ends(graph: GraphSignature, small: set[str]) -> tuple[set[str], list[set[str]]]:
+    """What a static graph of several texts takes and gives beside caches: branch and path of every text, the rest of
+    all together; of acceptance the features of every text."""
+    texts = range(graph.batch)
+    if graph.kind == "texts":
+        own = {text_name(text, name) for text in texts for name in ("path", "branch")}
+        return _ROWS - {"path", "branch"} | own, [_TEACHER | {text_name(text, "branch.out") for text in texts}]
+    kept = small & {"features"}
+    expected = _ACCEPT | kept | (_DRAWS if small & _DRAWS else set())
+    return expected, [_PATH | ({text_name(text, "features.out") for text in texts} if kept else set())]
 
 
 def _whole_ends(graph: GraphSignature, small: set[str], results: set[str]) -> tuple[set[str], list[set[str]]]:
@@ -228,7 +244,7 @@ def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[s
     layers, heads, width = dims.layers, dims.kv_heads, dims.head_dim
     if drafts and drafter is not None:
         layers, heads, width = drafter.layers, drafter.kv_heads, drafter.head_dim
-    layers = 0 if graph.kind == "accept" else layers
+    layers = 0 if graph.kind in ("accept", "accept-texts") else layers
     heads = heads_of_rank(heads, ranks)
     own = _draft_caches(graph, manifest)
     expected_caches = [text_name(text, name) for text in _texts(graph) for name in cache_names(layers)]
@@ -236,7 +252,8 @@ def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[s
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
-    caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots)
+    pooled = graph.batch if graph.kind == "texts" else 1
+    caches = dict.fromkeys((*graph.caches, *settled), heads * width * slots * pooled)
     if own and drafter is not None:
         caches |= dict.fromkeys(own, heads_of_rank(drafter.kv_heads, ranks) * drafter.head_dim * slots)
     pairs = {"logits": dims.vocabulary}
@@ -267,6 +284,14 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
         return {"rows": 1} | {text_name(t, n): row if n == "branch" else 1 for t in _texts(graph) for n in TEXT}
     if graph.kind == "accept":
         return _accept_sizes(rows, manifest)
+    if graph.kind == "texts":
+        return _texts_sizes(graph, manifest, row)
+    if graph.kind == "accept-texts":
+        one, texts = _accept_sizes(rows, manifest), range(graph.batch)
+        all_of = {name: size * graph.batch for name, size in one.items() if name != "features.out"}
+        return all_of | {
+            text_name(text, "features.out"): one["features.out"] for text in texts if "features.out" in one
+        }
     if graph.kind in ("prefill", "decode", "verify", "whole"):
         branch = next((_elements(spec) for spec in graph.inputs if spec.name == "branch"), 0)
         padded = max(branch // row, dims.branch_rows)  # an NPU pads the branch of a bundle without trees
@@ -278,6 +303,18 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
         ranked = manifest.drafter.levels * manifest.drafter.candidates
         found |= {"candidates": ranked, "scores": ranked}
     return found
+
+
+def _texts_sizes(graph: GraphSignature, manifest: Manifest, row: int) -> dict[str, int]:
+    """Of a graph that verifies the rows of several texts; ``row`` are the elements of a row of a branch."""
+    dims, rows, texts = manifest.dims, graph.rows, range(graph.batch)
+    found = {"tokens": rows, "depths": rows, "visible": rows**2, "choice": rows, "committed": 1, "accepted": 1}
+    found |= {"logits": rows * dims.vocabulary}
+    branch = next((_elements(spec) for spec in graph.inputs if spec.name == text_name(0, "branch")), 0)
+    padded = max(branch // row, dims.branch_rows)
+    own = {"path": dims.path_rows, "branch": padded * row, "branch.out": padded * row}
+    all_of = {name: size * graph.batch for name, size in found.items()}
+    return all_of | {text_name(text, name): size for text in texts for name, size in own.items()}
 
 
 def _whole_sizes(graph: GraphSignature, manifest: Manifest) -> dict[str, int]:

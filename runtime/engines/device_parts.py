@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, whole_name
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.device_texts import DeviceTexts, Launched
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import draws_of, fill_commit, fill_settings, fill_tree
 from draftwood.runtime.engines.sessions import allocate, fixed
@@ -43,6 +44,9 @@ class Left(NamedTuple):
     buffers: dict[str, Buffer]
     rows: int
     outputs: dict[str, NDArray] | None = None
+    # Of a launch of several texts: the text's first row in the buffers.
+    first: int = 0
+    launched: Launched | None = None
 
 
 class DeviceParts:
@@ -67,6 +71,7 @@ class DeviceParts:
         self._wholes = {graph.name: graph for graph in graphs if graph.kind == "whole"}
         self._inputs: dict[str, dict[str, NDArray]] = {}
         self._kept: dict[int, dict[str, Buffer]] = {}
+        self.texts = DeviceTexts(graphs, executor, bundle.manifest.dims.vocabulary)
         self.apart = False
         # Rows that were not sure, and that the host has drawn.
         self.host_draws = 0
@@ -86,15 +91,29 @@ class DeviceParts:
         return [self._drafting.draft(state, gear) for state, gear in zip(states, gears, strict=True)]
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
-        """Runs a tree's rows; logits and features stay where they are."""
+        """Runs the trees' rows, in one launch for all texts of a pool; logits and features stay where they are."""
+        if len(states) > 1:
+            return self._verified(states, drafts)
         (state,), (draft,) = states, drafts
         graph = self._tree_graph(draft.tree.rows, state.slots)
         kept = self._kept_of(graph)
         self._launch(graph, state, draft, kept)
         return [Left(kept, graph.rows)]
 
+    def _verified(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
+        """Several texts, those of one pool in one launch."""
+        found: dict[int, Left] = {}
+        for group, numbers in enumerate(self.texts.groups(states)):
+            launched = self.texts.verify([states[n] for n in numbers], [drafts[n] for n in numbers], group)
+            rows = launched.graph.rows
+            for number, line in zip(numbers, launched.lines, strict=True):
+                found[number] = Left(launched.buffers, rows, None, line.number * rows, launched)
+        return [found[number] for number in range(len(states))]
+
     def whole(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> tuple[list[Draft], list[Left]] | None:
-        """A step in one launch; None where its parts have launches of their own."""
+        """A step in one launch; None where its parts have launches of their own, as they have for several texts."""
+        if len(states) > 1:
+            return None
         (state,), (gear,) = states, gears
         graph = self._wholes.get(whole_name(gear.name, draws_of(state.sampling)))
         if self.apart or graph is None or graph.slots != state.slots:
@@ -112,19 +131,42 @@ class DeviceParts:
         Raises:
             NumericError: the teacher's logits are no numbers.
         """
-        (state,), (draft,), (left,) = states, drafts, verified
-        if left.outputs is None:
-            left = self._accepted(state, draft, left)
+        if len(states) == 1 and verified[0].outputs is None:
+            verified = [self._accepted(states[0], drafts[0], verified[0])]
+        elif len(states) > 1:
+            verified = self._accepted_texts(states, verified)
+        return [self._taken(*one) for one in zip(states, drafts, verified, strict=True)]
+
+    def _accepted_texts(self, states: Sequence[SequenceState], verified: Sequence[Left]) -> list[Left]:
+        """Launches of accept graphs on what launches of several texts have left: one for those that draw alike."""
+        found = list(verified)
+        launches: dict[tuple[int, str], list[int]] = {}
+        for number, (state, left) in enumerate(zip(states, verified, strict=True)):
+            launches.setdefault((id(left.launched), draws_of(state.sampling)), []).append(number)
+        for (_, draws), numbers in launches.items():
+            launched = verified[numbers[0]].launched
+            assert launched is not None, "several texts are verified by launches of several"
+            own = {id(line.state): line for line in launched.lines}
+            said = self.texts.accept(launched, [own[id(states[n])] for n in numbers], draws)
+            for number, (outputs, features) in zip(numbers, said, strict=True):
+                kept = {} if features is None else {"features.out": features}
+                left = verified[number]
+                found[number] = left._replace(buffers=left.buffers | kept, outputs=outputs)
+        return found
+
+    def _taken(self, state: SequenceState, draft: Draft, left: Left) -> Taken:
+        """What a text's acceptance comes to."""
         assert left.outputs is not None
         count = int(left.outputs["length"][0])
         path = left.outputs["path"][:count].tolist()
-        accepted = self._walked(state, draft, left.buffers["logits"], left.outputs, path)
+        accepted = self._walked(state, draft, left, path)
         kept = left.buffers.get("features.out")
         if kept is None:
-            return [(accepted, None)]
+            return accepted, None
         if list(accepted.rows) != path:
-            return [(accepted, self._executor.read(left.buffers["features"])[list(accepted.rows)])]
-        return [(accepted, DeviceRows(kept, min(count, int(kept.shape[0])), self._executor.read))]
+            own = self._executor.read(left.buffers["features"])[left.first :]
+            return accepted, own[list(accepted.rows)]
+        return accepted, DeviceRows(kept, min(count, int(kept.shape[0])), self._executor.read)
 
     def _accepted(self, state: SequenceState, draft: Draft, left: Left) -> Left:
         """The launch of an accept graph on what a verify graph has left."""
@@ -140,11 +182,10 @@ class DeviceParts:
         buffers = left.buffers | next_rows if next_rows else {"logits": left.buffers["logits"]}
         return Left(buffers, left.rows, self._executor.run(graph, inputs, buffers))
 
-    def _walked(
-        self, state: SequenceState, draft: Draft, logits_TV: Buffer, outputs: dict[str, NDArray], path: list[int]
-    ) -> Accepted:
+    def _walked(self, state: SequenceState, draft: Draft, left: Left, path: list[int]) -> Accepted:
         """The graph's path where all its rows are sure, else the host's own."""
-        drawn_T, sure_T = outputs["drawn"], outputs["sure"]
+        assert left.outputs is not None
+        drawn_T, sure_T = left.outputs["drawn"], left.outputs["sure"]
         if sure_T[path].all():
             return Accepted(tuple(path), int(drawn_T[path[-1]]), tuple(draft.tree.ranks[path[1:]].tolist()))
 
@@ -152,7 +193,8 @@ class DeviceParts:
             if sure_T[row]:
                 return int(drawn_T[row])
             self.host_draws += 1
-            return draw(self._executor.read(logits_TV[row]), state.sampling, state.length + depth + 1)
+            logits_V = self._executor.read(left.buffers["logits"][left.first + row])
+            return draw(logits_V, state.sampling, state.length + depth + 1)
 
         return walk(draft.tree, draft.tokens_T, drawn)
 

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import GraphSignature, heads_of_rank
+from draftwood.manifest import Dims, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import next_rows
 from draftwood.runtime.engines.device_parts import DeviceParts
 from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import fill_commit, fill_tree
+from draftwood.runtime.engines.pools import PooledKv, Pools
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -33,7 +34,7 @@ _SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"
 
 
 class StaticEngine(StagedEngine):
-    """Where a graph has more rows than a tree, rows are padded; one text a step."""
+    """Where a graph has more rows than a tree, rows are padded; several texts a step where it has graphs for that."""
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], executor: Executor) -> None:
         super().__init__(bundle, graphs, executor.run)
@@ -49,6 +50,15 @@ class StaticEngine(StagedEngine):
         self._inputs: dict[str, dict[str, NDArray]] = {}
         self.on_device = DeviceParts(bundle, graphs, executor, self.drafting, self.tree_graph, self._run_tree)
 
+        self.max_batch = self.on_device.texts.most
+        self._pools = Pools(self._own_dims, self.max_batch, executor.zeros) if self.max_batch > 1 else None
+
+    @property
+    def _own_dims(self) -> Dims:
+        """With the heads of a rank's caches."""
+        dims = self.bundle.manifest.dims
+        return replace(dims, kv_heads=heads_of_rank(dims.kv_heads, self.ranks))
+
     @property
     def parts(self) -> Parts[Any]:
         return self.on_device if self.on_device.accepts else self
@@ -58,10 +68,10 @@ class StaticEngine(StagedEngine):
         return self.executor.zeros
 
     def new_kv(self, slots: int) -> KvCache:
+        if self._pools:
+            return PooledKv(self._own_dims, slots, self._branch_rows, self.zeros, self._pools)
         cache_zeros = token_rows(self.zeros) if self._by_token else self.zeros
-        dims = self.bundle.manifest.dims
-        own = replace(dims, kv_heads=heads_of_rank(dims.kv_heads, self.ranks))
-        return KvCache(own, slots, self._branch_rows, self.zeros, cache_zeros)
+        return KvCache(self._own_dims, slots, self._branch_rows, self.zeros, cache_zeros)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         room = state.slots - 1 - state.length

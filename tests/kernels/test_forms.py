@@ -343,11 +343,26 @@ def test_attention_refuses_what_it_does_not_compute(odd: dict) -> None:
         call("npu_fused_infer_attention_score", (arguments, {**options, **odd}))
 
 
-def test_attention_refuses_a_batch() -> None:
+def test_attention_of_two_texts_is_that_of_each() -> None:
+    """Each by its own mask."""
     arguments, options = attention_arguments()
-    two = tuple(torch.cat((tensor, tensor)) for tensor in arguments)
-    with pytest.raises(NotImplementedError, match="batch"):
-        call("npu_fused_infer_attention_score", (two, options))
+    other = tuple(tensor.flip(-2) for tensor in arguments)
+    masked = options["atten_mask"]
+    both = torch.ops.npu.npu_fused_infer_attention_score(
+        *(torch.cat(pair) for pair in zip(arguments, other, strict=True)),
+        **options | {"atten_mask": torch.cat((masked, masked.flip(-1)))},
+    )[0]
+    alone = [
+        torch.ops.npu.npu_fused_infer_attention_score(*given, **options | {"atten_mask": mask})[0]
+        for given, mask in ((arguments, masked), (other, masked.flip(-1)))
+    ]
+    assert torch.equal(both, torch.cat(alone)) and not torch.equal(*alone)
+
+
+def test_attention_refuses_texts_without_keys() -> None:
+    (query, *cache), options = attention_arguments()
+    with pytest.raises(NotImplementedError, match="of 2 and 1 texts"):
+        torch.ops.npu.npu_fused_infer_attention_score(torch.cat((query, query)), *cache, **options)
 
 
 @pytest.mark.parametrize(("rows", "seen"), [(1, 1), (1, 7), (3, 3), (4, 12), (5, 16)])

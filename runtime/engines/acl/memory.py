@@ -181,17 +181,17 @@ class DeviceArray:
         return self._ordered(order)
 
     def __getitem__(self, key: int | slice | tuple[slice, ...]) -> DeviceArray:
-        """One row, or slices from their beginnings on, with step 1."""
+        """One row, or slices with step 1."""
         if isinstance(key, int):
             assert 0 <= key < self.shape[0], key
             offset = self._offset + key * self.strides[0]
             return DeviceArray(self.block, self.kind, self.shape[1:], self.strides[1:], offset)
-        shape = list(self.shape)
+        shape, offset = list(self.shape), self._offset
         for axis, part in enumerate(key if isinstance(key, tuple) else (key,)):
             start, stop, step = part.indices(shape[axis])
-            assert start == 0 and step == 1, key
-            shape[axis] = stop
-        return DeviceArray(self.block, self.kind, shape, self.strides, self._offset)
+            assert start <= stop and step == 1, key
+            shape[axis], offset = stop - start, offset + start * self.strides[axis]
+        return DeviceArray(self.block, self.kind, shape, self.strides, offset)
 
     def __setitem__(self, key: slice | tuple[slice, ...], values: DeviceArray) -> None:
         """Copies on the device, in as few pieces as the two layouts allow."""

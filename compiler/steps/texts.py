@@ -1,0 +1,151 @@
+"""Verification and acceptance of B texts in one launch, for an accelerator: each text with a tree of its own.
+
+The texts' caches are one pool, [B*C, K*D], so that a layer writes and reads them by as many operators as one text's.
+Rows of all texts follow each other, text by text. A place that no text has taken has ``accepted`` -1: its rows see
+themselves, and are written to its spare slot.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.compiler.steps.accept import Draws, draws_in, walked
+from draftwood.compiler.steps.draw import Settings, greedy, sampled
+from draftwood.compiler.steps.step import Step, StepSizes, cached, tensor
+from draftwood.compiler.steps.teacher import TeacherStep, cache_shape, teacher_outputs
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.manifest import StepSignature, TensorSignature, cache_names, text_name, texts_accept_name, texts_name
+from draftwood.noise import ROUNDS
+
+# B texts, T rows of each, X = B * T, P places of a path, V vocabulary, F features, L levels
+
+
+class VerifyTextsStep(TeacherStep):
+    """Tree rows of B texts in, logits of every row out, and a branch for each text."""
+
+    def forward(self, tokens, depths, visible, committed, accepted, *given):  # type: ignore[no-untyped-def]
+        texts = tokens.shape[0]
+        paths, branches, caches = given[:texts], given[texts : 2 * texts], given[2 * texts :]
+        out = self.decoder.step_texts(tokens, depths, visible, committed, accepted, paths, branches, list(caches))
+        layers, two, _, rows, heads, dim = out.branch_L2TKD.shape
+        missing = max(0, self.branch_rows - rows)
+        padding = out.branch_L2TKD.new_zeros(layers, two, texts, missing, heads, dim)
+        whole = torch.cat((out.branch_L2TKD, padding), 3) if missing else out.branch_L2TKD
+        own = [branch.squeeze(2) for branch in whole.split(1, 2)]
+        return (out.logits_RV, out.choice_R, out.features_RF, *own, *out.caches)
+
+
+def verify_texts_step(decoder: Decoder, sizes: StepSizes, texts: int, rows: int, slots: int) -> Step:
+    """Verification of a tree of ``rows`` rows for each of ``texts`` texts at KV length ``slots``, in the NPU's form."""
+    config = decoder.config
+    pooled, width = cache_shape(config, slots, "npu")
+    branch = (config.layers, 2, max(rows, sizes.branch_rows), config.kv_heads, config.head_dim)
+    names = [str(text) for text in range(texts)]
+    inputs = [
+        tensor("tokens", "int64", texts, rows),
+        tensor("depths", "int64", texts, rows),
+        tensor("visible", "bool", texts, rows, rows),
+        tensor("committed", "int64", texts),
+        tensor("accepted", "int64", texts),
+        *(tensor(text_name(n, "path"), "int64", sizes.path_rows) for n in names),
+        *(tensor(text_name(n, "branch"), sizes.dtype, *branch[:2], sizes.branch_rows, *branch[3:]) for n in names),
+    ]
+    outputs = [
+        *teacher_outputs(decoder, texts * rows, texts * rows, sizes.dtype),
+        *(tensor(text_name(n, "branch.out"), sizes.dtype, *branch) for n in names),
+    ]
+    signature = cached(
+        cache_names(config.layers),
+        texts_name(texts, rows, slots),
+        "texts",
+        inputs,
+        outputs,
+        (texts * pooled, width),
+        rows,
+        slots,
+        sizes.dtype,
+        texts,
+    )
+    return Step(VerifyTextsStep(decoder, "npu", sizes.branch_rows), signature, read=2 * texts)
+
+
+class AcceptTextsStep(nn.Module):
+    """`draftwood.compiler.steps.accept.AcceptStep` of B texts: all rows are drawn at once, each text is walked."""
+
+    def __init__(self, draws: Draws, texts: int, places: int, kept_rows: int) -> None:
+        super().__init__()
+        self.draws, self.texts, self.places, self.kept_rows = draws, texts, places, kept_rows
+
+    def forward(self, logits, tokens, parents, depths, visible, *more):  # type: ignore[no-untyped-def]
+        features, settings = more[: bool(self.kept_rows)], more[bool(self.kept_rows) :]
+        drawn_X, sure_X = self._drawn(logits, depths, settings) if settings else greedy(logits)
+        drawn_BT = drawn_X.view(depths.shape)
+        trees = zip(*(_apart(each) for each in (tokens, parents, depths, visible, drawn_BT)), strict=True)
+        paths, lengths = zip(*(walked(t, p, d, v, r, self.places) for t, p, d, v, r in trees), strict=True)
+        kept = [path if self.kept_rows > 1 else path[-1:] for path in paths]
+        rows = depths.shape[1]
+        read = (all_XF.index_select(0, own + i * rows) for all_XF in features for i, own in enumerate(kept))
+        return (drawn_BT, sure_X.view(depths.shape), torch.stack(paths), torch.cat(lengths), *read)
+
+    def _drawn(self, logits_XV: Tensor, depths_BT: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Every row by its own text's settings; the levels of the texts' keys follow each other."""
+        keys, *numbers = given
+        texts_B1 = torch.arange(self.texts, device=depths_BT.device)[:, None]
+        levels_X = (depths_BT + texts_B1 * (keys.shape[2] // self.texts)).flatten()
+        text_X = texts_B1.expand(depths_BT.shape).flatten()
+        return sampled(logits_XV, levels_X, Settings(keys, *(n.index_select(0, text_X)[:, None] for n in numbers)))
+
+
+def _apart(each: Tensor) -> list[Tensor]:
+    """What every text has of it."""
+    return [one.squeeze(0) for one in each.split(1)]
+
+
+def accept_texts_step(
+    draws: Draws, sizes: StepSizes, texts: int, rows: int, vocabulary: int, features: int = 0, kept_rows: int = 0
+) -> Step:
+    """Acceptance for trees of ``rows`` rows of ``texts`` texts; the rest as in `accept.accept_step`."""
+    names = [str(text) for text in range(texts)]
+    inputs = [
+        tensor("logits", sizes.dtype, texts * rows, vocabulary),
+        *(tensor(name, "int64", texts, rows) for name in ("tokens", "parents", "depths")),
+        tensor("visible", "bool", texts, rows, rows),
+        *([tensor("features", sizes.dtype, texts * rows, features)] if features else []),
+        *(_draw_inputs(texts, sizes.path_rows) if draws == "sampled" else []),
+    ]
+    outputs = [
+        tensor("drawn", "int64", texts, rows),
+        tensor("sure", "bool", texts, rows),
+        tensor("path", "int64", texts, sizes.path_rows),
+        tensor("length", "int64", texts),
+        *(tensor(text_name(n, "features.out"), sizes.dtype, kept_rows, features) for n in names if features),
+    ]
+    signature = StepSignature(
+        name=texts_accept_name(draws, texts, rows),
+        kind="accept-texts",
+        rows=rows,
+        slots=0,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        aliases={},
+        batch=texts,
+    )
+    return Step(AcceptTextsStep(draws, texts, sizes.path_rows, kept_rows), signature)
+
+
+def _draw_inputs(texts: int, levels: int) -> list[TensorSignature]:
+    """`accept.draw_inputs` of all texts, one behind the other."""
+    numbers = [tensor(name, "float32", texts) for name in ("temperature", "top_k", "top_p")]
+    return [tensor("keys", "int32", 3, ROUNDS, texts * levels), *numbers]
+
+
+def rebuilt_texts(signature: StepSignature, decoder: Decoder) -> Step:
+    """The step that a signature came from."""
+    texts = signature.batch
+    if signature.kind == "accept-texts":
+        places = next(spec.shape[1] for spec in signature.outputs if spec.name == "path")
+        kept = next((spec.shape[0] for spec in signature.outputs if spec.name == text_name(0, "features.out")), 0)
+        return Step(AcceptTextsStep(draws_in(signature), texts, int(places), int(kept)), signature)
+    branch = next(spec for spec in signature.inputs if spec.name == text_name(0, "branch"))
+    return Step(VerifyTextsStep(decoder, "npu", int(branch.shape[2])), signature, read=2 * texts)

@@ -1,0 +1,193 @@
+"""Verification and acceptance of several texts in one launch each, for bundles that have graphs for it.
+
+Texts of one launch have places of one pool that lie near each other; a line of the graph whose text is not in the
+launch, or that nobody has, computes rows which nobody reads and which are written to the place's spare slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.manifest import GraphSignature, text_name
+from draftwood.runtime.engines.executor import Executor
+from draftwood.runtime.engines.inputs import fill_commit, fill_settings, fill_tree
+from draftwood.runtime.engines.sessions import allocate, fixed
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft
+
+# B lines of a graph, T rows of each, P places of a path, L levels of keys
+
+NOBODY = -1  # as ``accepted``: a line whose rows go to the spare slot
+
+
+class Line(NamedTuple):
+    """A text's part of a launch: its line of the graph, and what it hands in."""
+
+    number: int
+    state: SequenceState
+    draft: Draft
+
+
+class Launched(NamedTuple):
+    """A launch of several texts: what it has left on the device, for its lines."""
+
+    graph: GraphSignature
+    buffers: dict[str, Buffer]
+    lines: list[Line]
+
+
+class Said(NamedTuple):
+    """What an accept launch says of one line, and where it has left the features of the path's rows, if anywhere."""
+
+    outputs: dict[str, NDArray]
+    features: Buffer | None
+
+
+class DeviceTexts:
+    """The graphs of several texts, with the buffers that they share; not for several threads at once."""
+
+    def __init__(self, graphs: Sequence[GraphSignature], executor: Executor, vocabulary: int) -> None:
+        self._executor, self._vocabulary = executor, vocabulary
+        verifies = [graph for graph in graphs if graph.kind == "texts"]
+        self._verifies = sorted(verifies, key=lambda graph: (graph.batch, graph.rows))
+        self._accepts = {(g.batch, g.rows, _draws(g)): g for g in graphs if g.kind == "accept-texts"}
+        self._inputs: dict[str, dict[str, NDArray]] = {}
+        self._kept: dict[tuple[int, int, int], dict[str, Buffer]] = {}
+        self._scratch: dict[tuple[str, tuple[int, ...]], Buffer] = {}
+        self.most = max((graph.batch for graph in verifies), default=1)
+
+    def groups(self, states: Sequence[SequenceState]) -> Iterator[list[int]]:
+        """Which of the texts go into one launch: those of one pool."""
+        pools: dict[Any, list[int]] = {}
+        for number, state in enumerate(states):
+            pools.setdefault(state.kv.place.pool, []).append(number)
+        yield from pools.values()
+
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft], group: int = 0) -> Launched:
+        """One launch of all texts, which have one pool; logits and features stay on the device, those of other groups
+        of a step beside them."""
+        numbers = [state.kv.place.number for state in states]
+        span, rows = max(numbers) - min(numbers) + 1, max(draft.tree.rows for draft in drafts)
+        pool = states[0].kv.place.pool
+        graph = next(g for g in self._verifies if g.slots == pool.slots and g.batch >= span and g.rows >= rows)
+        first = min(min(numbers), self.most - graph.batch)
+        lines = [Line(n - first, *one) for n, one in zip(numbers, zip(states, drafts, strict=True), strict=True)]
+        launched = Launched(graph, self._kept_of(graph, group), lines)
+        caches = dict(zip(graph.caches, pool.window(first, graph.batch), strict=True))
+        self._executor.run(graph, self._rows(graph, lines), self._branches(graph, lines) | launched.buffers | caches)
+        return launched
+
+    def accept(self, launched: Launched, lines: Sequence[Line], draws: str) -> list[Said]:
+        """One launch for lines that draw alike."""
+        graph = self._accepts[launched.graph.batch, launched.graph.rows, draws]
+        inputs = self._emptied(graph)
+        buffers = {name: b for name, b in launched.buffers.items() if any(s.name == name for s in graph.inputs)}
+        own = {line.number: line for line in lines}
+        for number in range(graph.batch):
+            inputs["parents"][number] = 0
+            if number in own:
+                self._fill_accept(own[number], inputs, graph.batch)
+        for spec in graph.outputs:
+            if spec.name.endswith("features.out"):
+                line = own.get(_line_of(spec.name))
+                buffers[spec.name] = _features(line.state, fixed(spec)) if line else self._nobody("out", fixed(spec))
+        outputs = self._executor.run(graph, inputs, buffers)
+        told = {name: outputs[name].copy() for name in ("drawn", "sure", "path", "length")}
+        return [_said(told, buffers, line) for line in lines]
+
+    def _rows(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, NDArray]:
+        """The small inputs of a verify launch."""
+        inputs = self._emptied(graph)
+        inputs["committed"][:], inputs["accepted"][:] = 0, NOBODY
+        for number in range(graph.batch):
+            inputs[text_name(number, "path")][:] = 0
+        for line in lines:
+            own = _of_line(inputs, line.number)
+            fill_tree(own, line.draft.tokens_T, line.draft.tree)
+            fill_commit(own | {"path": inputs[text_name(line.number, "path")]}, line.state.kv)
+        return inputs
+
+    def _branches(self, graph: GraphSignature, lines: Sequence[Line]) -> dict[str, Buffer]:
+        """Where every line reads the last rows and leaves its own; a line that is nobody's has memory for nothing."""
+        ends = {"in": graph.inputs, "out": graph.outputs}
+        found = {
+            spec.name: self._nobody(end, fixed(spec))
+            for end, specs in ends.items()
+            for spec in specs
+            if spec.name.endswith(("branch", "branch.out"))
+        }
+        for line in lines:
+            kv: KvCache = line.state.kv
+            found[text_name(line.number, "branch")] = kv.branch
+            found[text_name(line.number, "branch.out")] = kv.next_branch(kv.padded)
+        return found
+
+    def _fill_accept(self, line: Line, inputs: dict[str, NDArray], lines: int) -> None:
+        """A line's tree, and how it draws."""
+        own, tree, state = _of_line(inputs, line.number), line.draft.tree, line.state
+        fill_tree(own, line.draft.tokens_T, tree)
+        own["parents"][: tree.rows] = tree.parents
+        if "keys" in inputs:
+            levels = inputs["keys"].shape[-1] // lines
+            own["keys"] = inputs["keys"][..., line.number * levels : (line.number + 1) * levels]
+        fill_settings(own, state.sampling, state.length + 1, self._vocabulary)
+
+    def _emptied(self, graph: GraphSignature) -> dict[str, NDArray]:
+        """The inputs that the host writes, every row its own root; settings that divide by nothing."""
+        if graph.name not in self._inputs:
+            held = {*graph.caches, "logits", "features"}
+            small = [s for s in graph.inputs if s.name not in held and not s.name.endswith("branch")]
+            self._inputs[graph.name] = {spec.name: allocate(spec) for spec in small}
+        inputs = self._inputs[graph.name]
+        inputs["tokens"][:], inputs["depths"][:] = 0, 0
+        inputs["visible"][:] = np.eye(graph.rows, dtype=np.bool_)
+        if "temperature" in inputs:
+            inputs["temperature"][:] = 1.0
+        return inputs
+
+    def _kept_of(self, graph: GraphSignature, group: int) -> dict[str, Buffer]:
+        """Where a graph leaves logits and features, by output."""
+        size = graph.batch, graph.rows, group
+        if size not in self._kept:
+            specs = {spec.name: spec for spec in graph.outputs if spec.name in ("logits", "features")}
+            self._kept[size] = {name: self._executor.zeros(fixed(spec)) for name, spec in specs.items()}
+        return self._kept[size]
+
+    def _nobody(self, end: str, shape: tuple[int, ...]) -> Buffer:
+        """Memory whose contents nobody reads, or zeros that nobody writes: what a text that failed has left there may
+        be no number, and must not reach another text's spare slot."""
+        if (end, shape) not in self._scratch:
+            self._scratch[end, shape] = self._executor.zeros(shape)
+        return self._scratch[end, shape]
+
+
+def _said(told: dict[str, NDArray], buffers: dict[str, Buffer], line: Line) -> Said:
+    outputs = {name: np.atleast_1d(value[line.number]) for name, value in told.items()}
+    return Said(outputs, buffers.get(text_name(line.number, "features.out")))
+
+
+def _of_line(inputs: dict[str, NDArray], number: int) -> dict[str, NDArray]:
+    """Views of what the inputs say of one line."""
+    names = ("tokens", "depths", "visible", "parents")
+    numbers = ("committed", "accepted", "temperature", "top_k", "top_p")
+    rows = {name: inputs[name][number] for name in names if name in inputs}
+    return rows | {name: inputs[name][number : number + 1] for name in numbers if name in inputs}
+
+
+def _features(state: SequenceState, shape: tuple[int, ...]) -> Buffer:
+    assert state.draft is not None, "features are kept for a drafter"
+    return state.draft.next_rows(shape[0])
+
+
+def _line_of(name: str) -> int:
+    """The line that an input or output belongs to: `text_name` read back."""
+    return int(name.partition(".")[0].removeprefix("text"))
+
+
+def _draws(graph: GraphSignature) -> str:
+    return "sampled" if any(spec.name == "keys" for spec in graph.inputs) else "greedy"

@@ -1,0 +1,89 @@
+"""Caches of several texts in one piece of memory, so that a graph of several texts reads and writes them as one.
+
+A text takes a place of a pool when it begins, and gives it back with its last reference. What it holds there are views:
+graphs of one text run on them as on any cache, and nothing is copied when a text joins or leaves a launch.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from draftwood.manifest import Dims
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros
+
+# K key/value heads, C slots, D head dimension, B places of a pool
+
+
+class Pool:
+    """Caches of ``places`` texts at one KV length, key then value of every layer, each [B*C, K, D] in memory."""
+
+    def __init__(self, dims: Dims, places: int, slots: int, zeros: Zeros) -> None:
+        shape = (slots, dims.kv_heads, dims.head_dim)
+        self.slots, self.free = slots, set(range(places))
+        self._used: set[int] = set()
+        self._buffers = [zeros((places * slots, *shape[1:])) for _ in range(2 * dims.layers)]
+        self._nothing = zeros(shape).swapaxes(0, 1)
+
+    def window(self, first: int, texts: int) -> list[Buffer]:
+        """The caches [K, texts * C, D] of places that follow each other."""
+        part = slice(first * self.slots, (first + texts) * self.slots)
+        return [buffer[part].swapaxes(0, 1) for buffer in self._buffers]
+
+    def take(self) -> Place:
+        """The lowest place that is free, its caches zeros."""
+        number = min(self.free)
+        self.free.remove(number)
+        caches = self.window(number, 1)
+        # What a text that failed has left may be no number, which a mask does not hide.
+        for cache in caches if number in self._used else ():
+            cache[:, :] = self._nothing
+        self._used.add(number)
+        place = Place(self, number, caches)
+        weakref.finalize(place, self.free.add, number).atexit = False
+        return place
+
+
+class Place:
+    """A text's place in a pool, while the text has it."""
+
+    def __init__(self, pool: Pool, number: int, caches: list[Buffer]) -> None:
+        self.pool, self.number, self._left = pool, number, iter(caches)
+
+    def zeros(self, shape: tuple[int, ...]) -> Buffer:
+        """The next of its caches, for a `KvCache` that asks for them in order."""
+        found = next(self._left)
+        assert tuple(found.shape) == shape, (found.shape, shape)
+        return found
+
+
+class Pools:
+    """All pools of an engine, as many at a KV length as its texts have needed at once."""
+
+    def __init__(self, dims: Dims, places: int, zeros: Zeros) -> None:
+        self._dims, self._places, self._zeros = dims, places, zeros
+        self._pools: dict[int, list[Pool]] = {}
+
+    def take(self, slots: int) -> Place:
+        """A place of the first pool that has one."""
+        pools = self._pools.setdefault(slots, [])
+        pool = next((pool for pool in pools if pool.free), None)
+        if pool is None:
+            pool = Pool(self._dims, self._places, slots, self._zeros)
+            pools.append(pool)
+        return pool.take()
+
+
+class PooledKv(KvCache):
+    """A text's cache in a place of a pool; growing takes a place of another."""
+
+    def __init__(self, dims: Dims, slots: int, padded: int, zeros: Zeros, pools: Pools) -> None:
+        self._pools, self.place = pools, pools.take(slots)
+        super().__init__(dims, slots, padded, zeros, self._next)
+
+    def _next(self, shape: tuple[int, ...]) -> Buffer:
+        return self.place.zeros(shape)
+
+    def grow(self, slots: int) -> None:
+        before, self.place = self.place, self._pools.take(slots)  # held until the text is copied
+        super().grow(slots)
+        del before

@@ -1,0 +1,62 @@
+"""Places of a pool: views of one memory, given back with the last reference, and clean when they are taken again."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+
+from draftwood.manifest import Dims
+from draftwood.runtime.engines.pools import PooledKv, Pools
+from draftwood.runtime.speculation.kv_cache import host_zeros
+
+DIMS = Dims(vocabulary=11, hidden=8, heads=2, layers=2, kv_heads=2, head_dim=4, branch_rows=3, path_rows=2, context=15)
+PLACES = 3
+
+
+def kv(pools: Pools, slots: int = 8) -> PooledKv:
+    return PooledKv(DIMS, slots, 3, host_zeros, pools)
+
+
+def test_a_text_holds_its_part_of_the_pool() -> None:
+    pools = Pools(DIMS, PLACES, host_zeros)
+    texts = [kv(pools) for _ in range(PLACES)]
+    for number, text in enumerate(texts):
+        for layer, buffer in enumerate(text.buffers):
+            buffer[:] = 10 * number + layer
+    pool = texts[0].place.pool
+    for layer, cache in enumerate(pool.window(1, 2)):
+        assert cache.shape == (2, 16, 4)
+        np.testing.assert_array_equal(cache[:, :8], 10 + layer)
+        np.testing.assert_array_equal(cache[:, 8:], 20 + layer)
+
+
+def test_the_lowest_place_is_taken_again_and_is_clean() -> None:
+    pools = Pools(DIMS, PLACES, host_zeros)
+    texts = [kv(pools) for _ in range(PLACES)]
+    for buffer in texts[1].buffers:
+        buffer[:] = np.nan
+    del texts[1], buffer
+    gc.collect()
+    again = kv(pools)
+    assert (again.place.number, again.place.pool) == (1, texts[0].place.pool)
+    assert all(not buffer.any() for buffer in again.buffers)
+
+
+def test_more_texts_than_places_take_another_pool() -> None:
+    pools = Pools(DIMS, PLACES, host_zeros)
+    texts = [kv(pools) for _ in range(PLACES + 1)]
+    assert [text.place.number for text in texts] == [0, 1, 2, 0]
+    assert texts[-1].place.pool is not texts[0].place.pool
+
+
+def test_a_text_that_grows_leaves_its_place() -> None:
+    pools = Pools(DIMS, PLACES, host_zeros)
+    text = kv(pools)
+    for buffer in text.buffers:
+        buffer[:, :4] = 7
+    text.length, before = 4, text.place.pool
+    text.grow(16)
+    gc.collect()
+    assert before.free == set(range(PLACES)) and text.place.pool.slots == 16
+    assert all((buffer[:, :4] == 7).all() and not buffer[:, 4:].any() for buffer in text.buffers)
