@@ -75,7 +75,9 @@ def staged(out: Path) -> Iterator[Path]:
 def _lock(lock: Path, out: Path, wait: bool, tell: Callable[[str], None]) -> BinaryIO:
     """The lock's file, held. Its owner removes it, so what was locked may no longer be what lies there."""
     while True:
-        file = lock.open("a+b", buffering=0)
+        # A link, or what else may lie there by that name, is not followed, waited for, or written through.
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        file = open(descriptor, "a+b", buffering=0)
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,6 +31,10 @@ TARGET = "Linear"
 _FORMATS = ("int-quantized", "naive-quantized")
 _WAY_OUT = "draftwood quantize makes one of the original"
 
+# Patterns are somebody else's, and Python's matcher goes back and forth: a repeated group can take it for ever. Those
+# that are written name layers and projections; what is longer, or repeats more than characters, is refused.
+_LONGEST_PATTERN, _MOST_REPEATS = 256, 4
+
 # Says of a module, by its published name, whether it is quantised.
 Chosen = Callable[[str], bool]
 
@@ -96,9 +100,20 @@ def _names(said: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         said.fail(field, "a list of module names")
     try:
-        return [re.compile(name.removeprefix("re:")) if name.startswith("re:") else name for name in names]
-    except re.error as error:
+        return [_pattern(said, field, name[3:]) if name.startswith("re:") else name for name in names]
+    except (re.error, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{said.path}: {CONFIG}: {field} holds no regular expression ({error})") from None
+
+
+def _pattern(said: Fields, field: str, text: str) -> re.Pattern[str]:
+    """A pattern that is matched against any module's name in no time."""
+    repeats = len(re.findall(r"[*+{]", text))
+    if len(text) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or re.search(r"\)[*+?{]", text):
+        raise CheckpointError(
+            f"{said.path}: {CONFIG}: {field} holds re:{text[:60]}; expected at most {_LONGEST_PATTERN} characters,"
+            f" {_MOST_REPEATS} repeats and no repeated group; name the modules instead"
+        )
+    return re.compile(text)
 
 
 def _matches(names: list[str | re.Pattern[str]], module: str) -> bool:

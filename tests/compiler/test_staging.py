@@ -142,3 +142,17 @@ def test_many_at_once_take_turns(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert max(most) == 1 and len(turns) == 160 and names(tmp_path) == []
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / ".out.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(RequestError, match="cannot be written"), exclusive(tmp_path / "out"):
+        pass
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_fifo_in_the_place_of_the_lock_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".out.lock")
+    with pytest.raises(RequestError, match="cannot be written"), exclusive(tmp_path / "out"):
+        pass
