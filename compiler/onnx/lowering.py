@@ -38,6 +38,7 @@ def lower_to_onnx(
                 name=value.name or "",
                 base_dir=path.parent,
             )
+    _own_int8(model.graph)
     for values, specs in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
         for value, spec in zip(values, specs, strict=True):
             value.shape = ir.Shape(list(spec.shape))
@@ -45,6 +46,21 @@ def lower_to_onnx(
     model.graph.name = signature.name
     ir.save(model, path)
     onnx.checker.check_model(str(path))
+
+
+def _own_int8(graph: ir.Graph) -> None:
+    """Every product has an int8 weight of its own, all at one place of the weights' file.
+
+    On processors without VNNI onnxruntime makes uint8 of such a weight for each product that reads it, and refuses a
+    graph in which two read the same one, as the levels of a draft read one output matrix.
+    """
+    for value in list(graph.initializers.values()):
+        if value.dtype == ir.DataType.INT8:
+            for number, (node, place) in enumerate(list(value.uses())[1:], 2):
+                own = ir.Value(name=f"{value.name}.{number}", shape=value.shape, type=value.type)
+                own.const_value = value.const_value
+                graph.register_initializer(own)
+                node.replace_input_with(place, own)
 
 
 def _translate(step: Step, program: ExportedProgram) -> ir.Model:

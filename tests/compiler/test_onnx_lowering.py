@@ -1,6 +1,7 @@
 """The ONNX files: standard, silent about where they were built, and equal to the eager modules in onnxruntime."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx
@@ -290,3 +293,19 @@ def test_tied_heads_use_the_output_matrix_of_the_teacher(
     model = onnx.load(tmp_path / "draft.onnx", load_external_data=False)
     offsets = [int(e.value) for t in model.graph.initializer for e in t.external_data if e.key == "offset"]
     assert spans["embed.weight" if teacher_tied else "lm_head.weight"].offset in offsets
+
+
+def test_int8_drafts_open_where_onnxruntime_makes_uint8_of_their_weights(
+    tiny_teacher: Path, tiny_eagle3: Path, tmp_path: Path
+) -> None:
+    """As on processors without VNNI: the levels of a draft read one output matrix."""
+    trees = (("plain", Topology.plain()), ("chain-3", Topology.chain(3)))
+    request = BuildRequest(model=tiny_teacher, drafter=tiny_eagle3, trees=trees, slots=(128,), prefill_rows=(32,))
+    build(replace(request, int8_drafter=True), tmp_path / "bundle")
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads, options.log_severity_level = False, 3
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    path = tmp_path / "bundle" / "onnx" / "draft-chain-3.onnx"
+    levels = [node for node in onnx.load(path, load_external_data=False).graph.node if node.op_type == "MatMulInteger"]
+    assert len(levels) > 3 and len({node.input[1] for node in levels}) == len(levels)
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
