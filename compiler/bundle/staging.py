@@ -77,7 +77,7 @@ def _lock(lock: Path, out: Path, wait: bool, tell: Callable[[str], None]) -> Bin
     while True:
         # A link, or what else may lie there by that name, is not followed, waited for, or written through.
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        file = open(descriptor, "a+b", buffering=0)
+        file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
