@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from draftwood.runtime.opened import OpenedBundle
     from draftwood.trees.calibration import Calibration
     from draftwood.trees.latency import LatencyTable
+    from draftwood.trees.occupancy import Occupancy
     from draftwood.trees.plan_file import Limits, Plan
 
 __all__ = ["BuildRequest", "__version__", "build", "open", "plan"]
@@ -59,6 +60,7 @@ def plan(
     latency: LatencyTable | None = None,
     classes: int = 1,
     sampled: Calibration | None = None,
+    occupancy: Occupancy | None = None,
 ) -> Plan:
     """Chooses draft trees, and with a latency table gears, by an exact search over counted rank paths.
 
@@ -68,6 +70,7 @@ def plan(
         latency: what every step costs; without one, trees by size.
         classes: confidence classes with trees of their own.
         sampled: the same of sampled text, where ``calibration`` has greedy text alone; the plan serves both.
+        occupancy: how often how many texts are there; every number that ``latency`` has steps for equally often.
 
     Raises:
         TreeError: the statistics hold nothing to plan from.
@@ -75,7 +78,7 @@ def plan(
     from draftwood.trees.plan import make_plan
     from draftwood.trees.plan_file import Limits as Sizes
 
-    return make_plan(calibration, limits or Sizes(nodes=63), latency, classes, sampled)
+    return make_plan(calibration, limits or Sizes(nodes=63), latency, classes, sampled, occupancy)
 
 
 def open(

@@ -42,6 +42,8 @@ class Gear(_Struct, frozen=True):
     graph: str = ""
     draft: Name | None = None
     class_trees: tuple[Name, ...] = ()
+    # Numbers of texts of a launch that it is planned for.
+    texts: tuple[Size, ...] = (1,)
 
     @property
     def trees(self) -> tuple[str, ...]:
@@ -124,16 +126,18 @@ class Prior(_Struct, frozen=True):
 class StepTime(_Struct, frozen=True):
     """What a step of a gear takes behind a text of ``length`` tokens, draft, verify and host together.
 
-    ``late`` are tokens that the drafter's caches were behind, beyond those of one step.
+    ``late`` are tokens that the drafter's caches were behind, beyond those of one step; the time is that of a launch of
+    ``texts`` texts, all with this gear.
     """
 
     gear: str
     length: int
     us: float
     late: int = 0
+    texts: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.us <= MOST_STEP_US or min(self.length, self.late) < 0:
+        if not 0 < self.us <= MOST_STEP_US or min(self.length, self.late, self.texts - 1) < 0:
             raise ValueError(
                 f"step time of {self.gear}: expected sizes of 0 or more and a time above 0, at most 1000 s"
             )

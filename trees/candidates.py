@@ -41,6 +41,8 @@ class GearShape:
     rows: int
     slots: int
     trees: tuple[Topology, ...]
+    # Of a launch.
+    texts: int = 1
 
     @property
     def depth(self) -> int:
@@ -88,14 +90,15 @@ def _filled(tree: Topology, rows: int, depth: int, width: int) -> Topology:
 
 
 def step_us(table: LatencyTable, gear: GearShape, length_slots: int) -> float:
-    """Microseconds of a step of `gear` for contexts of the length class `length_slots`."""
-    draft = 1e6 * table.draft_s(gear.depth, gear.width) if gear.depth else 0.0
-    return _without_draft(table, gear.rows, gear.slots, length_slots) + draft
+    """Microseconds of a step of `gear`, all its texts together, for contexts of the length class `length_slots`."""
+    draft = 1e6 * table.draft_s(gear.depth, gear.width, gear.texts) if gear.depth else 0.0
+    return _without_draft(table, gear.rows, gear.slots, length_slots, gear.texts) + draft
 
 
-def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int) -> float:
+def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int, texts: int) -> float:
     # A static graph reads its whole cache; where the filled part alone is read, the contexts' length decides.
-    return 1e6 * (table.step_s(rows, length_slots if table.kv_read == "filled" else slots) + table.host_s())
+    read = length_slots if table.kv_read == "filled" else slots
+    return 1e6 * (table.step_s(rows, read, texts) + table.host_s(texts))
 
 
 def length_classes(
@@ -128,25 +131,25 @@ def length_classes(
     return found, contexts.total - fitting
 
 
-def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits) -> list[GearShape]:
-    """Plain decoding at the largest KV length needed, then every gear that is best for something.
+def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, texts: int = 1) -> list[GearShape]:
+    """Of launches of ``texts`` texts: plain decoding at the largest KV length needed, then what is best for something.
 
     For each KV length and row count the trees with the least time per token for each length class, and for all
     contexts up to one; and plain decoding at each KV length.
     """
     largest = lengths[-1].slots
-    found = [GearShape(1, largest, (Topology.plain(),) * len(lengths[0].contexts))]
-    drafts = _drafts(table, lengths, limits)
+    found = [GearShape(1, largest, (Topology.plain(),) * len(lengths[0].contexts), texts)]
+    drafts = _drafts(table, lengths, limits, texts)
     for part in [*lengths, *(_together(lengths[: i + 1]) for i in range(1, len(lengths)))]:
         searches = {
             width: [search(c, limits.nodes, limits.depth, width) for c in part.contexts if c.total]
             for width in {width for _, width in drafts}
         }
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
-            found.append(GearShape(1, slots, found[0].trees))
-            for rows in table.rows(slots):
+            found.append(GearShape(1, slots, found[0].trees, texts))
+            for rows in table.rows(slots, texts):
                 if 1 < rows <= limits.nodes + 1:
-                    found += _best_gear(part, searches, drafts, rows, slots, table)
+                    found += _best_gear(part, searches, drafts, rows, slots, table, texts)
     return list(dict.fromkeys(found))
 
 
@@ -157,9 +160,10 @@ def _best_gear(
     rows: int,
     slots: int,
     table: LatencyTable,
+    texts: int,
 ) -> Iterator[GearShape]:
     """The trees of least cost / F for `part` among those of `rows` rows, by enumerating depth and width."""
-    fixed = _without_draft(table, rows, slots, part.slots)
+    fixed = _without_draft(table, rows, slots, part.slots, texts)
     weights = [contexts.total for contexts in part.contexts if contexts.total]
 
     def per_token(shape: tuple[int, int]) -> float:
@@ -173,10 +177,13 @@ def _best_gear(
     if depth and per_token((depth, width)) < math.inf:
         trees = iter([found.tree(rows - 1, depth) for found in searches[width]])
         # A class that never occurs at this length drafts nothing.
-        yield GearShape(rows, slots, tuple(next(trees) if c.total else Topology.plain() for c in part.contexts))
+        own = tuple(next(trees) if c.total else Topology.plain() for c in part.contexts)
+        yield GearShape(rows, slots, own, texts)
 
 
-def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits) -> dict[tuple[int, int], float]:
+def _drafts(
+    table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits, texts: int
+) -> dict[tuple[int, int], float]:
     """Microseconds of a draft by depth and width, for the depths and widths worth looking at."""
     contexts = [part for length in lengths for part in length.contexts]
     deepest = min(max(part.depth for part in contexts), limits.depth or 255)
@@ -186,7 +193,7 @@ def _drafts(table: LatencyTable, lengths: Sequence[LengthClass], limits: Limits)
     for depth in range(1, deepest + 1):
         for width in range(1, widest + 1):
             try:
-                found[depth, width] = 1e6 * table.draft_s(depth, width)
+                found[depth, width] = 1e6 * table.draft_s(depth, width, texts)
             except TreeError as error:
                 refused = error
     if refused and not found:
@@ -220,7 +227,7 @@ def tokens_per_step(gears: Sequence[GearShape], lengths: Sequence[LengthClass]) 
 
 
 def token_us(gears: Sequence[GearShape], lengths: Sequence[LengthClass], table: LatencyTable) -> NDArray[np.float64]:
-    """float64[G, C]: microseconds per token; infinite where the KV length is too small."""
+    """float64[G, C]: microseconds of a launch per token of each text; infinite where the KV length is too small."""
     tokens_GC = tokens_per_step(gears, lengths)
     us_GC = [[step_us(table, gear, c.slots) if gear.slots >= c.slots else math.inf for c in lengths] for gear in gears]
     return np.array(us_GC) / tokens_GC

@@ -7,12 +7,17 @@ bound over sets is exact as long as it finishes; if it is stopped, the least bou
 Shape suffixes: G candidate gears, C classes of contexts.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
+
+Cost = Callable[[NDArray[np.float64]], float]
 
 # Sets looked at before the search settles for a bound; a second or two.
 _MOST_SETS = 50_000
@@ -33,13 +38,20 @@ class Choice:
 
 
 def choose(
-    times_GC: NDArray[np.float64], shares_C: NDArray[np.float64], most: int, most_sets: int = _MOST_SETS
+    times_GC: NDArray[np.float64],
+    shares_C: NDArray[np.float64],
+    most: int,
+    most_sets: int = _MOST_SETS,
+    always: int = 1,
+    cost: Cost | None = None,
 ) -> Choice:
-    """At most `most` gears, the first always among them, with the least ``sum of share * time``.
+    """The first ``always`` gears and at most ``most - 1`` others, with the least cost.
 
     Args:
-        times_GC: per token, in any unit; the first gear serves every class, others may have infinities.
-        shares_C: of the tokens; they add up to 1.
+        times_GC: per token, in any unit; the first gears serve every class together, others may have infinities.
+        shares_C: of the tokens, the cost being ``sum of share * time``. With a ``cost`` of its own: what a unit of time
+            that is saved in a class saves at most.
+        cost: of the best time in each class; it falls where one of them does.
         most_sets: when to stop and settle for a bound.
 
     Raises:
@@ -47,9 +59,16 @@ def choose(
     """
     if most < 1:
         raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {most}")
-    order = [0, *_undominated(times_GC)]
-    chosen, time, bound = _Search(np.minimum(times_GC[order], times_GC[0]), shares_C, most).run(most_sets)
-    return Choice(tuple(sorted(order[g] for g in chosen)), time, bound)
+    start_C = times_GC[:always].min(0)
+    clipped_GC = np.concatenate([start_C[None], np.minimum(times_GC[always:], start_C)])
+    order = [0, *_undominated(clipped_GC)]
+    found, time, bound = _Search(clipped_GC[order], shares_C, most, cost or _mean(shares_C)).run(most_sets)
+    chosen = (*range(always), *(order[g] - 1 + always for g in found if g))
+    return Choice(tuple(sorted(chosen)), time, bound)
+
+
+def _mean(shares_C: NDArray[np.float64]) -> Cost:
+    return lambda times_C: float(times_C @ shares_C)
 
 
 def _undominated(times_GC: NDArray[np.float64]) -> list[int]:
@@ -64,8 +83,8 @@ def _undominated(times_GC: NDArray[np.float64]) -> list[int]:
 class _Search:
     """Depth first over sets, the gear that saves most by itself first."""
 
-    def __init__(self, times_GC: NDArray[np.float64], shares_C: NDArray[np.float64], most: int) -> None:
-        self.times_GC, self.shares_C, self.most = times_GC, shares_C, most
+    def __init__(self, times_GC: NDArray[np.float64], shares_C: NDArray[np.float64], most: int, cost: Cost) -> None:
+        self.times_GC, self.shares_C, self.most, self.cost = times_GC, shares_C, most, cost
         savings_G = (times_GC[0] - times_GC) @ shares_C
         self.order = [0, *(1 + np.argsort(-savings_G[1:], kind="stable")).tolist()]
         # The best that gears from a place of the order on can do for each class.
@@ -76,7 +95,7 @@ class _Search:
         """The best set found, its time, and a lower bound on any set's."""
         start = self.times_GC[0]
         best: tuple[int, ...] = (0,)
-        time = float(start @ self.shares_C)
+        time = self.cost(start)
         stack: list[tuple[float, int, tuple[int, ...], NDArray[np.float64]]] = [
             (self._bound(1, best, start), 1, best, start)
         ]
@@ -88,8 +107,8 @@ class _Search:
                 continue
             gear = self.order[place]
             better_C = np.minimum(now_C, self.times_GC[gear])
-            if float(better_C @ self.shares_C) < time:
-                best, time = (*chosen, gear), float(better_C @ self.shares_C)
+            if (taken := self.cost(better_C)) < time:
+                best, time = (*chosen, gear), taken
             children = [(place + 1, chosen, now_C), (place + 1, (*chosen, gear), better_C)]
             # Taken from the end, so the set with the gear comes before the one without.
             stack += [(self._bound(*child), *child) for child in children]
@@ -97,10 +116,10 @@ class _Search:
 
     def _bound(self, place: int, chosen: tuple[int, ...], now_C: NDArray[np.float64]) -> float:
         """No completion of `chosen` by gears from `place` on is faster than this."""
-        now, left = float(now_C @ self.shares_C), self.most - len(chosen)
+        now, left = self.cost(now_C), self.most - len(chosen)
         if place == len(self.order) or left == 0:
             return now
         # A full set ends above, so none ever has more than `most` gears.
         saved_G = np.maximum(now_C - self.times_GC[self.order[place:]], 0) @ self.shares_C
         most_saved = float(np.sort(saved_G)[::-1][:left].sum())
-        return max(now - most_saved, float(np.minimum(now_C, self.rest_GC[place]) @ self.shares_C))
+        return max(now - most_saved, self.cost(np.minimum(now_C, self.rest_GC[place])))

@@ -18,13 +18,15 @@ from draftwood.errors import TreeError
 from draftwood.trees._json import read_form
 
 LATENCY_FORMAT: Final = "draftwood.latency"
-LATENCY_VERSION: Final = 1
+LATENCY_VERSION: Final = 2
 
 Source = Literal["measured", "modelled"]
 EntryKind = Literal["decode", "verify", "prefill", "draft", "commit", "host"]
 KvRead = Literal["static", "filled"]
 Mark = Literal["vendor simulator", "public document", "code", "derived", "assumption", "fitted"]
 
+# Of one launch at most, as of a bundle's graphs.
+MOST_TEXTS: Final = 32
 # Beyond every machine; what is computed of them stays within 64 bits.
 _Size = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -56,6 +58,8 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Of a whole draft: levels ahead, candidates per node.
     depth: _Size = 0
     width: _Size = 0
+    # Of the launch; rows are those of each, padded ones counted, and seconds are of all together.
+    texts: Annotated[int, msgspec.Meta(ge=1, le=MOST_TEXTS)] = 1
     # First and third quartile.
     quartiles: tuple[_Seconds, _Seconds] | None = None
     samples: _Count = 0
@@ -71,6 +75,8 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if (getattr(self, name) > 0) != (name in _SHAPES[self.kind]):
                 wanted = "1 or more" if name in _SHAPES[self.kind] else "0, it has none"
                 raise ValueError(f"{self.kind} entry: {name} is {getattr(self, name)}; expected {wanted}")
+        if self.kind == "prefill" and self.texts > 1:
+            raise ValueError(f"prefill entry: of {self.texts} texts; expected 1, a prompt has launches of its own")
         if self.kind == "decode" and self.rows != 1:
             raise ValueError(f"decode entry: rows is {self.rows}; expected 1, more rows are of kind verify")
         low, high = self.quartiles or (self.seconds, self.seconds)
@@ -79,8 +85,8 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What tells it from others of its kind: (rows, slots), (depth, width) or nothing."""
-        return tuple(getattr(self, name) for name in _SHAPES[self.kind])
+        """What tells it from others of its kind: texts, then (rows, slots), (depth, width) or nothing."""
+        return (self.texts, *(getattr(self, name) for name in _SHAPES[self.kind]))
 
 
 class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +111,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     format: Literal["draftwood.latency"] = LATENCY_FORMAT
-    version: Literal[1] = LATENCY_VERSION
+    version: Literal[2] = LATENCY_VERSION
     source: Source
     # Whether a step reads all C slots of its cache, masked ones too, or only the filled ones: then a table's
     # figure for C holds for a text of the entry's ``filled`` tokens.
@@ -142,31 +148,36 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"modelled {entry.kind} entry {entry.shape}: its parts do not add up to its seconds")
 
     @cached_property
-    def _steps(self) -> dict[int, dict[int, LatencyEntry]]:
-        """KV length -> rows -> step, both ascending."""
-        steps: dict[int, dict[int, LatencyEntry]] = {}
-        for entry in sorted(self.entries, key=lambda entry: (entry.slots, entry.rows)):
+    def _steps(self) -> dict[int, dict[int, dict[int, LatencyEntry]]]:
+        """Texts -> KV length -> rows -> step, all ascending."""
+        steps: dict[int, dict[int, dict[int, LatencyEntry]]] = {}
+        for entry in sorted(self.entries, key=lambda entry: (entry.texts, entry.slots, entry.rows)):
             if entry.kind in ("decode", "verify"):
                 # A verify entry of one row is the same graph as decode, which comes first and counts.
-                steps.setdefault(entry.slots, {}).setdefault(entry.rows, entry)
+                steps.setdefault(entry.texts, {}).setdefault(entry.slots, {}).setdefault(entry.rows, entry)
         return steps
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        """KV lengths with a step, ascending."""
+    def texts(self) -> tuple[int, ...]:
+        """Numbers of texts of a launch that there are steps for, ascending."""
         return tuple(self._steps)
 
-    def rows(self, slots: int) -> tuple[int, ...]:
-        """Row counts with a step at KV length `slots` or, where the table has none, the next larger one."""
-        return tuple(self._at(slots))
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """KV lengths with a step of one text, or of the fewest, ascending."""
+        return tuple(next(iter(self._steps.values())))
 
-    def step_s(self, rows: int, slots: int) -> float:
-        """Seconds of a teacher step of `rows` rows at KV length `slots`, both padded up to an entry.
+    def rows(self, slots: int, texts: int = 1) -> tuple[int, ...]:
+        """Row counts with a step at KV length `slots` or, where the table has none, the next larger one."""
+        return tuple(self._at(slots, texts))
+
+    def step_s(self, rows: int, slots: int, texts: int = 1) -> float:
+        """Seconds of a teacher step of `rows` rows of each text at KV length `slots`, all padded up to an entry.
 
         Raises:
             TreeError: the table has no step that large.
         """
-        steps = self._at(slots)
+        steps = self._at(slots, texts)
         found = next((size for size in steps if size >= rows), None)
         if found is None:
             raise TreeError(
@@ -175,29 +186,30 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         return steps[found].seconds
 
-    def draft_s(self, depth: int, width: int) -> float:
-        """Seconds of one whole draft of `depth` levels with `width` candidates per node.
+    def draft_s(self, depth: int, width: int, texts: int = 1) -> float:
+        """Seconds of one whole draft of `depth` levels with `width` candidates per node, for `texts` texts.
 
         The cheapest draft in the table that offers both; 0.0 for depth 0 and where there are no draft entries.
 
         Raises:
             TreeError: every draft in the table offers less.
         """
-        drafts = [entry for entry in self.entries if entry.kind == "draft"]
-        if not depth or not drafts:
+        drafts = [entry for entry in self.entries if entry.kind == "draft" and entry.texts == self._padded(texts)]
+        if not depth or not any(entry.kind == "draft" for entry in self.entries):
             return 0.0
         enough = [entry.seconds for entry in drafts if entry.depth >= depth and entry.width >= width]
         if not enough:
-            got = (max(entry.depth for entry in drafts), max(entry.width for entry in drafts))
+            got = max(((entry.depth, entry.width) for entry in drafts), default=(0, 0))
             raise TreeError(
                 f"latency table: no draft of depth {depth} and width {width}; it goes up to depth {got[0]} and"
-                f" width {got[1]}; draft less or profile again"
+                f" width {max((entry.width for entry in drafts), default=0)}; draft less or profile again"
             )
         return min(enough)
 
-    def host_s(self) -> float:
+    def host_s(self, texts: int = 1) -> float:
         """Seconds a step spends on the host and on a commit of its own; 0.0 where the table says nothing."""
-        return math.fsum(entry.seconds for entry in self.entries if entry.kind in ("commit", "host"))
+        own = (e for e in self.entries if e.kind in ("commit", "host") and e.texts == self._padded(texts))
+        return math.fsum(entry.seconds for entry in own)
 
     def to_json(self) -> str:
         """The table as JSON in a fixed order: equal tables give equal text."""
@@ -208,11 +220,22 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The table in `text`, as `to_json` writes it; TreeError, beginning with `where`, for anything else."""
         return read_form(text, cls, LATENCY_FORMAT, LATENCY_VERSION, where)
 
-    def _at(self, slots: int) -> dict[int, LatencyEntry]:
-        found = next((size for size in self._steps if size >= slots), None)
+    def _padded(self, texts: int) -> int:
+        """The number of texts whose graphs a launch of ``texts`` takes."""
+        found = next((count for count in self._steps if count >= texts), None)
         if found is None:
             raise TreeError(
-                f"latency table: no step at KV length {slots}; it goes up to {max(self._steps)}; profile again with"
+                f"latency table: no step of {texts} texts; it goes up to {max(self._steps)}; profile again with more"
+                " --texts"
+            )
+        return found
+
+    def _at(self, slots: int, texts: int) -> dict[int, LatencyEntry]:
+        steps = self._steps[self._padded(texts)]
+        found = next((size for size in steps if size >= slots), None)
+        if found is None:
+            raise TreeError(
+                f"latency table: no step at KV length {slots}; it goes up to {max(steps)}; profile again with"
                 " a larger --kv"
             )
-        return self._steps[found]
+        return steps[found]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from draftwood.errors import TreeError
@@ -26,8 +28,10 @@ from draftwood.trees.choice import Choice, choose
 from draftwood.trees.confidence import best_bounds, split
 from draftwood.trees.latency import LatencyTable
 from draftwood.trees.measure import curve, mean_of_folds, visits
+from draftwood.trees.occupancy import Occupancy, Service
 from draftwood.trees.plan_file import Baseline, Cost, Limits, Plan, PlannedTree, Promise, Served, Stair
 from draftwood.trees.prior import counted_prior
+from draftwood.trees.rivals import rivals
 from draftwood.trees.search import Search, search
 from draftwood.trees.topology import Topology
 
@@ -53,10 +57,16 @@ class _Chosen:
     options: list[GearShape]
     us_GC: NDArray[np.float64]
     choice: Choice
+    service: Service
 
     @property
     def gears(self) -> list[GearShape]:
         return [self.options[gear] for gear in self.choice.gears]
+
+    def best_C(self, gears: Iterable[int]) -> NDArray[np.float64]:
+        """float64[L * B]: of the best of some gears in launches of every number of texts."""
+        chosen = list(gears)
+        return spread(self.us_GC[chosen], [self.options[g].texts for g in chosen], self.service.sizes).min(0)
 
     @property
     def shares_C(self) -> NDArray[np.float64]:
@@ -73,11 +83,15 @@ def make_plan(
     table: LatencyTable | None = None,
     classes: int = 1,
     sampled: Calibration | None = None,
+    occupancy: Occupancy | None = None,
 ) -> Plan:
     """Plans gears for least time per token or, without a latency table, the best trees of given sizes.
 
     Where ``sampled`` text was counted apart, trees are planned for both together, and what is believed of a text is
     kept apart.
+
+    ``occupancy`` says how often how many texts are there; by default every number up to the most of the table's
+    launches equally often. Plain decoding of each number of texts is always in, and counts as one gear.
 
     Without a table sizes are ``limits.nodes`` and its halves, as many as `limits.gears` leaves beside plain
     decoding.
@@ -90,7 +104,7 @@ def make_plan(
     _check(both, counted, limits)
     best = search(counted, limits.nodes, limits.depth, limits.children)
     parts = _Parts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
-    chosen = _choose(parts, table, limits) if table else None
+    chosen = _choose(parts, table, limits, occupancy or Occupancy.even(max(table.texts))) if table else None
     found = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits)
     shapes = [equal_rows(shape) for shape in found]
     trees = _named_trees(shapes, parts)
@@ -150,12 +164,22 @@ def _by_size(classes: Sequence[Contexts], limits: Limits) -> list[GearShape]:
     return list(dict.fromkeys(gears))
 
 
-def _choose(parts: _Parts, table: LatencyTable, limits: Limits) -> _Chosen:
+def _choose(parts: _Parts, table: LatencyTable, limits: Limits, occupancy: Occupancy) -> _Chosen:
     lengths, too_long = length_classes(parts.counted, table, limits.nodes, parts.bounds)
-    options = candidates(lengths, table, limits)
+    found = [candidates(lengths, table, limits, texts) for texts in table.texts]
+    # Plain batches come first: they are always in.
+    options = [own[0] for own in found] + [gear for own in found for gear in own[1:]]
     us_GC = token_us(options, lengths, table)
-    choice = choose(us_GC, np.array([length.share for length in lengths]), limits.gears)
-    return _Chosen(lengths, too_long, options, us_GC, choice)
+    service = Service(occupancy, np.array([length.share for length in lengths]), table.texts)
+    times_GC = spread(us_GC, [gear.texts for gear in options], table.texts)
+    choice = choose(times_GC, service.weights_C(), limits.gears, always=len(found), cost=service.cost)
+    return _Chosen(lengths, too_long, options, us_GC, choice, service)
+
+
+def spread(us_GL: NDArray[np.float64], texts: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:
+    """float64[G, L * B]: each gear's times stand with its own number of texts, infinity with the others."""
+    own_GB = np.array(texts)[:, None] == np.array(sizes)
+    return np.where(own_GB[:, None, :], us_GL[:, :, None], np.inf).reshape(len(us_GL), -1)
 
 
 def _named_trees(shapes: Sequence[GearShape], parts: _Parts) -> Trees:
@@ -208,9 +232,15 @@ def _tree_names(shape: GearShape, trees: Trees) -> tuple[str, ...]:
 
 
 def _gears(shapes: Sequence[GearShape], trees: Trees) -> tuple[Gear, ...]:
-    """Plain decoding at each KV length, then what drafts."""
-    plain = [(("plain",), slots) for slots in sorted({shape.slots for shape in shapes})]
-    return named_gears(plain + [(_tree_names(shape, trees), shape.slots) for shape in shapes if shape.rows > 1])
+    """Plain decoding at each KV length, then what drafts; trees that several numbers of texts share are one gear."""
+    together: dict[tuple[tuple[str, ...], int], set[int]] = {}
+    every = {shape.texts for shape in shapes}
+    for slots in sorted({shape.slots for shape in shapes}):
+        together[("plain",), slots] = set(every)
+    for shape in (shape for shape in shapes if shape.rows > 1):
+        together.setdefault((_tree_names(shape, trees), shape.slots), set()).add(shape.texts)
+    named = named_gears(together)
+    return tuple(replace(gear, texts=tuple(sorted(own))) for gear, own in zip(named, together.values(), strict=True))
 
 
 def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> list[str]:
@@ -220,24 +250,27 @@ def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> 
 
 
 def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable[StepTime]:
-    """Of each gear behind texts that fill the KV lengths of the table, as far as it goes."""
+    """Of each gear for every number of texts, behind texts that fill the KV lengths of the table, as far as it goes."""
     topologies = {tree.name: topology for (_, topology), tree in trees.items()} | {"plain": Topology.plain()}
-    for gear in gears:
+    for gear, texts in itertools.product(gears, table.texts):
         own = tuple(topologies[name] for name in gear.trees)
-        shape = GearShape(own[0].rows, gear.slots, own)
+        shape = GearShape(own[0].rows, gear.slots, own, texts)
+        if shape.rows > max(table.rows(gear.slots, texts)):
+            continue
         for slots in (slots for slots in table.slots if slots <= gear.slots):
-            yield StepTime(gear=gear.name, length=slots, us=round(step_us(table, shape, slots), 3))
+            yield StepTime(gear=gear.name, length=slots, us=round(step_us(table, shape, slots), 3), texts=texts)
 
 
 def _cost(chosen: _Chosen, names: Sequence[str], parts: _Parts, table: LatencyTable, limits: Limits) -> Cost:
     """What the chosen gears take, whose names are ``names``."""
-    chosen_GC = chosen.us_GC[list(chosen.choice.gears)]
-    # Who does not speculate still picks the KV length.
-    plain_C = chosen.us_GC[[gear.rows == 1 for gear in chosen.options]].min(0)
-    heldout, plain_heldout = _on_heldout(chosen, plain_C, parts, table, limits)
+    service = chosen.service
+    # Who does not speculate still picks the KV length and the launches.
+    plain_C = chosen.best_C(g for g, gear in enumerate(chosen.options) if gear.rows == 1)
+    served = tuple(_served(chosen, names, plain_C))
+    heldout, plain_heldout = _on_heldout(chosen, served, names, plain_C, parts, table, limits)
     return Cost(
         us_per_token=chosen.choice.time,
-        plain_us_per_token=float(plain_C @ chosen.shares_C),
+        plain_us_per_token=service.cost(plain_C),
         bound=chosen.choice.bound,
         exact=chosen.choice.exact,
         candidates=len(chosen.options),
@@ -245,57 +278,91 @@ def _cost(chosen: _Chosen, names: Sequence[str], parts: _Parts, table: LatencyTa
         plain_heldout=plain_heldout,
         too_long=chosen.too_long,
         source=table.source,
-        served=tuple(
-            Served(
-                slots=length.slots,
-                share=length.share,
-                gear=names[int(own_C.argmin())],
-                us_per_token=float(own_C.min()),
-                plain_us_per_token=float(plain),
-            )
-            for length, own_C, plain in zip(chosen.lengths, chosen_GC.T, plain_C, strict=True)
-        ),
+        served=served,
         stairs=_stairs(chosen, table),
+        rivals=rivals(chosen.lengths, chosen.options, chosen.us_GC, chosen.choice, service, table, limits),
     )
 
 
+def _served(chosen: _Chosen, names: Sequence[str], plain_C: NDArray[np.float64]) -> Iterable[Served]:
+    service, gears = chosen.service, list(chosen.choice.gears)
+    us_GC = spread(chosen.us_GC[gears], [shape.texts for shape in chosen.gears], service.sizes)
+    shape = len(chosen.lengths), len(service.sizes)
+    us_LB, gear_LB = us_GC.min(0).reshape(shape), us_GC.argmin(0).reshape(shape)
+    for texts, share in service.occupancy.shares.items():
+        taken_L, plain_L = service.of(texts, us_LB.ravel()), service.of(texts, plain_C)
+        for place, length in enumerate(chosen.lengths):
+            yield Served(
+                texts=texts,
+                slots=length.slots,
+                share=share * length.share,
+                gears=tuple(names[gear_LB[place, b]] for b in service.launches(texts, us_LB[place])),
+                us_per_token=float(taken_L[place]),
+                plain_us_per_token=float(plain_L[place]),
+            )
+
+
 def _on_heldout(
-    chosen: _Chosen, plain_C: NDArray[np.float64], parts: _Parts, table: LatencyTable, limits: Limits
+    chosen: _Chosen,
+    served: Sequence[Served],
+    names: Sequence[str],
+    plain_C: NDArray[np.float64],
+    parts: _Parts,
+    table: LatencyTable,
+    limits: Limits,
 ) -> tuple[float | None, float | None]:
-    """Mean time per token on held-out contexts: of the gears that were planned for each length, and plainly."""
-    place = {length.slots: c for c, length in enumerate(chosen.lengths)}
+    """Mean time per token on held-out contexts: of the launches that were planned for each length, and plainly."""
     try:
         every, _ = length_classes(parts.heldout, table, limits.nodes, parts.bounds)
     except TreeError:  # no held-out context fits
         return None, None
-    lengths = [one for one in every if one.slots in place]
+    planned = {length.slots for length in chosen.lengths}
+    lengths = {one.slots: place for place, one in enumerate(one for one in every if one.slots in planned)}
     if not lengths:
         return None, None
-    taken_C = chosen.us_GC[list(chosen.choice.gears)].argmin(0)
-    us_GC = token_us(chosen.gears, lengths, table)
-    shares_C = np.array([one.share for one in lengths])
-    shares_C /= shares_C.sum()
-    planned = [place[one.slots] for one in lengths]
-    return float(us_GC[taken_C[planned], range(len(lengths))] @ shares_C), float(plain_C[planned] @ shares_C)
+    own = [one for one in every if one.slots in planned]
+    shares = np.array([one.share for one in own]) / sum(one.share for one in own)
+    us_GC = token_us(chosen.gears, own, table)
+    texts = [shape.texts for shape in chosen.gears]
+    found, plain = 0.0, 0.0
+    for one in (one for one in served if one.slots in lengths):
+        place = lengths[one.slots]
+        share = chosen.service.occupancy.shares[one.texts] * float(shares[place])
+        rows = chosen.service.launches(one.texts, _best_B(chosen, one.slots))
+        sizes = [chosen.service.sizes[b] for b in rows]
+        gears = [
+            next(g for g, name in enumerate(names) if (name, texts[g]) == (taken, size))
+            for taken, size in zip(one.gears, sizes, strict=True)
+        ]
+        found += share * sum(float(us_GC[g, place]) for g in gears) / one.texts
+        plain += share * one.plain_us_per_token
+    return found, plain
+
+
+def _best_B(chosen: _Chosen, slots: int) -> NDArray[np.float64]:
+    """float64[B] of the chosen gears in one length class."""
+    place = [length.slots for length in chosen.lengths].index(slots)
+    return chosen.best_C(chosen.choice.gears).reshape(len(chosen.lengths), -1)[place]
 
 
 def _stairs(chosen: _Chosen, table: LatencyTable) -> tuple[Stair, ...]:
     """For each KV length and row count the gear with the least time per token over all lengths that fit it."""
     tokens_GC = tokens_per_step(chosen.options, chosen.lengths)
-    best: dict[tuple[int, int], Stair] = {}
+    best: dict[tuple[int, int, int], Stair] = {}
     for gear, us_C, tokens_C in zip(chosen.options, chosen.us_GC, tokens_GC, strict=True):
         fits_C = np.isfinite(us_C)
         shares_C = chosen.shares_C * fits_C
         shares_C /= shares_C.sum()
         step = sum(s * step_us(table, gear, c.slots) for s, c in zip(shares_C, chosen.lengths, strict=True) if s)
         stair = Stair(
+            texts=gear.texts,
             slots=gear.slots,
             rows=gear.rows,
             us=float(step),
             expected=float(tokens_C @ shares_C),
             us_per_token=float(np.where(fits_C, us_C, 0) @ shares_C),
         )
-        key = (gear.slots, gear.rows)
+        key = (gear.texts, gear.slots, gear.rows)
         best[key] = min(best.get(key, stair), stair, key=lambda one: one.us_per_token)
     return tuple(best[key] for key in sorted(best))
 

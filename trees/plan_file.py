@@ -15,7 +15,7 @@ from draftwood.trees._json import read_form
 from draftwood.trees.topology import Topology
 
 PLAN_FORMAT: Final = "draftwood.plan"
-PLAN_VERSION: Final = 2
+PLAN_VERSION: Final = 3
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,17 +72,33 @@ class PlannedTree(_Struct, frozen=True):
 
 
 class Served(_Struct, frozen=True):
-    """A class of context lengths, its share of the contexts, and the gear that serves it fastest."""
+    """``texts`` texts in a class of context lengths, their share of the tokens, and the gears that serve them fastest,
+    one for each launch. A token takes ``us_per_token`` of the device, and ``texts`` times that of a text's own time."""
 
+    texts: int
     slots: int
     share: float
-    gear: Name
+    gears: tuple[Name, ...]
     us_per_token: float
     plain_us_per_token: float
 
 
+class Rivals(_Struct, frozen=True):
+    """Device time per token of ``texts`` texts: of the plan, of plain batches, of chains with the best length for each
+    number of texts, and of the trees planned for one text in launches of more."""
+
+    texts: int
+    share: float
+    us_per_token: float
+    plain_us_per_token: float
+    chains_us_per_token: float
+    single_us_per_token: float
+
+
 class Stair(_Struct, frozen=True):
-    """A stair of the cost: what a step of so many rows takes and the best it can gain, over all lengths."""
+    """A stair of the cost: what a step of so many texts and rows takes and the best it can gain, over all lengths."""
+
+    texts: int
 
     slots: int
     rows: int
@@ -111,6 +127,7 @@ class Cost(_Struct, frozen=True):
     source: str
     served: tuple[Served, ...]
     stairs: tuple[Stair, ...]
+    rivals: tuple[Rivals, ...]
 
 
 class Baseline(_Struct, frozen=True):
@@ -140,7 +157,7 @@ class Plan(_Struct, frozen=True, kw_only=True):
     """
 
     format: Literal["draftwood.plan"] = PLAN_FORMAT
-    version: Literal[2] = PLAN_VERSION
+    version: Literal[3] = PLAN_VERSION
     contexts: dict[str, int]
     grouped: bool
     limits: Limits

@@ -81,11 +81,12 @@ def check_request(request: BuildRequest, out: Path) -> None:
     _check_int8(request)
     if not 1 <= request.ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
-    if not 1 <= request.texts <= MOST_TEXTS:
-        raise RequestError(f"--texts {request.texts}: expected 1 to {MOST_TEXTS} texts of a launch")
-    if request.texts > 1 and request.ranks > 1:
+    texts = max((request.texts, *request.shapes.batches))
+    if not 1 <= min(request.texts, texts) <= texts <= MOST_TEXTS:
+        raise RequestError(f"{texts} texts of a launch: expected 1 to {MOST_TEXTS}")
+    if texts > 1 and request.ranks > 1:
         raise RequestError(
-            f"--texts {request.texts}: {request.ranks} ranks take one text a launch; leave one of them out"
+            f"{texts} texts of a launch: {request.ranks} ranks take one text a launch; leave --ranks out, or plan for 1"
         )
     if request.ranks > 1 and not any(TARGETS[name].splits for name in request.targets):
         able = " or ".join(target.name for target in TARGETS.values() if target.splits)

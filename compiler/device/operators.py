@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from draftwood.compiler.device.constants import ELEMENT_WORK, FRACTAL_ROWS, SCORE_BYTES
@@ -35,6 +36,9 @@ class Op:
     # FLOP of the cube and of the vector cores.
     cube: float = 0.0
     vector: float = 0.0
+    # Bytes of weights among the memory, and rows that a fractal is padded from; 0 of an operator without weights.
+    weights: float = 0.0
+    rows: int = 0
     # Bytes of what a matrix product gives, on all devices together.
     result: float = 0.0
     # Of a collective: how many devices meet, and of every way to do it (hops, bytes that a device sends).
@@ -44,9 +48,35 @@ class Op:
 
 def matmul(name: str, rows: int, inner: int, outer: int, count: int = 1, width: int = BYTES) -> Op:
     """[rows, inner] times weights [inner, outer] of ``width`` bytes: streamed once, rows are padded to fractals."""
-    memory = width * inner * outer + BYTES * rows * (inner + outer)
+    weights = float(width * inner * outer)
+    memory = weights + BYTES * rows * (inner + outer)
     cube, result = 2.0 * _fractals(rows) * inner * outer, float(BYTES * rows * outer)
-    return Op(name=name, engine="matmul", count=count, memory=memory, cube=cube, result=result)
+    return Op(
+        name=name, engine="matmul", count=count, memory=memory, weights=weights, rows=rows, cube=cube, result=result
+    )
+
+
+def of_texts(ops: Iterable[Op], texts: int) -> list[Op]:
+    """The operators of one text's step for ``texts`` of them in one launch.
+
+    All rows pass the weights once, padded to fractals together. All else is each text's own, its keys and values too:
+    loads grow with the texts, fixed costs do not. That one attention kernel is as near its peak for several texts as
+    for one is assumed.
+    """
+    return [_of_texts(op, texts) for op in ops]
+
+
+def _of_texts(op: Op, texts: int) -> Op:
+    padding = _fractals(texts * op.rows) / _fractals(op.rows) if op.rows else texts
+    return replace(
+        op,
+        memory=op.weights + texts * (op.memory - op.weights),
+        exchange=texts * op.exchange,
+        cube=padding * op.cube,
+        vector=texts * op.vector,
+        rows=texts * op.rows,
+        result=texts * op.result,
+    )
 
 
 def elementwise(name: str, elements: float, operands: int, count: int = 1) -> Op:

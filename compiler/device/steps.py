@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftwood.compiler.device.constants import MOVED_ROWS
 from draftwood.compiler.device.devices import DeviceSpec, parts
 from draftwood.compiler.device.experts import mixture_ops
-from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, products, rows_of
+from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, of_texts, products, rows_of
 from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.teachers.block import turns_whole
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -61,13 +61,15 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     ]
 
 
-def all_layers(config: TeacherConfig, rows: int, slots: int) -> list[Op]:
-    """Every block of a teacher."""
+def all_layers(config: TeacherConfig, rows: int, slots: int, texts: int = 1) -> list[Op]:
+    """Every block of a teacher, for so many texts."""
+    dense = of_texts(layer_ops(config, rows, slots), texts)
     if not isinstance(config, MixtureConfig):
-        return _times(config.layers, layer_ops(config, rows, slots))
+        return _times(config.layers, dense)
     plain = len(config.dense_layers)
-    mixture = [*attention_ops(config, rows, slots), *mixture_ops(config, rows)]
-    return [*_times(plain, layer_ops(config, rows, slots)), *_times(config.layers - plain, mixture)]
+    # More rows touch more experts.
+    mixture = [*of_texts(attention_ops(config, rows, slots), texts), *mixture_ops(config, texts * rows)]
+    return [*_times(plain, dense), *_times(config.layers - plain, mixture)]
 
 
 def _times(layers: int, ops: list[Op]) -> list[Op]:
@@ -86,24 +88,27 @@ def _quantised(config: TeacherConfig, layer: str) -> bool:
     return f"layers.0.{layer}" in config.quantised
 
 
-def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None) -> list[Op]:
-    """A whole teacher step: commit and verify of `rows` rows, logits of `head_rows` of them (all where None)."""
+def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None, texts: int = 1) -> list[Op]:
+    """A whole teacher step: commit and verify of `rows` rows of each of `texts` texts, logits of `head_rows` of them
+    (all where None)."""
     H, V = config.hidden, config.vocabulary
     scored = rows if head_rows is None else head_rows
     branch = config.layers * 2 * config.kv_heads * config.head_dim
     rotated = (config.heads + 2 * config.kv_heads) * config.head_dim
-    return [
+    before = [
         copy("embedding and rotary rows", rows * (H + 2 * config.head_dim) / 3, count=3),
         copy("cache rows and mask", rows * slots / 3, count=_PLACE_OPS, width=1),
         # The first norm adds nothing and rounds nothing.
         *([rows_of("qkv", rows, H)] if _quantised(config, "qkv") else []),
         copy("branch", branch * (rows + MOVED_ROWS.value) / 4, count=4),
         *([copy("rotary rows", rows * rotated, count=2)] if turns_whole(config) else []),
-        *all_layers(config, rows, slots),
+    ]
+    after = [
         elementwise("last norm", scored * H, 4),
         *products("head", scored, H, V, HEAD in config.quantised),
         elementwise("argmax", scored * V, 1),
     ]
+    return [*of_texts(before, texts), *all_layers(config, rows, slots, texts), *of_texts(after, texts)]
 
 
 def step_s(device: DeviceSpec, config: TeacherConfig, rows: int, slots: int, ranks: int = 1) -> float:

@@ -8,6 +8,7 @@ in the format of measured ones, marked as modelled.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 from draftwood.compiler.device.constants import COMMON, INPUT_SECONDS, LINKS, OUTPUT_SECONDS
 from draftwood.compiler.device.devices import DeviceSpec, parts
 from draftwood.compiler.device.experts import touched_experts
-from draftwood.compiler.device.operators import TILING, Op
+from draftwood.compiler.device.operators import TILING, Op, of_texts
 from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.device.steps import graph_bytes, int8_draft, step_ops
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -57,8 +58,9 @@ def modelled_table(
     prefill: Sequence[int] = (),
     ranks: int = 1,
     int8_drafter: bool = False,
+    texts: Sequence[int] = (1,),
 ) -> LatencyTable:
-    """The table of a device: a step of every number of rows at every KV length, prefill chunks, drafts, host.
+    """The table of a device: a step of every number of texts and rows at every KV length, prefill chunks, drafts, host.
 
     A shape that does not fit a KV length, its rows and the spare slot, is left out. With ``ranks`` that many devices
     run every step together. ``int8_drafter``: the drafter's linear layers are W8A8, whatever the teacher's are.
@@ -69,16 +71,19 @@ def modelled_table(
         return parts(device, on_ranks(ops, config, ranks))
 
     entries: list[LatencyEntry] = []
-    for length in slots:
+    for together, length in itertools.product(texts, slots):
         for count in sorted({count for count in rows if count < length}):
-            spent = spent_on(step_ops(config, count, length))
+            spent = spent_on(step_ops(config, count, length, texts=together))
             kind: EntryKind = "decode" if count == 1 else "verify"
-            entries.append(_entry(kind, spent, (count, length), graph_bytes(config, count, length)))
-        for count in (count for count in prefill if count < length):
-            entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1)), (count, length)))
-    for depth, width, ops in drafter.drafts(int8_draft(config, int8_drafter), max(slots)) if drafter else ():
-        entries.append(_entry("draft", spent_on(ops), (depth, width)))
-    entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}))
+            taken = together * graph_bytes(config, count, length)
+            entries.append(_entry(kind, spent, (count, length), taken, together))
+    for count, length in ((count, length) for length in slots for count in prefill if count < length):
+        entries.append(_entry("prefill", spent_on(step_ops(config, count, length, 1)), (count, length)))
+    drafts = list(drafter.drafts(int8_draft(config, int8_drafter), max(slots))) if drafter else []
+    for together in texts:
+        for depth, width, ops in drafts:
+            entries.append(_entry("draft", spent_on(of_texts(ops, together)), (depth, width), texts=together))
+        entries.append(_entry("host", {"inputs": INPUT_SECONDS.value, "results": OUTPUT_SECONDS.value}, texts=together))
     return LatencyTable(
         source="modelled",
         kv_read="static",
@@ -92,7 +97,7 @@ def modelled_table(
         },
         teacher=dict(teacher or {}) | _mixture_facts(mixture),
         drafter=(drafter.facts | ({"int8": True} if int8_drafter else {})) if drafter else {},
-        notes=(*NOTES, *([_load_note(mixture, rows)] if mixture else [])),
+        notes=(*NOTES, *([TEXTS_NOTE] if max(texts) > 1 else []), *([_load_note(mixture, rows)] if mixture else [])),
         constants=(*device.constants(ranks), *COMMON, *(LINKS if ranks > 1 else ())),
     )
 
@@ -103,6 +108,12 @@ NOTES = (
     "A step attends over all slots of its KV length; the operators are those of this project's decoder in bf16.",
     "The accepted rows are committed inside the step, so there is no commit entry.",
     "bytes counts a graph's own activations and results; what the runtime adds to a graph is not known.",
+)
+
+
+TEXTS_NOTE = (
+    "The rows of all texts of a launch pass the weights once, a drafter's too; each text's keys and values are read for"
+    " it alone, and the host's share is taken to be that of one text."
 )
 
 
@@ -125,6 +136,7 @@ def _entry(
     spent: dict[str, float],
     shape: tuple[int, int] = (0, 0),
     bytes: int = 0,
+    texts: int = 1,
 ) -> LatencyEntry:
     """An entry of a shape: (rows, slots), of a draft (depth, width)."""
     rows, slots, depth, width = (0, 0, *shape) if kind == "draft" else (*shape, 0, 0)
@@ -137,4 +149,5 @@ def _entry(
         width=width,
         parts=spent,
         bytes=bytes,
+        texts=texts,
     )

@@ -51,8 +51,9 @@ class Shapes:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Numbers of texts that there is a graph for, beside one: powers of two, and the most."""
-        return tuple(sorted({*(1 << i for i in range(1, self.texts.bit_length())), self.texts} - {1}))
+        """Numbers of texts that there is a graph for, beside one: the gears', or powers of two up to the most."""
+        planned = {texts for gear in self.gears for texts in gear.texts}
+        return tuple(sorted({*planned, *(1 << i for i in range(1, self.texts.bit_length())), self.texts} - {1}))
 
     def sizes(self, dtype: str = "float32", least_rows: int = 1) -> StepSizes:
         """What the largest tree asks of every static step, in an element type."""

@@ -17,7 +17,7 @@ from draftwood.runtime.policy.bank import FLOOR, SHORT, Bank
 from draftwood.runtime.policy.estimate import Acceptance, Estimate
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.outcome import Expected, Outcome
-from draftwood.runtime.policy.times import StepTimes, crowded_table
+from draftwood.runtime.policy.times import StepTimes
 
 # Catching up is paid for once, and thought of as spread over so many steps.
 STAY = 8
@@ -38,7 +38,7 @@ class Learned:
     def times(self, texts: int) -> StepTimes:
         """Of launches that so many texts share."""
         if texts not in self._times:
-            self._times[texts] = StepTimes(crowded_table(self._gears.rows, texts))
+            self._times[texts] = StepTimes(self._gears.times_of(texts))
         return self._times[texts]
 
 

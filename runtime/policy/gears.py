@@ -38,7 +38,8 @@ class Gears:
         self.bounds = planning.bounds if planning else ()
         # Whether the drafter has caches, which fall behind while a text is decoded plainly.
         self.catches_up = catches_up
-        self.times: TimeTable = time_table([gear.name for gear in self.gears], self.rows, times)
+        self._steps = tuple(times)
+        self.times = self.times_of(1)
 
     @classmethod
     def of(cls, bundle: Bundle, times: Sequence[StepTime] = ()) -> Gears:
@@ -53,6 +54,10 @@ class Gears:
             times or (planning.times if planning else ()),
             catches_up=bool(manifest.drafter and manifest.drafter.layers),
         )
+
+    def times_of(self, texts: int) -> TimeTable:
+        """What launches take that so many texts share."""
+        return time_table([gear.name for gear in self.gears], self.rows, self._steps, texts)
 
     @cached_property
     def greedy(self) -> Tables:

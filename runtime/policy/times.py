@@ -42,25 +42,22 @@ class TimeTable:
         return max(self.base[gear] + self.slope[gear] * length, 0.1 * self.base[gear])
 
 
-def time_table(names: Sequence[str], rows: Sequence[int], times: Sequence[StepTime]) -> TimeTable:
-    """The table of gears by name, from steps that were timed; of guesses unless every gear was."""
+def time_table(names: Sequence[str], rows: Sequence[int], times: Sequence[StepTime], texts: int = 1) -> TimeTable:
+    """The table of gears by name, from launches of ``texts`` texts that were timed, or of the next larger number; of
+    guesses unless every gear was."""
     points: Mapping[str, list[tuple[int, float]]] = {name: [] for name in names}
+    timed = min((time.texts for time in times if time.texts >= texts), default=texts)
+    times = [time for time in times if time.texts == timed]
     for time in times:
         if time.gear in points and not time.late:
             points[time.gear].append((time.length, time.us))
     if not all(points.values()):
-        guesses = tuple(1.0 if count == 1 else 1 + GUESS_ROW * count for count in rows)
+        guesses = tuple(1.0 if count == 1 else 1 + GUESS_ROW * count * texts for count in rows)
         return TimeTable(guesses, (0.0,) * len(names), absolute=False)
     lines = dict(zip(names, (_line(points[name]) for name in names), strict=True))
     late = [_late(time, *lines[time.gear]) for time in times if time.late and time.gear in lines]
     base, slope = zip(*lines.values(), strict=True)
     return TimeTable(base, slope, absolute=True, late=sum(late) / len(late) if late else 0.0)
-
-
-def crowded_table(rows: Sequence[int], texts: int) -> TimeTable:
-    """Guesses of launches that several texts share, where nothing of them was measured."""
-    guesses = tuple(1.0 if count == 1 else 1 + GUESS_ROW * count * texts for count in rows)
-    return TimeTable(guesses, (0.0,) * len(rows), absolute=False)
 
 
 def _late(time: StepTime, base: float, slope: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from draftwood.compiler.device import constants
 from draftwood.compiler.device.devices import DEVICES, DeviceSpec, device, parts
-from draftwood.compiler.device.operators import Op, attention, attention_tiles, matmul
+from draftwood.compiler.device.operators import Op, attention, attention_tiles, matmul, of_texts
 from draftwood.compiler.device.ranks import all_gather, on_ranks
 from draftwood.compiler.device.steps import int8_draft, step_ops, step_s
 from draftwood.compiler.device.table import DraftCost, modelled_table
@@ -250,3 +250,21 @@ def test_a_mixture_adds_up_once_for_all_experts_of_a_row() -> None:
         sum(op.count * op.memory for op in some if op.name.startswith("experts")) for some in (split, ops)
     )
     assert streamed == pytest.approx(whole / 4)
+
+
+def test_rows_of_several_texts_pass_the_weights_once_and_read_their_own_keys():
+    one, four = (step_ops(DIMS, 4, 1024, texts=texts) for texts in (1, 4))
+    for alone, together in zip(one, four, strict=True):
+        assert (alone.name, alone.count) == (together.name, together.count)
+        if alone.engine == "matmul":
+            assert together.weights == alone.weights and together.rows == 4 * alone.rows
+            # 16 rows of four texts fill the fractals that four rows of one are padded to.
+            assert together.cube == alone.cube
+            assert together.memory - together.weights == 4 * (alone.memory - alone.weights)
+        else:
+            assert (together.memory, together.vector, together.cube) == (
+                4 * alone.memory,
+                4 * alone.vector,
+                4 * alone.cube,
+            )
+    assert of_texts(one, 1) == one

@@ -20,6 +20,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Gears, Policies, policy_for
 from draftwood.runtime.policy.estimate import Acceptance, Estimate
 from draftwood.runtime.trace import Trace
+from draftwood.tools.commands.build import gears_of, lengths
 from draftwood.tools.show.gear_figures import gear_figures, gear_rows
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.latency import LatencyEntry, LatencyTable
@@ -211,3 +212,22 @@ def test_inspect_tells_what_each_gear_is_for(
         assert one["longest_text"] == one["slots"] - 1 - one["rows"]
         assert one["tokens_greedy"] >= 1 and (one["tokens_greedy"] > 1) == (one["rows"] > 1)
     assert all(len(row) == len(gear_rows(found)[0]) for row in gear_rows(found))
+
+
+def test_a_plan_for_several_texts_asks_for_their_graphs_and_for_no_others(tmp_path: Path) -> None:
+    """At the plan's KV lengths, and at others."""
+    entries = tuple(
+        LatencyEntry(kind="verify", rows=rows, slots=128, seconds=s, parts={"all": s}, texts=texts)
+        for texts in (1, 3)
+        for rows, s in ((1, 0.01), (4, 0.011))
+    )
+    calibration = Calibration()
+    for _ in range(9):
+        calibration.add((0, 0), group="text 0")
+    plan = make_plan(calibration, Limits(nodes=3), LatencyTable(source="modelled", entries=entries))
+    (tmp_path / "plan").write_text(format_plan(plan))
+    specs = read_specs(f"plan:{tmp_path / 'plan'}")
+    for kv in (None, "256"):
+        gears = gears_of(specs, kv)
+        request = BuildRequest(model=tmp_path, drafter=None, trees=specs.trees, slots=lengths(specs, kv), gears=gears)
+        assert request.shapes.batches == (3,) and {gear.texts for gear in gears} == {(1, 3)}

@@ -89,7 +89,7 @@ def test_gears_are_planned_for_the_least_time_per_token():
     assert sum(one.share for one in cost.served) == pytest.approx(1)
     assert [one.slots for one in cost.served] == [256, 512]
     slots = {gear.name: gear.slots for gear in plan.gears}
-    assert all(slots[one.gear] >= one.slots for one in cost.served)
+    assert all(slots[gear] >= one.slots for one in cost.served for gear in one.gears)
     assert cost.heldout < cost.plain_heldout
     rivals = [one.us_per_token for one in plan.baselines if one.us_per_token is not None]
     free = make_plan(TEXTS, Limits(nodes=15, gears=9), COSTS).cost.us_per_token
@@ -168,9 +168,9 @@ def test_the_file_is_json_and_gives_the_trees_back(tmp_path):
     [
         ("", "not JSON"),
         ("[]", "not draftwood.plan: Expected `object`, got `array`"),
-        ('{"format": "draftwood.tree", "version": 2}', "expected an object with format 'draftwood.plan'"),
-        ('{"format": "draftwood.plan", "version": 1}', "expected version 2"),
-        ('{"format": "draftwood.plan", "version": 2}', "not draftwood.plan: .* missing required field"),
+        ('{"format": "draftwood.tree", "version": 3}', "expected an object with format 'draftwood.plan'"),
+        ('{"format": "draftwood.plan", "version": 1}', "expected version 3"),
+        ('{"format": "draftwood.plan", "version": 3}', "not draftwood.plan: .* missing required field"),
     ],
 )
 def test_refused_files(text, message):

@@ -80,12 +80,17 @@ def lengths(specs: Specs, kv: str | None) -> tuple[int, ...]:
 
 def gears_of(specs: Specs, kv: str | None) -> tuple[Gear, ...]:
     """The plan's gears and no others; or its trees at each KV length that was asked for, without step times."""
+    from msgspec.structs import replace
+
     from draftwood.planned import named_gears
 
     if kv is None:
         return specs.gears
-    trees = dict.fromkeys(gear.trees for gear in specs.gears)
-    return named_gears((names, slots) for names in trees for slots in parse_sizes("--kv", kv))
+    texts: dict[tuple[str, ...], set[int]] = {}
+    for gear in specs.gears:
+        texts.setdefault(gear.trees, set()).update(gear.texts)
+    named = named_gears((names, slots) for names in texts for slots in parse_sizes("--kv", kv))
+    return tuple(replace(gear, texts=tuple(sorted(texts[gear.trees]))) for gear in named)
 
 
 def parse_targets(text: str) -> tuple[str, ...]:

@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes", default=1, **number, help="confidence classes with trees of their own (default: 1)"
     )
+    parser.add_argument(
+        "--texts",
+        metavar="N[=SHARE],...",
+        help="how often how many texts are there (default: every number up to the table's equally often)",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN", help="for build --tree plan:PLAN")
     parser.add_argument("--explain", action="store_true", help="say why, and draw pictures beside PLAN")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, as PLAN has it")
@@ -42,12 +47,16 @@ def main(args: argparse.Namespace) -> int:
     import draftwood
     from draftwood.tools.show.plan_text import explanation, summary
     from draftwood.trees.calibration_file import write_out
+    from draftwood.trees.occupancy import Occupancy
     from draftwood.trees.plan_file import Limits, format_plan
 
     limits = Limits(args.max_nodes, gears=args.max_gears)
     table = read_latency(args.latency) if args.latency else None
+    if args.texts and table is None:
+        raise RequestError("--texts: says how often launches are shared; it goes with --latency")
+    occupancy = Occupancy.parse(args.texts, max(table.texts)) if args.texts and table else None
     stats, sampled = read_statistics(args.stats)
-    plan = draftwood.plan(stats, limits, table, args.classes, sampled)
+    plan = draftwood.plan(stats, limits, table, args.classes, sampled, occupancy)
     text = format_plan(plan)
     write_out(args.out, text.encode())
     if args.explain:

@@ -13,6 +13,7 @@ import msgspec
 from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
+from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import parse_sizes
 from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
 from draftwood.tools.show.latency import draw_staircase, table_text
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
+    parser.add_argument("--texts", metavar="B[,B...]", help="texts of one launch, of a model (default: 1)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -86,6 +88,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
         teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
         prefill=PREFILL_ROWS,
         ranks=_ranks(args.ranks, config),
+        texts=parse_texts(args.texts) if args.texts else (1,),
     )
 
 
@@ -120,6 +123,14 @@ def parse_rows(text: str) -> tuple[int, ...]:
     return rows
 
 
+def parse_texts(text: str) -> tuple[int, ...]:
+    """Numbers of texts, ascending, from ``1,2,4``; 1 is always among them."""
+    texts = parse_sizes("--texts", text)
+    if not 1 <= texts[0] <= texts[-1] <= MOST_TEXTS:
+        raise RequestError(f"--texts {text}: expected numbers from 1 to {MOST_TEXTS}")
+    return tuple(sorted({1, *texts}))
+
+
 def _drafters() -> str:
     """What ``--drafter`` takes."""
     specs = (f"{kind.name}{kind.cost_sizes}" for kind in kinds() if kind.cost_sizes is not None)
@@ -148,8 +159,8 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.ranks != 1:
-        raise RequestError("--model, --drafter and --ranks: a bundle has its own; they go with --device")
+    if args.model or args.drafter or args.ranks != 1 or args.texts:
+        raise RequestError("--model, --drafter, --ranks and --texts: they go with --device; a bundle has its own")
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
     share_threads()

@@ -76,6 +76,7 @@ def _cost(plan: Plan, cost: Cost) -> str:
     lines = [
         f"gears, by a {cost.source} latency table, plain decoding among them: {len(plan.gears)}; {verdict}",
         _served(plan, cost),
+        *([_rivals(cost)] if _rivals(cost) else []),
         f"expected: {_speedup(cost.us_per_token, cost.plain_us_per_token)}, on counted contexts",
     ]
     if cost.heldout is not None and cost.plain_heldout is not None:
@@ -86,13 +87,40 @@ def _cost(plan: Plan, cost: Cost) -> str:
 
 
 def _served(plan: Plan, cost: Cost) -> str:
-    """Which gear serves contexts of which length, and what a token takes."""
+    """Which gears serve how many texts of which length, and what a token takes."""
     gears = {gear.name: gear for gear in plan.gears}
-    rows: list[Sequence[object]] = [("contexts need", "share", "served by", "KV", "ms/token", "plain ms/token")]
+    rows: list[Sequence[object]] = [
+        ("texts", "contexts need", "share", "served by", "KV", "ms/token", "plain ms/token")
+    ]
     for one in cost.served:
-        names, times = "+".join(dict.fromkeys(gears[one.gear].trees)), (one.us_per_token, one.plain_us_per_token)
-        rows.append((f"KV length {one.slots}", f"{one.share:.0%}", names, gears[one.gear].slots, *map(_ms, times)))
+        taken = " | ".join("+".join(dict.fromkeys(gears[name].trees)) for name in one.gears)
+        slots, times = max(gears[name].slots for name in one.gears), (one.us_per_token, one.plain_us_per_token)
+        rows.append((one.texts, f"KV length {one.slots}", f"{one.share:.0%}", taken, slots, *map(_ms, times)))
     return _table(rows)
+
+
+def _rivals(cost: Cost) -> str:
+    """Goodput beside that of others; nothing where a launch takes one text."""
+    if {one.texts for one in cost.rivals} == {1}:
+        return ""
+    rows: list[Sequence[object]] = [
+        (
+            "texts",
+            "share",
+            "tokens/s",
+            "ms/token of a text",
+            "over plain batches",
+            "chains",
+            "one text's plan",
+        )
+    ]
+    for one in cost.rivals:
+        us = one.us_per_token
+        over = (one.plain_us_per_token / us, one.chains_us_per_token / us, one.single_us_per_token / us)
+        rows.append(
+            (one.texts, f"{one.share:.0%}", f"{1e6 / us:.0f}", _ms(one.texts * us), *(f"{ratio:.2f}" for ratio in over))
+        )
+    return "goodput of all texts; chains have the best length for each number of texts\n" + _table(rows)
 
 
 def _speedup(us: float, plain_us: float) -> str:
@@ -101,15 +129,16 @@ def _speedup(us: float, plain_us: float) -> str:
 
 def _stairs(cost: Cost) -> Iterable[str]:
     """Per KV length: what a step costs at each row count, what the best tree gains there, where the optimum lies."""
-    for slots in sorted({stair.slots for stair in cost.stairs}):
-        level = [stair for stair in cost.stairs if stair.slots == slots]
+    for texts, slots in sorted({(stair.texts, stair.slots) for stair in cost.stairs}):
+        level = [stair for stair in cost.stairs if (stair.texts, stair.slots) == (texts, slots)]
         best = min(level, key=lambda stair: stair.us_per_token)
         slowest = max(stair.us for stair in level)
         rows: list[Sequence[object]] = [("rows", "ms/step", "tokens", "ms/token", "cost of a step")]
         for stair in level:
             bar = "#" * round(30 * stair.us / slowest) + ("  <- least time per token" if stair is best else "")
             rows.append((stair.rows, _ms(stair.us), f"{stair.expected:.3f}", _ms(stair.us_per_token), bar))
-        yield f"cost staircase at KV length {slots}: rows up to the next stair are free\n{_table(rows)}"
+        at = f"of {texts} texts at" if texts > 1 else "at"
+        yield f"cost staircase {at} KV length {slots}: rows up to the next stair are free\n{_table(rows)}"
 
 
 def _curve(plan: Plan) -> str:

@@ -1,0 +1,83 @@
+"""How often how many texts are there, and what serving them costs.
+
+``n`` texts are served by launches of graphs for some numbers b of texts each; a place that is left over costs as much
+as a taken one. A launch takes t, and each of its texts gains F tokens. Where all texts advance equally fast, one token
+of each of ``n`` takes the sum of t / F over the launches, so the cheapest set of launches is a covering, found exactly
+by dynamic programming; two launches of half the texts are among them.
+
+Shape suffixes: L length classes, B numbers of texts that graphs exist for, C = L x B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import TreeError
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """``shares`` of the tokens that are decoded while so many texts are there; they add up to 1."""
+
+    shares: Mapping[int, float]
+
+    @classmethod
+    def even(cls, most: int) -> Occupancy:
+        """Every number of texts up to ``most`` equally often: what is taken where nothing is known."""
+        return cls(dict.fromkeys(range(1, most + 1), 1 / most))
+
+    @classmethod
+    def parse(cls, text: str, most: int) -> Occupancy:
+        """Of ``1,2,8`` equally often, or of ``1=0.5,8=0.5``; TreeError beyond ``most``, which graphs were timed for."""
+        try:
+            pairs = [part.partition("=") for part in text.split(",")]
+            found = {int(n): float(share) if mark else 1.0 for n, mark, share in pairs}
+        except ValueError:
+            found = {}
+        total = sum(found.values())
+        fits = len(found) == text.count(",") + 1 and all(1 <= n <= most and s > 0 for n, s in found.items())
+        if not fits or not math.isfinite(total):
+            raise TreeError(
+                f"--texts {text}: expected different numbers from 1 to {most}, as the latency table has them, with"
+                " shares or without, such as 1,2,4 or 1=0.5,8=0.5"
+            )
+        return cls({n: share / total for n, share in sorted(found.items())})
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The cost of serving an occupancy, of ``shares_L`` of the tokens in each length class, by graphs for ``sizes``."""
+
+    occupancy: Occupancy
+    shares_L: NDArray[np.float64]
+    sizes: tuple[int, ...]
+
+    def weights_C(self) -> NDArray[np.float64]:
+        """What a microsecond saved at a place of the costs saves at most: no covering has more such launches."""
+        share = [sum(s / n * math.ceil(n / b) for n, s in self.occupancy.shares.items()) for b in self.sizes]
+        return np.outer(self.shares_L, share).ravel()
+
+    def cost(self, us_C: NDArray[np.float64]) -> float:
+        """Mean device time per token of all texts; ``us_C`` are t / F of the best launch of each kind."""
+        return float(sum(s * self.of(n, us_C) @ self.shares_L for n, s in self.occupancy.shares.items()))
+
+    def of(self, texts: int, us_C: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64[L]: device time per token where so many texts are there."""
+        us_LB = us_C.reshape(len(self.shares_L), len(self.sizes))
+        served = [np.zeros(len(us_LB))]
+        for n in range(1, texts + 1):
+            served.append(np.min([us + served[max(n - b, 0)] for b, us in zip(self.sizes, us_LB.T, strict=True)], 0))
+        return served[texts] / texts
+
+    def launches(self, texts: int, us_B: NDArray[np.float64]) -> tuple[int, ...]:
+        """Of one length class: the launches' places in ``sizes``, the largest first."""
+        served: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+        for n in range(1, texts + 1):
+            options = ((i, served[max(n - b, 0)]) for i, b in enumerate(self.sizes))
+            served.append(min((float(us_B[i]) + rest, (*taken, i)) for i, (rest, taken) in options))
+        return tuple(sorted(served[texts][1], reverse=True))

@@ -1,0 +1,103 @@
+"""What others would do with so many texts, by the same costs: plain batches, chains by batch size, one text's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import TreeError
+from draftwood.trees.candidates import GearShape, LengthClass, token_us
+from draftwood.trees.choice import Choice, choose
+from draftwood.trees.latency import LatencyTable
+from draftwood.trees.occupancy import Service
+from draftwood.trees.plan_file import Limits, Rivals
+from draftwood.trees.topology import Topology
+
+
+def rivals(
+    lengths: Sequence[LengthClass],
+    options: Sequence[GearShape],
+    us_GL: NDArray[np.float64],
+    choice: Choice,
+    service: Service,
+    table: LatencyTable,
+    limits: Limits,
+) -> tuple[Rivals, ...]:
+    """For every number of texts of the occupancy. All pick launches as the plan does; chains have no limit of gears.
+
+    Args:
+        options: the candidate gears, ``us_GL`` of a launch per token of each text; ``choice`` are those of the plan.
+    """
+
+    def best(gears: Callable[[int, GearShape], bool]) -> NDArray[np.float64]:
+        us_LB = np.full((len(lengths), len(service.sizes)), np.inf)
+        for number, gear in enumerate(options):
+            if gears(number, gear):
+                place = service.sizes.index(gear.texts)
+                us_LB[:, place] = np.minimum(us_LB[:, place], us_GL[number])
+        return us_LB
+
+    plain_LB = best(lambda _, gear: gear.rows == 1)
+    chosen = set(choice.gears)
+    planned_LB = best(lambda number, _: number in chosen)
+    chains_LB = np.minimum(plain_LB, _chains(lengths, service, table, limits))
+    single_LB = np.minimum(plain_LB, _single(lengths, options, us_GL, service, table, limits))
+    found = []
+    for texts, share in service.occupancy.shares.items():
+        us = [
+            float(service.of(texts, one.ravel()) @ service.shares_L)
+            for one in (planned_LB, plain_LB, chains_LB, single_LB)
+        ]
+        found.append(
+            Rivals(
+                texts=texts,
+                share=share,
+                us_per_token=us[0],
+                plain_us_per_token=us[1],
+                chains_us_per_token=us[2],
+                single_us_per_token=us[3],
+            )
+        )
+    return tuple(found)
+
+
+def _chains(
+    lengths: Sequence[LengthClass], service: Service, table: LatencyTable, limits: Limits
+) -> NDArray[np.float64]:
+    """float64[L, B] of the best chain for each length class and number of texts."""
+    deepest = min(limits.depth or limits.nodes, limits.nodes, max(c.depth for one in lengths for c in one.contexts))
+    trees = [(Topology.chain(depth),) * len(lengths[0].contexts) for depth in range(1, deepest + 1)]
+    return _repeated(lengths, trees, service, table)
+
+
+def _single(
+    lengths: Sequence[LengthClass],
+    options: Sequence[GearShape],
+    us_GL: NDArray[np.float64],
+    service: Service,
+    table: LatencyTable,
+    limits: Limits,
+) -> NDArray[np.float64]:
+    """float64[L, B] of the trees that are planned for one text alone."""
+    alone = [g for g, gear in enumerate(options) if gear.texts == 1]
+    found = choose(us_GL[alone], service.shares_L, limits.gears)
+    trees = [options[alone[g]].trees for g in found.gears if options[alone[g]].rows > 1]
+    return _repeated(lengths, trees, service, table)
+
+
+def _repeated(
+    lengths: Sequence[LengthClass], trees: Sequence[tuple[Topology, ...]], service: Service, table: LatencyTable
+) -> NDArray[np.float64]:
+    """float64[L, B] of the best of some trees in launches of every number of texts, each at the KV length it needs."""
+    us_LB = np.full((len(lengths), len(service.sizes)), np.inf)
+    for place, texts in enumerate(service.sizes):
+        for own in trees:
+            gears = [GearShape(max(tree.rows for tree in own), one.slots, own, texts) for one in lengths]
+            try:
+                us_L = token_us(gears, lengths, table).diagonal()
+            except TreeError:  # the table has no step or draft that large
+                continue
+            us_LB[:, place] = np.minimum(us_LB[:, place], us_L)
+    return us_LB
