@@ -88,6 +88,8 @@ def open(
     verify: Verify | None = None,
     threads: int | None = None,
     bitwise: bool = False,
+    cache_bytes: int | None = None,
+    prefixes: bool = True,
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together.
 
@@ -98,6 +100,9 @@ def open(
             machine; None is full once and fast after that.
         threads: processors to use; all where None.
         bitwise: decode on a CPU with rows that have the same bits in every tree; the bundle must be built for it.
+        cache_bytes: of all texts' caches together; a text for which there is no room waits. By default there is room
+            for twice as many texts of the whole context as a launch takes, in at most half of the machine's memory.
+        prefixes: keep the caches of ended texts, as far as there is room, for prompts that begin like them.
 
     Returns:
         An opened bundle with ``generate`` and ``stream``, a context manager, safe to use from several threads.
@@ -108,7 +113,15 @@ def open(
     """
     from draftwood.runtime.opened import open_bundle
 
-    return open_bundle(folder, engine=engine, verify=verify, threads=threads, bitwise=bitwise)
+    return open_bundle(
+        folder,
+        engine=engine,
+        verify=verify,
+        threads=threads,
+        bitwise=bitwise,
+        cache_bytes=cache_bytes,
+        prefixes=prefixes,
+    )
 
 
 def __getattr__(name: str) -> Any:

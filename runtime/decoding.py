@@ -7,7 +7,7 @@ position alone, so the text is the same for every gear and policy, plain decodin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict, Unpack
 
@@ -16,7 +16,8 @@ import numpy as np
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import Engine
+from draftwood.runtime.caches import Wanted
+from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.sharing import Sharing, advance
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
@@ -29,7 +30,7 @@ from draftwood.runtime.trace import StepEvent, Trace
 # Likeliest tokens that are kept beside a drawn one, as other servers bound them.
 _MOST_LOGPROBS = 20
 
-FinishReason = Literal["stop", "length", "context"]
+FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 
 class Asked(TypedDict, total=False):
@@ -103,12 +104,15 @@ class Result:
     # Share of decode_seconds spent outside graph execution.
     host_share: float
     finish_reason: FinishReason
+    # Tokens of the prompt that were not read, since the caches of an ended text had them.
+    prefix_tokens: int = 0
 
 
 class Decoding:
     """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
 
-    With ``sharing`` it takes its steps in launches with other texts.
+    With ``sharing`` it waits for room, and takes its steps in launches with other texts; it is there from the first
+    piece that is asked for until it has ended, or until the iterator or the stream is closed.
 
     ``result`` is set when the iteration has ended.
     """
@@ -136,7 +140,7 @@ class Decoding:
         self._stream = Stream(bundle.tokenizer, options.stop_strings) if bundle.tokenizer else None
         self._pieces: list[str] = []
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
-        self._steps = self._late = 0
+        self._steps = self._late = self._prefix = 0
         # Tokens that the last draft's step gained: writing them belongs to every draft.
         self._gained = 0
         self._finish: FinishReason | None = None
@@ -144,15 +148,41 @@ class Decoding:
         self._prefill_us = self._graph_us = self._choice_us = 0.0
 
     def __iter__(self) -> Iterator[str]:
-        yield self.start()
-        while self._finish is None:
-            given = len(self._pieces)
-            if self._sharing is None:
-                advance(self.engine, [self])
-            else:
-                self._sharing.step(self)
-            yield "".join(self._pieces[given:])
-        yield self.end()
+        try:
+            yield self._next(self._begin)
+            while self._finish is None:
+                yield self._next(self._step)
+            yield self.end()
+        finally:
+            if self._sharing is not None:
+                self._sharing.cancel(self)
+
+    def cancel(self) -> None:
+        """Ends the text after the step that runs, if one does; its room is free then. From any thread, at any time.
+
+        Whoever iterates over it gets what is there, and a ``result`` whose ``finish_reason`` is ``cancelled``.
+        """
+        self._finish = self._finish or "cancelled"
+        if self._sharing is not None:
+            self._sharing.cancel(self)
+
+    def _next(self, act: Callable[[], object]) -> str:
+        """The text that an act gives."""
+        given = len(self._pieces)
+        act()
+        return "".join(self._pieces[given:])
+
+    def _begin(self) -> None:
+        if self._sharing is None:
+            self.start()
+        elif self._finish is None and not self._sharing.begin(self):
+            self._finish = "cancelled"
+
+    def _step(self) -> None:
+        if self._sharing is None:
+            advance(self.engine, [self])
+        elif not self._sharing.step(self) and self._finish is None:
+            self._finish = "cancelled"
 
     def run(self) -> Result:
         """Decodes to the end."""
@@ -169,11 +199,31 @@ class Decoding:
     def start(self) -> str:
         """Prefill and the first token; returns final text."""
         self._began_us = _now_us()
-        gears = self.engine.bundle.manifest.gears
-        gear = self.policy.choose(len(self.prompt)) or max(gears, key=lambda gear: gear.slots)
-        self.state = self.engine.begin(gear.slots, self.options.sampling)
+        self.state = self.engine.begin(self.wanted().slots, self.options.sampling)
         self.state.top = self.options.logprobs
-        done = self.engine.start(self.state, np.array(self.prompt, np.int64))
+        return self._started(self.engine.start(self.state, np.array(self.prompt, np.int64)))
+
+    def wanted(self) -> Wanted:
+        """The caches that it asks for."""
+        manifest = self.engine.bundle.manifest
+        gear = self.policy.choose(len(self.prompt)) or max(manifest.gears, key=lambda gear: gear.slots)
+        longest = min(len(self.prompt) + self.options.max_new_tokens, manifest.dims.context)
+        return Wanted(self.prompt, longest, gear.slots, self.options.sampling)
+
+    def read(self) -> Generator[None, None, None]:
+        """Prefill behind what the caches hold, a launch every ``next``; the last one gives the first token."""
+        self._began_us, self._prefix = _now_us(), self.state.length
+        self.state.top = self.options.logprobs
+        if self.state.slots < (slots := self.wanted().slots):
+            self.state.grow(slots)
+        rest_n = np.array(self.prompt[self._prefix :], np.int64)
+        if isinstance(self.engine, StagedEngine):
+            done = yield from self.engine.read(self.state, rest_n)
+        else:
+            done = self.engine.start(self.state, rest_n)
+        self._started(done)
+
+    def _started(self, done: Prefill) -> str:
         if self.trace is not None:
             self.trace.add(self._prefill_event(done))
         self._prefill_us = _now_us() - self._origin_us
@@ -269,7 +319,7 @@ class Decoding:
             kind="prefill",
             step=0,
             gear="prefill",
-            position=0,
+            position=self._prefix,
             rows=done.rows,
             accepted=done.rows,
             path=(),
@@ -302,6 +352,7 @@ class Decoding:
             decode_seconds=decode_us / 1e6,
             host_share=1 - self._graph_us / decode_us if self._steps else 0.0,
             finish_reason=self._finish,
+            prefix_tokens=self._prefix,
         )
 
 

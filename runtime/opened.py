@@ -14,12 +14,13 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Manifest
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle, Verify
+from draftwood.runtime.caches import Caches
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
 from draftwood.runtime.engines import Engine, default_engine
 from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proving import proved_engine
-from draftwood.runtime.sharing import Sharing
+from draftwood.runtime.sharing import Figures, Sharing
 from draftwood.runtime.trace import Trace
 
 # Texts of asyncio that are decoded at the same time at most; others wait.
@@ -42,11 +43,17 @@ class OpenedBundle:
         ...     print(model.generate("Once upon a time", max_new_tokens=32).text)
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, times: Sequence[StepTime] = ()) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        times: Sequence[StepTime] = (),
+        cache_bytes: int | None = None,
+        prefixes: bool = True,
+    ) -> None:
         self.bundle, self.engine, self._times = bundle, engine, times
         self._policies: dict[str, Policies] = {}
-        # Where a launch takes several texts, those of all threads share launches.
-        self._sharing = Sharing(engine) if engine.max_batch > 1 else None
+        self._sharing = Sharing(engine, Caches(engine, cache_bytes, prefixes))
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         if bundle.tokenizer is not None:
@@ -103,15 +110,30 @@ class OpenedBundle:
             policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens)
         return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace, self._sharing)
 
+    def figures(self) -> Figures:
+        """What its texts are doing, and what their caches take; for a page of metrics, from any thread."""
+        return self._sharing.figures()
+
     async def agenerate(self, prompt: Prompt, **options: Any) -> Result:
-        """``generate`` for programs on asyncio, with the same arguments; their texts share launches, too."""
-        return await self._apart(partial(self.generate, prompt, **options))
+        """``generate`` for programs on asyncio, with the same arguments; their texts share launches, too.
+
+        Cancelling it ends the text within a step.
+        """
+        stream = await self._apart(partial(self.stream, prompt, **options))
+        try:
+            return await self._apart(stream.run)
+        finally:
+            stream.cancel()
 
     async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[str]:
-        """``stream`` for programs on asyncio: pieces of text as they come. Closing it frees the text's place."""
-        pieces = iter(await self._apart(partial(self.stream, prompt, **options)))
-        while (piece := await self._apart(partial(next, pieces, None))) is not None:
-            yield piece
+        """``stream`` for programs on asyncio: pieces of text as they come. Closing it ends the text within a step."""
+        stream = await self._apart(partial(self.stream, prompt, **options))
+        pieces = iter(stream)
+        try:
+            while (piece := await self._apart(partial(next, pieces, None))) is not None:
+                yield piece
+        finally:
+            stream.cancel()
 
     async def _apart(self, call: Callable[[], _Given]) -> _Given:
         """What a call gives, in a thread of its own."""
@@ -129,6 +151,7 @@ class OpenedBundle:
         if not self._closed:
             self._closed = True
             self.engine.close()
+            self._sharing.close()
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
 
@@ -148,6 +171,8 @@ def open_bundle(
     verify: Verify | None = None,
     threads: int | None = None,
     bitwise: bool = False,
+    cache_bytes: int | None = None,
+    prefixes: bool = True,
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     if bitwise:
@@ -156,7 +181,8 @@ def open_bundle(
         engine = "bitwise"
     bundle = Bundle.open(Path(folder), verify)
     name = engine or default_engine(bundle)
-    return OpenedBundle(bundle, proved_engine(bundle, name, threads), tuned_times(bundle, name, threads))
+    times = tuned_times(bundle, name, threads)
+    return OpenedBundle(bundle, proved_engine(bundle, name, threads), times, cache_bytes, prefixes)
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

@@ -1,30 +1,39 @@
-"""Launches that texts share: threads that each want a step of their own text get one launch for all who wait.
+"""Texts that share an engine: who is admitted, whose prompt is read, and whose steps are one launch.
 
-There is no thread for it. Who finds nobody at work takes all texts that wait, as many as the engine takes, and those
-who wait meanwhile are the next launch; the longest wait comes first. Who is not iterated over does not wait, and costs
-nothing: a slow reader delays nobody, and a text that is dropped is gone at once.
+There is no thread for it. Threads that each want something for a text of their own put it into a queue; who finds
+nobody at work does the next launch for all whom it serves, and those who come meanwhile are served by a later one.
+
+* A launch is either one launch of one prompt or a step of as many texts as the engine takes. They take turns, and both
+  queues go by who has waited longest. So a text that asks for a step waits for at most what runs as it asks, one launch
+  of a prompt, and the steps of those who asked before it, as many a launch as there are places.
+* A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`); who waits for
+  room is admitted in the order of asking.
+* Who is not iterated over does not wait for a launch: a slow reader delays nobody. His caches count until he ends.
+* A text that ends, fails or is cancelled frees its room when its launch has ended, or at once where it is in none.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from threading import Condition
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Condition, RLock
 from typing import Protocol
 
 from draftwood.manifest import Gear
+from draftwood.runtime.caches import Caches, Wanted
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Outcome
 
-# Seconds that a launch waits at most for the texts of the last one, whose threads are on their way back: without it one
-# thread would always be first, and alone. Who comes later is waited for no more until he is there again.
+# Seconds that a launch of steps waits at most for the texts of the last one, whose threads are on their way back:
+# without it one thread would always be first, and alone. Who comes later is waited for no more until he is there again.
 LINGER = 0.004
 
 
-class Text(Protocol):
+class Stepping(Protocol):
     """A text that takes steps: what a launch asks of it."""
 
     # Its caches and what it has.
@@ -41,16 +50,65 @@ class Text(Protocol):
         """What its step gave."""
 
 
+class Text(Stepping, Protocol):
+    """A text from its prompt to its end."""
+
+    def wanted(self) -> Wanted:
+        """The caches that it asks for."""
+
+    def read(self) -> Generator[None, None, None]:
+        """Reads its prompt, a launch every ``next``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an engine's texts are doing, and since opening: prompts admitted, those that began with a kept text, and the
+    tokens that were not read for it. Bytes are those of caches: ``running_bytes`` may come to be needed by texts that
+    run, ``kept_bytes`` hold ended ones; both together are never above ``budget_bytes``."""
+
+    running: int
+    waiting: int
+    running_bytes: int
+    kept_bytes: int
+    budget_bytes: int
+    prompts: int
+    prefix_hits: int
+    prefix_tokens: int
+
+
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A text that waits for a step, and how that ended."""
+    """A text that waits for a launch, of its prompt where ``reading`` is given, and how that ended."""
 
     text: Text
+    wake: Condition
+    reading: Generator[None, None, None] | None = None
     done: bool = False
+    # Whether the prompt has been read.
+    read: bool = False
     error: Exception | None = None
 
 
-def advance(engine: Engine, texts: Sequence[Text]) -> list[Outcome]:
+@dataclass(eq=False, slots=True)
+class _Place:
+    """What is known of a text that is here."""
+
+    wake: Condition
+    state: SequenceState | None = None
+    ticket: _Ticket | None = None
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Queues:
+    """Who waits, the longest wait first."""
+
+    admission: deque[Text] = field(default_factory=deque)
+    prompts: deque[_Ticket] = field(default_factory=deque)
+    steps: deque[_Ticket] = field(default_factory=deque)
+
+
+def advance(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
     """One step for every text, as many a launch as the engine takes; each goes on with its own gear."""
     outcomes = list[Outcome]()
     for at in range(0, len(texts), engine.max_batch):
@@ -63,51 +121,197 @@ def advance(engine: Engine, texts: Sequence[Text]) -> list[Outcome]:
 
 
 class Sharing:
-    """Of one engine. Any number of threads may call it, each for a text of its own."""
+    """Of one engine. Any number of threads may call it, each for a text of its own; ``cancel`` also for another's."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._changed = Condition()
-        self._waiting: deque[_Ticket] = deque()
-        self._at_work = False
+    def __init__(self, engine: Engine, caches: Caches) -> None:
+        self.engine, self._caches = engine, caches
+        self._lock = RLock()
+        self._arrived = Condition(self._lock)
+        # Texts that were given up while their own thread held the lock: the garbage collector may close a stream there.
+        self._dropped: deque[Text] = deque()
+        self._queues = _Queues()
+        self._places: dict[Text, _Place] = {}
+        self._at_work = self._stepped = False
         # Texts of the last launch that have not ended.
         self._expected: set[Text] = set()
 
-    def step(self, text: Text) -> None:
-        """One step of the text, in a launch with others where others wait.
+    def figures(self) -> Figures:
+        """The figures of this moment."""
+        with self._held():
+            caches, waiting = self._caches, len(self._queues.admission)
+            return Figures(
+                running=len(self._places) - waiting,
+                waiting=waiting,
+                running_bytes=caches.running_bytes,
+                kept_bytes=caches.kept_bytes,
+                budget_bytes=caches.budget,
+                prompts=caches.prompts,
+                prefix_hits=caches.hits,
+                prefix_tokens=caches.shared_tokens,
+            )
+
+    def begin(self, text: Text) -> bool:
+        """Admits the text, which waits until there is room, and reads its prompt; False where it was cancelled.
+
+        Raises:
+            RequestError: its caches would never fit.
+            NumericError: the teacher's logits are no numbers.
+        """
+        wanted = text.wanted()
+        self._caches.check(wanted)
+        with self._held():
+            self._places[text] = place = _Place(Condition(self._lock))
+            self._queues.admission.append(text)
+            self._admit()
+            try:
+                while place.state is None and text in self._places:
+                    place.wake.wait()
+            except BaseException:  # an interrupt
+                self._dropped.append(text)
+                raise
+            if place.state is None:
+                return False
+            text.state = place.state
+        reading, read = text.read(), False
+        while not read:
+            ticket = self._served(text, reading)
+            if ticket is None:
+                return False
+            read = ticket.read
+        return True
+
+    def step(self, text: Text) -> bool:
+        """One step of the text, in a launch with others where others wait; False where it was cancelled.
 
         Raises:
             NumericError: the teacher's logits are no numbers; other texts go on.
         """
-        ticket = _Ticket(text)
-        with self._changed:
-            self._waiting.append(ticket)
-            self._changed.notify_all()
-            while not ticket.done:
-                if self._at_work:
-                    self._changed.wait()
-                    continue
-                self._at_work = True
+        return self._served(text) is not None
+
+    def cancel(self, text: Text) -> None:
+        """Ends a text: its room is free at once, or when the launch that it is in has ended. May be called twice."""
+        self._dropped.append(text)
+        if not self._mine():
+            with self._held():
+                pass
+
+    def close(self) -> None:
+        """Cancels the texts that wait for room, and forgets what is kept."""
+        with self._held():
+            waiting = list(self._queues.admission)
+            self._caches.clear()
+        for text in waiting:
+            self.cancel(text)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The lock; who was given up meanwhile leaves."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._drop()
+
+    def _mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        try:
+            self._arrived.notify(0)
+        except RuntimeError:
+            return False
+        return True
+
+    def _drop(self) -> None:
+        while self._dropped:
+            text = self._dropped.popleft()
+            if (place := self._places.get(text)) is not None:
+                place.cancelled = True
+                self._withdraw(place.ticket)
+                if place.ticket is None or place.ticket.done:
+                    self._leave(text)
+
+    def _withdraw(self, ticket: _Ticket | None) -> None:
+        """Takes a ticket out of its queue, where no launch has it yet."""
+        for queue in (self._queues.prompts, self._queues.steps):
+            if ticket is not None and ticket in queue:
+                queue.remove(ticket)
+                ticket.done = True
+                ticket.wake.notify()
+                self._pass_on()
+
+    def _served(self, text: Text, reading: Generator[None, None, None] | None = None) -> _Ticket | None:
+        """Waits for a launch with the text, and does what launches are to be done until then."""
+        with self._held():
+            place = self._places.get(text)
+            if place is None or place.cancelled:
+                return None
+            ticket = place.ticket = _Ticket(text, Condition(self._lock), reading)
+            (self._queues.steps if reading is None else self._queues.prompts).append(ticket)
+            self._arrived.notify()
+            try:
+                self._wait(ticket)
+            except BaseException:  # an interrupt; a launch that has the text ends first
+                self._dropped.append(text)
+                self._drop()
+                while not ticket.done:
+                    ticket.wake.wait()
+                self._pass_on()
+                raise
+            if ticket.error is not None:
+                raise ticket.error
+            return None if place.cancelled else ticket
+
+    def _wait(self, ticket: _Ticket) -> None:
+        while not ticket.done:
+            if self._at_work:
+                ticket.wake.wait()
+            else:
                 self._launch()
-        if ticket.error is not None:
-            raise ticket.error
 
     def _launch(self) -> None:
-        """One launch of those who wait; the lock is held, and let go while the engine runs."""
-        until = time.monotonic() + LINGER
-        while not self._expected <= {one.text for one in self._waiting} and (left := until - time.monotonic()) > 0:
-            self._changed.wait(left)
-        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.engine.max_batch))]
-        self._changed.release()
+        """The next launch; the lock is held, and let go while the engine runs."""
+        self._at_work, group = True, list[_Ticket]()
         try:
-            self._advance(group)
+            group = self._group()
+            if group:
+                self._lock.release()
+                try:
+                    self._run(group)
+                finally:
+                    self._lock.acquire()
         finally:
-            self._changed.acquire()
-            for one in group:
-                one.done = True
-            self._expected = {one.text for one in group if not one.text.finished and one.error is None}
             self._at_work = False
-            self._changed.notify_all()
+            for one in group:
+                self._ended(one)
+            self._drop()
+            self._pass_on()
+
+    def _group(self) -> list[_Ticket]:
+        """Whom the next launch serves: prompts and steps take turns."""
+        prompts, steps = self._queues.prompts, self._queues.steps
+        if prompts and (self._stepped or not steps):
+            self._stepped = False
+            return [prompts.popleft()]
+        until = time.monotonic() + LINGER
+        while (
+            len(steps) < self.engine.max_batch
+            and not self._expected <= {one.text for one in steps}
+            and (left := until - time.monotonic()) > 0
+        ):
+            self._arrived.wait(left)
+        self._stepped = True
+        group = [steps.popleft() for _ in range(min(len(steps), self.engine.max_batch))]
+        self._expected = {one.text for one in group}
+        return group
+
+    def _run(self, group: Sequence[_Ticket]) -> None:
+        """The launch; the lock is not held."""
+        if (reading := group[0].reading) is None:
+            self._advance(group)
+            return
+        try:
+            group[0].read = next(reading, self) is self
+        except Exception as error:
+            group[0].error = error
 
     def _advance(self, group: Sequence[_Ticket]) -> None:
         """A step of all; where that fails, of each by itself, so that a text fails alone."""
@@ -120,3 +324,40 @@ class Sharing:
             for one in group:
                 one.text.state.rollback(one.text.state.length)
                 self._advance([one])
+
+    def _ended(self, ticket: _Ticket) -> None:
+        """A launch with the text has ended."""
+        text, place = ticket.text, self._places[ticket.text]
+        ticket.done, place.ticket = True, None
+        ticket.wake.notify()
+        if place.cancelled or text.finished or ticket.error is not None:
+            self._leave(text, forget=ticket.error is not None)
+        elif ticket.read:
+            self._expected.add(text)
+
+    def _leave(self, text: Text, forget: bool = False) -> None:
+        """The text is here no more; who waits for its room may have it."""
+        place = self._places.pop(text)
+        place.wake.notify()
+        self._expected.discard(text)
+        self._arrived.notify()
+        if text in self._queues.admission:
+            self._queues.admission.remove(text)
+        if place.state is not None:
+            self._caches.leave(place.state, keep=not forget)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Admits those who wait for room, in their order, as long as there is some."""
+        while waiting := self._queues.admission:
+            state = self._caches.admit(waiting[0].wanted())
+            if state is None:
+                return
+            place = self._places[waiting.popleft()]
+            place.state = state
+            place.wake.notify()
+
+    def _pass_on(self) -> None:
+        """Wakes one who waits, to do the next launch."""
+        if not self._at_work and (waiting := self._queues.steps or self._queues.prompts):
+            waiting[0].wake.notify()

@@ -41,6 +41,7 @@ class CpuEngine(StagedEngine):
     """One copy of the weights, whatever the number of gears; as many texts a step as the bundle has graphs for."""
 
     graph_name = "step"
+    keeps = True
     prefill_rows = PREFILL_ROWS
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ class StagedEngine(HostParts, ABC):
     max_batch = 1
     # Whether every row has the bits of plain decoding, and is held to them.
     bitwise = False
+    # Whether the caches of a text that has ended may serve another one that begins alike.
+    keeps = False
     # Devices that the model is split over; each has its heads of every cache.
     ranks = 1
 
@@ -89,12 +91,19 @@ class StagedEngine(HostParts, ABC):
         return SequenceState(self.new_kv(slots), draft, sampling)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
-        verify_ns = 0
+        return drained(self.read(state, prompt_n))
+
+    def read(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Generator[None, None, Prefill]:
+        """``start`` launch by launch: every ``next`` is one, and the last one ends it."""
+        verify_ns, left = 0, len(prompt_n)
         for chunk_n in self._chunks(state, prompt_n):
             with self._turn():  # between two launches of a long prompt other texts take their steps
                 began = time.perf_counter_ns()
                 logits_V = self._launched(state, chunk_n).logits_RV[-1].copy()
                 verify_ns += time.perf_counter_ns() - began
+            left -= len(chunk_n)
+            if left:
+                yield
         verified = time.perf_counter_ns()
         state.root = draw(logits_V, state.sampling, state.length)
         if state.top is not None:
@@ -174,3 +183,13 @@ class StagedEngine(HostParts, ABC):
             if self._closed:
                 raise RequestError(f"{self.bundle.folder}: is closed; open it again")
             yield
+
+
+def drained(reading: Generator[None, None, Prefill]) -> Prefill:
+    """What a prompt's launches give, one after another."""
+    while True:
+        try:
+            next(reading)
+        except StopIteration as ended:
+            done: Prefill = ended.value
+            return done

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.errors import InvariantError
 from draftwood.manifest import BLOCK_SLOTS, Dims
 from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, host_zeros
 
@@ -50,13 +49,9 @@ class BlockKvCache(KvCache):
         heads, dim = buffer.shape[1], buffer.shape[3]
         return buffer.swapaxes(0, 1).reshape(heads, -1, dim)[:, :length]
 
-    def grow(self, slots: int) -> None:
-        if slots < self.slots:
-            raise InvariantError(f"grow to {slots}: the cache has {self.slots} slots already")
-        self.buffers = [_grown(old, slots) for old in self.buffers]
-
-
-def _grown(old: Buffer, slots: int) -> Buffer:
-    new = _blocks((old.shape[1], slots, old.shape[3]))
-    new[: len(old)] = old
-    return new
+    def _copied(self, slots: int, length: int) -> list[Buffer]:
+        blocks = -(-length // BLOCK_SLOTS)
+        found = [_blocks((old.shape[1], slots, old.shape[3])) for old in self.buffers]
+        for new, old in zip(found, self.buffers, strict=True):
+            new[:blocks] = old[:blocks]
+        return found

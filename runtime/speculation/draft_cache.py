@@ -7,6 +7,7 @@ wait here until the token after it is known. Nothing of a draft tree is ever kep
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +125,29 @@ class DraftCache:
             self.length = max(length - 1, 0)
             self._tokens = [0] * min(length, 1)
             self._features = [np.zeros((len(self._tokens), self.drafter.features), np.float32)]
+
+    def rewind(self, length: int) -> None:
+        """Goes back to a text's first ``length`` tokens, behind which the same token follows as before.
+
+        So the last slot, which stands for that token, stays as it is written, and nothing stands in.
+        """
+        self._drafted = 0, 0
+        keep = length - self.length if self.buffers else 0
+        if keep > 0:
+            features_nF = self._joined()
+            self._tokens, self._features = self._tokens[:keep], [features_nF[:keep]]
+        else:
+            self.length = length if self.buffers else 0
+            self._tokens, self._features = [], []
+
+    def copied(self, length: int) -> DraftCache:
+        """A cache of its own, gone back to the first ``length`` tokens as ``rewind`` does."""
+        other = copy(self)
+        other._kept = []
+        slots = self.buffers[0].shape[1] if self.buffers else 0
+        other.buffers = grown(self.buffers, slots, min(length, self.length), self._zeros)
+        other.rewind(length)
+        return other
 
     def reserve(self, slots: int) -> None:
         """Makes the caches ``slots`` long where they are shorter; what is written stays."""

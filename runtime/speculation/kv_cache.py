@@ -9,8 +9,9 @@ is a smaller length. Nothing is ever copied or compacted here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -56,12 +57,16 @@ class KvCache:
     def __init__(
         self, dims: Dims, slots: int, padded: int = 0, zeros: Zeros = host_zeros, cache_zeros: Zeros | None = None
     ) -> None:
-        self.dims, self.padded, self._zeros = dims, padded, cache_zeros or zeros
+        self.dims, self.padded, self._zeros, self._branch_zeros = dims, padded, cache_zeros or zeros, zeros
         self.buffers = [self._zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
+        self._begin(0)
+
+    def _begin(self, length: int) -> None:
+        """Takes note of ``length`` tokens that lie in place, behind which nothing has been run."""
         # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
-        most = padded or dims.branch_rows
-        self._branches = [zeros(self._branch_shape(most)).ravel() for _ in range(2)]
-        self.length = 0
+        most = self.padded or self.dims.branch_rows
+        self._branches = [self._branch_zeros(self._branch_shape(most)).ravel() for _ in range(2)]
+        self.length = length
         self.moved: tuple[int, ...] = ()
         self.open_rows = 0
         self._branch_rows = self._buffer_rows(1)
@@ -138,7 +143,22 @@ class KvCache:
         """Moves to a larger KV length; the one copy of committed slots in a cache's life at this length."""
         if slots < self.slots:
             raise InvariantError(f"grow to {slots}: the cache has {self.slots} slots already")
-        self.buffers = grown(self.buffers, slots, self.length, self._zeros)
+        self.buffers = self._copied(slots, self.length)
+
+    def copied(self, length: int, slots: int) -> Self:
+        """A cache of its own that holds the first ``length`` tokens, all of which must lie in place."""
+        if not 0 <= length <= min(self.length - len(self.moved), slots - 1):
+            raise InvariantError(
+                f"copy of {length} tokens into {slots} slots: {self.length} tokens, moved {self.moved}"
+            )
+        other = copy(self)
+        other.buffers = self._copied(slots, length)
+        other._begin(length)
+        return other
+
+    def _copied(self, slots: int, length: int) -> list[Buffer]:
+        """The buffers with so many slots, of which the first ``length`` are copied."""
+        return grown(self.buffers, slots, length, self._zeros)
 
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""

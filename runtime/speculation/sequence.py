@@ -110,6 +110,20 @@ class SequenceState:
         found.extend([*self.tokens, self.root][len(found.tokens) :])
         return found
 
+    def rewind(self, length: int) -> None:
+        """Goes back to the text's first ``length`` tokens; the next one to be read is the one that followed them."""
+        self._open = self._index = self.logprobs = None
+        del self.tokens[length:]
+        self.kv.rollback(length)
+        if self.draft:
+            self.draft.rewind(length)
+
+    def copied(self, length: int, slots: int) -> SequenceState:
+        """A text of its own, of the first ``length`` tokens, all in place, as ``rewind`` leaves it."""
+        other = SequenceState(self.kv.copied(length, slots), self.draft.copied(length) if self.draft else None)
+        other.tokens = self.tokens[:length]
+        return other
+
     def grow(self, slots: int) -> None:
         """Moves the teacher's cache to a larger KV length; a drafter's grows by itself."""
         self.kv.grow(slots)

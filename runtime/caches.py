@@ -1,0 +1,182 @@
+"""Memory for the caches of texts: a budget, who is admitted, and the caches of ended texts, which are kept.
+
+A text is admitted with all that it can come to need, so none is ever put out again. What is left of the budget keeps
+ended texts, the least recently used goes first: a prompt that begins like one of them starts behind what they share.
+One that goes on with nearly all of it takes its caches over, as a chat's next turn does; another one copies the part.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import RequestError
+from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.speculation.drafting import LEAST_SLOTS
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.sequence import SequenceState
+
+# Tokens below which a shared beginning is not worth it.
+LEAST_SHARED = 16
+# Tokens of a kept text that its taker may throw away; who would lose more copies what it wants.
+MOST_LOST = 32
+# By default there is room for so many texts of the whole context, by the texts of a launch.
+TEXTS_A_PLACE = 2
+
+# n tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a text asks for: its prompt, how long it may become, and the KV length that its prompt goes into."""
+
+    prompt: Sequence[int]
+    longest: int
+    slots: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Kept:
+    """An ended text."""
+
+    tokens_n: NDArray[np.int64]
+    state: SequenceState
+
+
+class Caches:
+    """Of one engine; whoever calls holds a lock.
+
+    Args:
+        budget: bytes of all caches; by default for twice as many texts of the whole context as a launch takes, at most
+            half of the machine's memory, and for one text in any case.
+        keep: whether ended texts are kept; only engines that say so do (`StagedEngine.keeps`).
+    """
+
+    def __init__(self, engine: Engine, budget: int | None = None, keep: bool = True) -> None:
+        self._engine, self._sizes = engine, dict[tuple[int, int], int]()
+        self._keeps = keep and isinstance(engine, StagedEngine) and engine.keeps
+        self.budget = self._default() if budget is None else budget
+        self._running: dict[SequenceState, int] = {}
+        # The least recently used first.
+        self._kept: list[_Kept] = []
+        self.prompts = self.hits = self.shared_tokens = 0
+
+    @property
+    def running_bytes(self) -> int:
+        """What admitted texts may come to need."""
+        return sum(self._running.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """What ended texts have."""
+        return sum(one.state.bytes for one in self._kept)
+
+    def check(self, wanted: Wanted) -> None:
+        """Raises RequestError where the budget is too small for the text, whoever else is there."""
+        if (need := self._need(wanted.longest, wanted.slots)) > self.budget:
+            raise RequestError(
+                f"caches for {wanted.longest} tokens take {need} bytes; expected at most the budget of {self.budget};"
+                " ask for fewer new tokens, or open the bundle with more cache_bytes"
+            )
+
+    def admit(self, wanted: Wanted) -> SequenceState | None:
+        """A state with the beginning of the prompt that is known; None while there is no room."""
+        need = self._need(wanted.longest, wanted.slots)
+        if self.running_bytes + need > self.budget:
+            return None
+        kept, length = self._longest(wanted.prompt)
+        self.prompts += 1
+        if kept is None:
+            state = self._engine.begin(wanted.slots, wanted.sampling)
+        else:
+            self.hits += 1
+            self.shared_tokens += length
+            state = self._shared(kept, length, need, wanted.slots)
+            state.sampling = wanted.sampling
+        self._running[state] = need
+        self._evict()
+        return state
+
+    def leave(self, state: SequenceState, keep: bool) -> None:
+        """A text has ended: its room is free at once. It may be kept for others, or is forgotten."""
+        if self._running.pop(state, None) is None or not (keep and self._keeps) or len(state.tokens) <= LEAST_SHARED:
+            return
+        ended = _Kept(np.array(state.tokens, np.int64), state)
+        # Those that it continues say nothing more.
+        self._kept = [one for one in self._kept if _common(one.tokens_n, ended.tokens_n) < len(one.tokens_n)]
+        self._kept.append(ended)
+        self._evict()
+
+    def clear(self) -> None:
+        """Forgets what is kept."""
+        self._kept.clear()
+
+    def _longest(self, prompt: Sequence[int]) -> tuple[_Kept | None, int]:
+        """The kept text that shares most with a prompt, and tokens to start behind, one less than they share.
+
+        So at least one is read, for its logits, and a drafter's last slot stands for a token that stays the same.
+        """
+        prompt_n = np.array(prompt, np.int64)
+        shared = [(_common(one.tokens_n, prompt_n) - 1, number) for number, one in enumerate(self._kept)]
+        length, number = max(shared, default=(0, 0))
+        return (self._kept[number], length) if length >= LEAST_SHARED else (None, 0)
+
+    def _shared(self, kept: _Kept, length: int, need: int, slots: int) -> SequenceState:
+        """The state of a text that starts behind a part of a kept one."""
+        self._kept.remove(kept)
+        state, cache = kept.state, kept.state.kv
+        in_place = length <= cache.length - len(cache.moved)
+        beside = self.running_bytes + need + state.bytes <= self.budget
+        lost = len(kept.tokens_n) - length
+        # Who is short of memory, or begins with the text's last tokens, which are not in place yet, takes it.
+        if state.slots <= slots and state.bytes <= need and (lost <= MOST_LOST or not beside or not in_place):
+            state.rewind(length)
+            return state
+        length = min(length, cache.length - len(cache.moved))
+        copied = state.copied(length, slots)
+        self._kept.append(kept)  # used just now
+        return copied
+
+    def _evict(self) -> None:
+        """Keeps what there is room for beside those that run."""
+        while self._kept and self.running_bytes + self.kept_bytes > self.budget:
+            del self._kept[0]
+
+    def _need(self, longest: int, slots: int) -> int:
+        """Bytes of a text of so many tokens, at its end. ``slots`` is the least KV length that it has."""
+        manifest = self._engine.bundle.manifest
+        lengths = sorted({gear.slots for gear in manifest.gears if gear.slots >= slots})
+        # Before the end of a text a tree may reach beyond it, and a policy goes to the KV length where that fits.
+        fits = (one for one in lengths if longest + manifest.dims.branch_rows < one)
+        return self._size(next(fits, lengths[-1]), longest)
+
+    def _size(self, slots: int, longest: int) -> int:
+        drafts = [one for each in self._engine.bundle.manifest.graph_sets for one in each.graphs]
+        rows = max((one.rows for one in drafts if one.kind in ("draft", "extend")), default=0)
+        most = longest + self._engine.bundle.manifest.dims.branch_rows + rows
+        # A drafter's caches double (`draftwood.runtime.speculation.drafting`), or are as long as the teacher's.
+        reserved = max(LEAST_SLOTS, 1 << most.bit_length(), slots)
+        if (slots, reserved) not in self._sizes:
+            state = self._engine.begin(slots)
+            if state.draft:
+                state.draft.reserve(reserved)
+            self._sizes[slots, reserved] = state.bytes
+        return self._sizes[slots, reserved]
+
+    def _default(self) -> int:
+        manifest = self._engine.bundle.manifest
+        one = self._need(manifest.dims.context, max(gear.slots for gear in manifest.gears))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return max(one, min(TEXTS_A_PLACE * self._engine.max_batch * one, memory // 2))
+
+
+def _common(one_n: NDArray[np.int64], other_n: NDArray[np.int64]) -> int:
+    """Tokens that both begin with."""
+    most = min(len(one_n), len(other_n))
+    differ_n = one_n[:most] != other_n[:most]
+    return int(differ_n.argmax()) if differ_n.any() else most
