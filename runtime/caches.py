@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +61,16 @@ class Caches:
     def __init__(self, engine: Engine, budget: int | None = None, keep: bool = True) -> None:
         self._engine, self._sizes = engine, dict[tuple[int, int], int]()
         self._keeps = keep and isinstance(engine, StagedEngine) and engine.keeps
-        self.budget = self._default() if budget is None else budget
+        self._asked = budget
         self._running: dict[SequenceState, int] = {}
         # The least recently used first.
         self._kept: list[_Kept] = []
         self.prompts = self.hits = self.shared_tokens = 0
+
+    @cached_property
+    def budget(self) -> int:
+        """Bytes of all caches together."""
+        return self._default() if self._asked is None else self._asked
 
     @property
     def running_bytes(self) -> int:

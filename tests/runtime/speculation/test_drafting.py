@@ -76,7 +76,7 @@ def committed(engine: StagedEngine, gear: str, prompt: list[int], steps: int) ->
     state = engine.begin(chosen.slots)
     text = [*prompt, int(single.prefill(engine, state, np.array(prompt)).choice_R[0])]
     for step in range(steps):
-        tokens_T, _, tree, _ = single.draft(engine, state, chosen, text[-1])
+        tokens_T, _, tree, *_ = single.draft(engine, state, chosen, text[-1])
         result = single.verify(engine, state, tokens_T, tree)
         row = (5 * step + tree.rows - 1) % tree.rows
         rows = tree.paths[row, : tree.depths[row] + 1].tolist()
