@@ -6,6 +6,7 @@ the rank of a node is its place among its siblings.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from draftwood.errors import TreeError
@@ -90,16 +91,24 @@ def _check_cycles(edges: Edges, where: str) -> None:
 
 
 def _grow(edges: Edges, nodes: Iterable[str], root: str, where: str) -> Topology:
-    """The tree of `nodes` under `root`; `edges` must be free of cycles and hold no parent of `root`."""
-    paths: list[tuple[int, ...]] = []
+    """The tree of `nodes` under `root`; `edges` must be free of cycles and hold no parent of `root`.
+
+    Rows go by depth and then by parent and rank, so rank paths, quadratic in a chain, need not be written out.
+    """
+    children: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for child, (parent, rank) in edges.items():
+        children[parent].append((rank, child))
+    order, parents, ranks = [root], [0], [0]
+    for row, node in enumerate(order):  # which grows as it is walked
+        for rank, child in sorted(children[node]):
+            order.append(child)
+            parents.append(row)
+            ranks.append(rank)
+    reached = set(order)
     for node in nodes:
-        trail = [node]
-        while trail[-1] in edges:
-            trail.append(edges[trail[-1]][0])
-        if trail[-1] != root:
+        if node not in reached:
             raise TreeError(f"{where}: node {node!r} cannot be reached from the root {root!r}; connect it")
-        paths.append(tuple(edges[step][1] for step in trail[-2::-1]) if node != root else ())
     try:
-        return Topology.from_paths(path for path in paths if path)
+        return Topology(tuple(parents), tuple(ranks))
     except TreeError as error:
         raise TreeError(f"{where}: {error}") from error

@@ -6,9 +6,11 @@ owner ends. Whoever has the lock knows that an unfinished folder which lies ther
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,15 +77,13 @@ def staged(out: Path) -> Iterator[Path]:
 def _lock(lock: Path, out: Path, wait: bool, tell: Callable[[str], None]) -> BinaryIO:
     """The lock's file, held. Its owner removes it, so what was locked may no longer be what lies there."""
     while True:
-        # A link, or what else may lie there by that name, is not followed, waited for, or written through.
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        file = os.fdopen(descriptor, "a+b", buffering=0)
+        file = _open(lock)
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                busy = f"{out}: process {file.read().decode() or 'unknown'} is writing it"
+                busy = f"{out}: process {file.read(20).decode(errors='replace') or 'unknown'} is writing it"
                 if not wait:
                     raise RequestError(f"{busy}; wait until it is done, or choose another --out") from None
                 tell(f"{busy}; waiting until it is done")
@@ -98,8 +98,19 @@ def _lock(lock: Path, out: Path, wait: bool, tell: Callable[[str], None]) -> Bin
         file.close()
 
 
+def _open(lock: Path) -> BinaryIO:
+    """The lock's file for reading and writing. What another name leads to is never opened: the owner overwrites it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(lock, flags, 0o666), "r+b", buffering=0)
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        file.close()
+        raise OSError(errno.EINVAL, "expected a file of its own; remove it", str(lock))
+    return file
+
+
 def _still_there(lock: Path, file: BinaryIO) -> bool:
     try:
-        return os.path.samestat(lock.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(lock.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False

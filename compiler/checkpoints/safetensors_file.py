@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftwood.errors import CheckpointError
+from draftwood.files import open_regular
 
 # As safetensors spells them.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -32,6 +33,7 @@ class Entry:
 def read_header(file: Path) -> dict[str, Entry]:
     """What a safetensors file holds, from its header alone; CheckpointError if missing or damaged."""
     try:
+        open_regular(file).close()  # safe_open would wait for a FIFO's writer
         with safe_open(file, framework="pt") as opened:
             names = opened.keys()
             slices = {name: opened.get_slice(name) for name in names}

@@ -9,6 +9,7 @@ An activation scale for a whole tensor would let a row depend on the rows beside
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ ACTIVATIONS: Mapping[str, Any] = {
 }  # fmt: skip
 TARGET = "Linear"
 _FORMATS = ("int-quantized", "naive-quantized")
+# Ways in which all patterns of a list may try a name, and the length of a name that is reckoned with.
+_MOST_WAYS, _NAME = 1 << 20, 64
 _WAY_OUT = "draftwood quantize makes one of the original"
 
 # Patterns are somebody else's, and Python's matcher goes back and forth: a repeated group can take it for ever. Those
@@ -99,21 +102,24 @@ def _names(said: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
     """Module names, and patterns where they begin with ``re:``."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         said.fail(field, "a list of module names")
+    patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+    if sum(map(_ways, patterns)) > _MOST_WAYS:
+        said.fail(field, "regular expressions that repeat no group, and fewer *, +, ? and |")
     try:
-        return [_pattern(said, field, name[3:]) if name.startswith("re:") else name for name in names]
+        return [re.compile(name.removeprefix("re:")) if name.startswith("re:") else name for name in names]
     except (re.error, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{said.path}: {CONFIG}: {field} holds no regular expression ({error})") from None
 
 
-def _pattern(said: Fields, field: str, text: str) -> re.Pattern[str]:
-    """A pattern that is matched against any module's name in no time."""
-    repeats = len(re.findall(r"[*+{]", text))
-    if len(text) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or re.search(r"\)[*+?{]", text):
-        raise CheckpointError(
-            f"{said.path}: {CONFIG}: {field} holds re:{text[:60]}; expected at most {_LONGEST_PATTERN} characters,"
-            f" {_MOST_REPEATS} repeats and no repeated group; name the modules instead"
-        )
-    return re.compile(text)
+def _ways(pattern: str) -> int:
+    """A bound of the ways in which ``re``, which goes back to try others, matches a name with a pattern."""
+    bare = re.sub(r"\[\^?\]?[^\]]*\]", "a", re.sub(r"\\.", "a", pattern, flags=re.DOTALL))
+    if re.search(r"\)[*+?{]|\(\?[a-zA-Z-]*x", bare):  # a repeated group has exponentially many; x hides one in spaces
+        return _MOST_WAYS + 1
+    repeats, optional = len(re.findall(r"[*+{]", bare)), len(re.findall(r"(?<!\()\?", bare))
+    groups, repeats = bare.count("(") + 1, min(repeats, 9)
+    branches = math.ceil((bare.count("|") + groups) / groups) ** groups
+    return branches * (_NAME**repeats // math.factorial(repeats)) << min(optional, 40)
 
 
 def _matches(names: list[str | re.Pattern[str]], module: str) -> bool:

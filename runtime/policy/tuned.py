@@ -21,6 +21,8 @@ from draftwood.runtime.bundle import Bundle
 
 VERSION = 1
 MOST_BYTES = 1 << 20
+# No step of any bundle is quicker; what is, was not measured.
+LEAST_STEP_US = 1.0
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,9 +65,16 @@ def tuned_times(bundle: Bundle, engine: str, threads: int | None) -> tuple[StepT
         tuned = msgspec.json.decode(read_regular(tuned_file(bundle, engine, threads), MOST_BYTES), type=Tuned)
     except (OSError, *DAMAGED):
         return ()
-    names = {gear.name for gear in bundle.manifest.gears}
-    fits = tuned.version == VERSION and tuned.bundle == bundle_digest(bundle)
-    return tuned.times if fits and names == {time.gear for time in tuned.times} else ()
+    return tuned.times if tuned.version == VERSION and _of(tuned, bundle) else ()
+
+
+def _of(tuned: Tuned, bundle: Bundle) -> bool:
+    """Whether every gear of the bundle has its times, and none that it cannot have."""
+    slots = {gear.name: gear.slots for gear in bundle.manifest.gears}
+    possible = all(
+        max(time.length, time.late) <= slots.get(time.gear, 0) and time.us >= LEAST_STEP_US for time in tuned.times
+    )
+    return tuned.bundle == bundle_digest(bundle) and slots.keys() == {time.gear for time in tuned.times} and possible
 
 
 def keep_times(bundle: Bundle, engine: str, threads: int | None, times: Sequence[StepTime]) -> Path:

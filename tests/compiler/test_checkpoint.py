@@ -1,6 +1,7 @@
 """Teacher checkpoints: what is read, what is refused, and that the rotary tables are transformers' own."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from draftwood.compiler.checkpoints.safetensors_file import read_header
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
 from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
 from draftwood.compiler.teachers.registry import read_config
@@ -359,3 +361,9 @@ def test_config_made_by_hand_is_checked(tmp_path: Path) -> None:
     save_llama(tmp_path)
     with pytest.raises(CheckpointError, match="kv_heads is 0"):
         replace(read_config(tmp_path), kv_heads=0)
+
+
+def test_a_shard_that_is_a_fifo_is_refused(tiny_teacher: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "shard.safetensors")
+    with pytest.raises(CheckpointError, match="a FIFO"):
+        read_header(tmp_path / "shard.safetensors")

@@ -159,9 +159,10 @@ REFUSED = [
     (("quantization_config", "quantization_status"), "frozen", "quantization_status is 'frozen'"),
     (("quantization_config", "config_groups"), {}, "config_groups is .*; expected at least one group"),
     (("quantization_config", "ignore"), ["re:("], "ignore holds no regular expression"),
-    (("quantization_config", "ignore"), ["re:(.+)+Z"], "holds re:.*; expected at most 256 characters"),
-    (("quantization_config", "ignore"), ["re:" + "(" * 5000], "holds re:.*; expected at most 256 characters"),
-    (("quantization_config", "ignore"), ["re:.*.*.*.*.*Z"], "4 repeats and no repeated group; name the modules"),
+    *(
+        (("quantization_config", "ignore"), [f"re:{pattern}"], "regular expressions that repeat no group")
+        for pattern in ("(.+)+Z", "(?x)(.+) +Z", ".?" * 40 + "Z", ".*" * 7 + "Z", "(.|.)" * 40 + "Z", "(a|b){1,9}{1,9}")
+    ),
     (
         ("quantization_config", "ignore"),
         ["re:.*q_proj"],

@@ -144,15 +144,11 @@ def test_many_at_once_take_turns(tmp_path: Path) -> None:
     assert max(most) == 1 and len(turns) == 160 and names(tmp_path) == []
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_written_through(tmp_path: Path) -> None:
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / ".out.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(RequestError, match="cannot be written"), exclusive(tmp_path / "out"):
+@pytest.mark.parametrize("how", ["link", "hard link", "fifo"])
+def test_the_lock_overwrites_nothing_of_somebody_else(how: str, tmp_path: Path) -> None:
+    victim, lock = tmp_path / "victim", tmp_path / ".out.lock"
+    victim.write_text("precious")
+    {"link": lock.symlink_to, "hard link": lock.hardlink_to, "fifo": lambda _: os.mkfifo(lock)}[how](victim)
+    with pytest.raises(RequestError, match="cannot be written"), staged(tmp_path / "out"):
         pass
-    assert (tmp_path / "victim").read_text() == "mine"
-
-
-def test_a_fifo_in_the_place_of_the_lock_holds_nobody_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / ".out.lock")
-    with pytest.raises(RequestError, match="cannot be written"), exclusive(tmp_path / "out"):
-        pass
+    assert victim.read_text() == "precious" and not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,6 +18,9 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
+from draftwood.planned import StepTime
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy.tuned import VERSION, Tuned, bundle_digest, machine_name
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tools.recipe.tokenizer import save_tokenizer, train_tokenizer
 from draftwood.tools.training.rows import Row
@@ -78,6 +82,7 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
             model=folder / "teacher", drafter=folder / kind, trees=tuple(trees), slots=(128,), prefill_rows=(16,)
         )
         build(request, folder / "bundles" / kind)
+    make_tuned(folder / "bundles" / "medusa", folder / "tuned")
 
 
 def _noise(seed: int) -> torch.Generator:
@@ -186,6 +191,17 @@ def make_torch_files(folder: Path) -> None:
         torch.save(load_file(source), target / name)
         if (folder / kind / "config.json").exists():
             (target / "config.json").write_bytes((folder / kind / "config.json").read_bytes())
+
+
+def make_tuned(bundle: Path, folder: Path) -> None:
+    """Step times of a bundle's gears as ``tune`` keeps them."""
+    folder.mkdir(parents=True)
+    opened = Bundle.open(bundle, "fast")
+    times = tuple(StepTime(gear=gear.name, length=16, us=900.0) for gear in opened.manifest.gears)
+    tuned = Tuned(
+        version=VERSION, machine=machine_name(), bundle=bundle_digest(opened), engine="cpu", threads=1, times=times
+    )
+    (folder / "tuned.json").write_bytes(msgspec.json.encode(tuned))
 
 
 def make_npu_weights(folder: Path) -> None:

@@ -202,6 +202,64 @@ def _template(folder: Path, rng: random.Random) -> str:
     return path.name
 
 
+# Of modules: right ones, and ones that ``re`` would match for ever or cannot compile.
+PATTERNS = (
+    *(".*lm_head", r"model\.layers\.\d+\.mlp.*", ".*(q|k|v|o)_proj$", "(.+)+Z", "((a|a)+)+Z", "(?x)(.+) +Z"),
+    *(
+        ".?" * 60 + "Z",
+        ".*" * 12 + "Z",
+        "(.|.)" * 60 + "Z",
+        "(" * 5000 + ")" * 5000,
+        "a{99999999999}",
+        "[",
+        r"(.*)\1*Z",
+    ),
+)
+
+
+def _scheme(folder: Path, rng: random.Random) -> str:
+    """A config.json that says it is quantised but for modules that hurt to look for."""
+    path = folder / "config.json"
+    number = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+    group = {
+        "targets": ["Linear"],
+        "weights": number | {"strategy": "channel"},
+        "input_activations": number | {"strategy": "token", "dynamic": True},
+    }
+    chosen = [f"re:{rng.choice(PATTERNS)}" for _ in range(rng.choice((1, 1, 2, 30)))]
+    said = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"g": group}}
+    replace(
+        path, json.dumps(json.loads(path.read_bytes()) | {"quantization_config": said | {"ignore": chosen}}).encode()
+    )
+    if rng.random() < 0.3:
+        replace(path, json_damaged(path.read_bytes(), rng))
+    return f"ignore {chosen!r:.100}"
+
+
+def _shards(folder: Path, rng: random.Random) -> str:
+    """The weights in a shard that the index names and that is damaged, or something else than a file."""
+    path, shard = folder / "model.safetensors", folder / "shard.safetensors"
+    path.rename(shard)
+    names = json.loads(shard.read_bytes()[8 : 8 + int.from_bytes(shard.read_bytes()[:8], "little")])
+    placed = {
+        name: rng.choice((shard.name,) * 50 + ("..", "", "/dev/zero", ".")) for name in names if name != "__metadata__"
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    return special(shard, rng) if rng.random() < 0.7 else _one_of(safetensors_damaged, shard.name)(folder, rng)
+
+
+def _lock(folder: Path, rng: random.Random) -> str:
+    """Something lies where a build's lock is to be."""
+    lock, victim = folder / ".out.lock", folder / "victim"
+    victim.write_bytes(rng.randbytes(9))
+    kind = rng.choice(("link", "hard link", "other"))
+    if kind != "other":
+        (lock.symlink_to if kind == "link" else lock.hardlink_to)(victim)
+        return kind
+    lock.touch()
+    return special(lock, rng)
+
+
 SUBJECTS = (
     Subject("bundle-manifest", BUNDLES, _one_of(json_damaged, m.MANIFEST_FILE), targets.bundle, 5),
     Subject("bundle-bytes", BUNDLES, _any_file, targets.bundle, 2),
@@ -221,6 +279,10 @@ SUBJECTS = (
     Subject("traces", ("files",), _one_of(json_lines_damaged, "trace.jsonl"), targets.trace, 2),
     Subject("teacher-config", ("teacher",), _one_of(json_damaged, "config.json"), targets.teacher, 3),
     Subject("teacher-tensors", ("teacher",), _one_of(safetensors_damaged, "*.safetensors"), targets.teacher, 2),
+    Subject("teacher-scheme", ("teacher",), _scheme, targets.teacher, 2),
+    Subject("teacher-shards", ("teacher",), _shards, targets.teacher, 1),
+    Subject("tuned", ("tuned",), _one_of(json_damaged, "tuned.json"), targets.tuned, 2),
+    Subject("lock", ("tuned",), _lock, targets.lock, 1),
     Subject("medusa", ("medusa",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),
     Subject("eagle3-config", ("eagle3",), _one_of(json_damaged, "config.json"), targets.drafter, 2),
     Subject("eagle3-tensors", ("eagle3",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),

@@ -11,17 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import draftwood
+from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge import weights as compiled
 from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.errors import UserError
+from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy.tuned import tuned_file, tuned_times
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.arguments import given_prompt
@@ -213,6 +215,34 @@ def teacher(folder: Path, rng: random.Random) -> str:
         checkpoint.weight(name)
     checkpoint.digest()
     return f"{len(checkpoint.entries)} tensors"
+
+
+def tuned(folder: Path, rng: random.Random) -> str:
+    """Looks for the step times of a bundle where its file is the wrong one: it has none, or possible ones."""
+    opened = Bundle.open(folder.parent / "bundle", "fast")
+    path = tuned_file(opened, "cpu", 1)
+    path.parent.mkdir(parents=True)
+    (folder / "tuned.json").rename(path)
+    found = tuned_times(opened, "cpu", 1)
+    if found and {time.gear for time in found} != {gear.name for gear in opened.manifest.gears}:
+        raise Wrong("times of other gears")
+    return f"{len(found)} times"
+
+
+def lock(folder: Path, rng: random.Random) -> str:
+    """Makes a folder beside whose name something lies where its lock is to be."""
+    victim = (folder / "victim").read_bytes()
+    try:
+        with staged(folder / "out") as made:
+            (made / "whole").touch()
+    except RequestError:
+        if (folder / "out").exists():
+            raise Wrong("a folder that was refused is there") from None
+        raise
+    finally:
+        if (folder / "victim").read_bytes() != victim:
+            raise Wrong("the lock overwrote its target")
+    return "made"
 
 
 def drafter(folder: Path, rng: random.Random) -> str:

@@ -179,3 +179,9 @@ def test_files_over_the_row_limit_are_refused(tmp_path):
         with pytest.raises(TreeError, match="got 257"):
             parse_specs(f"{kind}:{path}")
     assert parse_specs("chain:255")[1][1].rows == 256
+
+
+def test_a_deep_chain_of_edges_is_read_in_linear_time() -> None:
+    depth = 20_000  # rank paths of which would hold 200 million numbers
+    chain = parse_tree(json.dumps({str(row): [str(row + 1)] for row in range(depth)}), "chain")
+    assert chain == Topology.chain(depth)

@@ -42,12 +42,25 @@ def main(args: argparse.Namespace) -> int:
     if args.teacher is not None:
         return _check_texts(bundle, args)
     report = check(bundle, list(sample_prompts(bundle, args.prompts, _limit(args))), progress=_progress)
-    (args.bundle / "check.json").write_text(json.dumps(report, indent=1) + "\n")
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
+    _keep(report, args.bundle / "check.json")
     return 0 if report["ok"] else 1
+
+
+def _keep(report: dict[str, Any], path: Path) -> None:
+    """Writes the report beside what it is of, after it was printed; RequestError where the disk refuses."""
+    from draftwood.errors import RequestError
+    from draftwood.files import write_whole
+
+    try:
+        write_whole(path, json.dumps(report, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise RequestError(
+            f"{path}: cannot be written ({error.strerror}); the report that was printed is whole"
+        ) from error
 
 
 def _limit(args: argparse.Namespace) -> int:
