@@ -114,7 +114,7 @@ def _names(said: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
 def _ways(pattern: str) -> int:
     """A bound of the ways in which ``re``, which goes back to try others, matches a name with a pattern."""
     bare = re.sub(r"\[\^?\]?[^\]]*\]", "a", re.sub(r"\\.", "a", pattern, flags=re.DOTALL))
-    if re.search(r"\)[*+?{]|\(\?[a-zA-Z-]*x", bare):  # a repeated group has exponentially many; x hides one in spaces
+    if re.search(r"\)[*+{]|\(\?[a-zA-Z-]*x", bare):  # a repeated group has exponentially many; x hides one in spaces
         return _MOST_WAYS + 1
     repeats, optional = len(re.findall(r"[*+{]", bare)), len(re.findall(r"(?<!\()\?", bare))
     groups, repeats = bare.count("(") + 1, min(repeats, 9)

@@ -1,6 +1,7 @@
 """A quantised checkpoint becomes a bundle whose speculative text is the plain text of that quantised teacher."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.checkpoints.scheme import quantised_modules
 from draftwood.compiler.targets.storage import FP32, PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError
@@ -219,3 +222,17 @@ def test_precision_and_teacher_have_to_agree(
     asked = BuildRequest(model=model, drafter=None, trees=(PLAIN,), slots=(128,), precisions={"onnx": precision})
     with pytest.raises(RequestError, match=f"the teacher is {'' if quantised else 'not '}quantised"):
         build(asked, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r".*lm_head", r"^(?:model\.)?layers\.[0-9]+\..*", r".*layers.*(q|k|v|o|gate|up|down)_proj$", "(?!.*mlp).*"],
+)
+def test_patterns_that_people_write_are_taken(quantised_teacher: Path, tmp_path: Path, pattern: str) -> None:
+    config = json.loads((quantised_teacher / "config.json").read_text())
+    config["quantization_config"]["ignore"] = [f"re:{pattern}"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    chosen = quantised_modules(Fields(config, tmp_path / "config.json"))
+    assert chosen is not None
+    for module in ("lm_head", "layers.0.mlp.up_proj", "model.layers.3.self_attn.q_proj"):
+        assert chosen(module) != bool(re.match(pattern, module))
