@@ -232,7 +232,7 @@ def test_patterns_that_people_write_are_taken(quantised_teacher: Path, tmp_path:
     config = json.loads((quantised_teacher / "config.json").read_text())
     config["quantization_config"]["ignore"] = [f"re:{pattern}"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    chosen = quantised_modules(Fields(config, tmp_path / "config.json"))
+    chosen = quantised_modules(Fields(tmp_path / "config.json", config))
     assert chosen is not None
     for module in ("lm_head", "layers.0.mlp.up_proj", "model.layers.3.self_attn.q_proj"):
         assert chosen(module) != bool(re.match(pattern, module))
