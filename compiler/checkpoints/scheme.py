@@ -34,10 +34,6 @@ _FORMATS = ("int-quantized", "naive-quantized")
 _MOST_WAYS, _NAME = 1 << 20, 64
 _WAY_OUT = "draftwood quantize makes one of the original"
 
-# Patterns are somebody else's, and Python's matcher goes back and forth: a repeated group can take it for ever. Those
-# that are written name layers and projections; what is longer, or repeats more than characters, is refused.
-_LONGEST_PATTERN, _MOST_REPEATS = 256, 4
-
 # Says of a module, by its published name, whether it is quantised.
 Chosen = Callable[[str], bool]
 
