@@ -129,7 +129,7 @@ def test_a_command_without_torch_installs_none(clone: Clone) -> None:
 
 def test_tests_run_in_the_root_and_pass_their_arguments_on(clone: Clone) -> None:
     assert clone.run("test", "-k", "two words")[:2] == (7, f"in {clone.folder}: -P -m pytest -q -k two words\n")
-    assert clone.installs()[-1] == "--editable .[build,dev,npu,train]"
+    assert clone.installs()[-1] == "--editable .[build,dev,npu,serve,train]"
 
 
 def test_all_tests_run_beside_each_other(clone: Clone) -> None:
@@ -146,7 +146,10 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
     assert clone.installs()[-1] == "--editable .[build,npu]"
     code, _, err = clone.run("doctor", DRAFT_EXTRAS="gpu")
     assert code == 2
-    assert err.splitlines()[-1] == "draft: error: DRAFT_EXTRAS=gpu: expected of build, dev, npu, peers, report, train"
+    assert (
+        err.splitlines()[-1]
+        == "draft: error: DRAFT_EXTRAS=gpu: expected of build, dev, npu, peers, report, serve, train"
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,12 @@ def test_this_machine_runs_and_builds() -> None:
     ("blocked", "lost"),
     [
         (["torch"], {"build bundles", "train"}),
-        (["onnxruntime"], {"run bundles", "build bundles", "train"}),
+        (["onnxruntime"], {"run bundles", "build bundles", "serve bundles", "train"}),
         (["transformers", "matplotlib"], {"train"}),
-        ([name for name in doctor.EXTRAS if name != "torch_npu"], {"run bundles", "build bundles", "train"}),
+        (
+            [name for name in doctor.EXTRAS if name != "torch_npu"],
+            {"run bundles", "build bundles", "serve bundles", "train"},
+        ),
     ],
     ids=["torch", "onnxruntime", "extras", "everything"],
 )
@@ -114,5 +117,6 @@ def test_processor_features(cpuinfo: str, features: list[str]) -> None:
 def test_extras_are_those_of_the_project() -> None:
     extras: dict[str, Any] = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     for package, extra in doctor.EXTRAS.items():
-        assert any(line.startswith((f"{package}=", f"{package}>")) for line in extras[extra]), package
+        name = package.replace("_", "-") if package != "torch_npu" else package
+        assert any(line.startswith((f"{name}=", f"{name}>")) for line in extras[extra]), package
     assert doctor.CPU_TORCH.split()[2] in PROJECT["optional-dependencies"]["build"]
