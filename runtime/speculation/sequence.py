@@ -107,7 +107,8 @@ class SequenceState:
         found = self._index
         if found is None or found.tokens[-1] != [*self.tokens[len(found.tokens) - 1 :], self.root][0]:
             found = self._index = TextIndex()  # or another root was set than the text went on with
-        found.extend([*self.tokens, self.root][len(found.tokens) :])
+        if len(found.tokens) <= len(self.tokens):
+            found.extend([*self.tokens[len(found.tokens) :], self.root])
         return found
 
     def rewind(self, length: int) -> None:
