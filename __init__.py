@@ -90,6 +90,8 @@ def open(
     bitwise: bool = False,
     cache_bytes: int | None = None,
     prefixes: bool = True,
+    waiting: int | None = None,
+    fallback: bool = False,
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together.
 
@@ -103,6 +105,9 @@ def open(
         cache_bytes: of all texts' caches together; a text for which there is no room waits. By default there is room
             for twice as many texts of the whole context as a launch takes, in at most half of the machine's memory.
         prefixes: keep the caches of ended texts, as far as there is room, for prompts that begin like them.
+        waiting: texts that may wait for room; one more is refused with BusyError. Any number where None.
+        fallback: where the engine cannot be opened, or fails in its quick proof, decode with what there is: a CPU's
+            engine, or eager PyTorch for graphs of an NPU alone. ``engine_name`` and ``refused`` then say so.
 
     Returns:
         An opened bundle with ``generate`` and ``stream``, a context manager, safe to use from several threads.
@@ -121,6 +126,8 @@ def open(
         bitwise=bitwise,
         cache_bytes=cache_bytes,
         prefixes=prefixes,
+        waiting=waiting,
+        fallback=fallback,
     )
 
 

@@ -6,15 +6,19 @@ finds. ``shield_torch`` and ``hide_torch_npu`` keep both working.
 """
 
 import os
+import re
 import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-COUNT_NPUS = "import torch, torch_npu; print(torch.npu.device_count())"
+# Names of chips have no blanks.
+NAME_NPUS = "import torch, torch_npu as _; print(*map(torch.npu.get_device_name, range(torch.npu.device_count())))"
 # What libtorch_npu.so is linked with.
 CANN_LIBRARIES = ("libhccl.so", "libascendcl.so", "libge_runner.so", "libgraph.so", "libacl_op_compiler.so")
+# The files, below CANN's folder, that state its version, of different releases.
+CANN_VERSIONS = ("version.cfg", "compiler/version.info", "runtime/version.info", "opp/version.info")
 
 
 def torch_npu_folder() -> Path | None:
@@ -48,17 +52,35 @@ def cann_available() -> bool:
     return folder is not None and all(_loads(str(folder / name)) for name in CANN_LIBRARIES)
 
 
-def npu_count() -> int:
-    """The NPUs that torch_npu counts, in a process of its own; 0 where it or CANN is missing."""
+def npu_chips() -> tuple[str, ...]:
+    """The chips that torch_npu sees, in a process of its own; none where it or CANN is missing."""
     if not (torch_npu_installed() and cann_available()):
-        return 0
+        return ()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", COUNT_NPUS], capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, "-c", NAME_NPUS], capture_output=True, text=True, timeout=120, check=True
         )
-        return int(done.stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return 0
+        return tuple((done.stdout.splitlines() or [""])[-1].split())
+    except (OSError, subprocess.SubprocessError):
+        return ()
+
+
+def npu_count() -> int:
+    """How many `npu_chips` there are."""
+    return len(npu_chips())
+
+
+def cann_version() -> str | None:
+    """The release of the CANN that ``ASCEND_HOME_PATH`` points to: the first number in the first file with one."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    for name in CANN_VERSIONS if home else ():
+        try:
+            text = (Path(str(home)) / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if match := re.search(r"\d+\.\d+[\w.]*", text):
+            return match[0]
+    return None
 
 
 def shield_torch() -> None:

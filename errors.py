@@ -7,6 +7,7 @@ DraftwoodError
 │   ├── BundleError          a bundle: damaged, of another version, or not a bundle
 │   ├── LoweringError        a step that the target cannot express
 │   ├── RequestError         a prompt, flag or setting
+│   │   └── BusyError            a text for which nothing is free now
 │   └── NumericError         a model whose output is no number
 └── InvariantError       our own promise is broken: keeps its traceback
 
@@ -52,6 +53,10 @@ class LoweringError(UserError):
 
 class RequestError(UserError):
     """A prompt, flag or setting outside what the bundle can do."""
+
+
+class BusyError(RequestError):
+    """A text that would have to wait where as many as may wait do."""
 
 
 class NumericError(UserError):

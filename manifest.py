@@ -7,6 +7,7 @@ bundle is either understood in full or not opened. All paths are relative to the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from draftwood.files import open_regular, read_regular
 from draftwood.planned import Count, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 MANIFEST_FILE = "manifest.json"
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
@@ -39,6 +40,7 @@ GraphKind = Literal[
     "accept",
     "extend",
     "draft",
+    "draft-texts",
     "whole",
     "step",
     "batch",
@@ -50,12 +52,15 @@ GraphKind = Literal[
 # Texts of one launch at most: a graph holds an attention of each.
 MOST_TEXTS = 32
 
+# What a step of the teacher gives of its rows; one of several texts, of the rows of all together.
+TEACHER_RESULTS = ("logits", "choice", "features")
+
 # Slots of a block of the caches that a graph of kind ``bitwise`` reads and writes.
 BLOCK_SLOTS = 64
 
 
 # How a number is kept, as torch and numpy spell it.
-ElementType = Literal["int64", "int32", "int8", "bool", "float32", "float16", "bfloat16"]
+ElementType = Literal["int64", "int32", "int8", "uint4", "bool", "float32", "float16", "bfloat16"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,6 +89,11 @@ class StepSignature(_Struct, frozen=True, kw_only=True):
     aliases: dict[Name, Name]
     # Texts that one launch serves.
     batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_TEXTS)] = 1
+
+    @property
+    def static(self) -> bool:
+        """Whether no size is chosen at run time."""
+        return all(isinstance(size, int) for spec in (*self.inputs, *self.outputs) for size in spec.shape)
 
     @property
     def caches(self) -> list[str]:
@@ -169,7 +179,8 @@ class Drafter(_Struct, frozen=True):
 class Precision(_Struct, frozen=True):
     """How the numbers of a graph set are kept; whole numbers keep their own types.
 
-    ``weights`` int8 are those of the teacher's quantised layers; all other weights are as ``activations``.
+    ``weights`` int8 are those of the teacher's quantised layers, uint4 those of its packed ones, four or eight bits
+    each; all other weights are as ``activations``.
     """
 
     name: str
@@ -231,8 +242,13 @@ class Manifest(_Struct, frozen=True):
 
     @property
     def quantised(self) -> bool:
-        """Whether the teacher's linear layers have int8 weights, and their rows are rounded to int8 as it runs."""
-        return any(graphs.precision.weights == "int8" for graphs in self.graph_sets)
+        """Whether the teacher's linear layers have weights of whole numbers, and their rows are rounded to int8."""
+        return self.packed or any(graphs.precision.weights == "int8" for graphs in self.graph_sets)
+
+    @property
+    def packed(self) -> bool:
+        """Whether these weights are packed in blocks, of four or eight bits."""
+        return any(graphs.precision.weights == "uint4" for graphs in self.graph_sets)
 
     @property
     def int8(self) -> bool:
@@ -279,11 +295,6 @@ def text_name(text: int | str, name: str) -> str:
     return f"text{text}.{name}" if text != "" else name
 
 
-def batch_name(texts: int) -> str:
-    """Name of the graph of any size that does a step of so many texts."""
-    return f"step-b{texts}" if texts > 1 else "step"
-
-
 def texts_name(texts: int, rows: int, slots: int) -> str:
     """Name of the static graph that verifies so many rows of each of so many texts."""
     return f"verify-b{texts}-t{rows}-kv{slots}"
@@ -292,6 +303,35 @@ def texts_name(texts: int, rows: int, slots: int) -> str:
 def texts_accept_name(draws: str, texts: int, rows: int) -> str:
     """Name of the graph that accepts of what such a graph has verified, ``draws`` being greedy or sampled."""
     return f"accept-{draws}-b{texts}-t{rows}"
+
+
+def texts_signature(one: StepSignature, texts: int) -> StepSignature:
+    """That of the graph which steps or drafts for so many texts at once, of that for one: what each text has under its
+    own names, the caches of all last; of a step logits, choices and features of all rows together."""
+    names = [str(text) for text in range(texts)]
+    together = [spec for spec in one.outputs if one.kind == "step" and spec.name in TEACHER_RESULTS]
+
+    def of_all(specs: Iterable[TensorSignature], caches: Container[str]) -> list[TensorSignature]:
+        own = [spec for spec in specs if spec not in together]
+        small, last = ([spec for spec in own if (spec.name in caches) is kept] for kept in (False, True))
+        return [_of_text(spec, text) for part in (small, last) for text in names for spec in part]
+
+    return StepSignature(
+        name=f"{one.name}-b{texts}",
+        kind="batch" if one.kind == "step" else "draft-texts",
+        rows=one.rows,
+        slots=one.slots,
+        inputs=tuple(of_all(one.inputs, one.aliases.values())),
+        outputs=(*together, *of_all(one.outputs, one.aliases)),
+        aliases={text_name(text, out): text_name(text, into) for text in names for out, into in one.aliases.items()},
+        batch=texts,
+    )
+
+
+def _of_text(spec: TensorSignature, text: str) -> TensorSignature:
+    """With a size of its own for every size that is chosen at run time."""
+    shape = tuple(f"{size}{text}" if isinstance(size, str) else size for size in spec.shape)
+    return TensorSignature(name=text_name(text, spec.name), dtype=spec.dtype, shape=shape)
 
 
 def whole_name(gear: str, draws: str) -> str:

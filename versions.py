@@ -1,7 +1,7 @@
 """The least releases of CANN that an NPU's graphs need, feature by feature, each with where it was read.
 
-A release counts where public sources of it were read; an older one may do. torch_npu has to be the release whose
-converters wrote the graphs, or newer.
+A release counts where public sources of it were read; an older one may do. The engine ``acl`` needs CANN alone; ``npu``
+needs a torch_npu that is published for the CANN at hand.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ LEAST = (
         "ops-nn 8.5.0, matmul/quant_batch_matmul_v3: int8 with a float32 scale and a scale of every row",
     ),
     Need(
+        "WeightQuantBatchMatmulV2",
+        "8.5.0",
+        "ops-nn 8.5.0, matmul/weight_quant_batch_matmul_v2: int32 words of eight weights, the attribute inner_precise",
+    ),
+    Need(
         "AddRmsNormDynamicQuant",
         "8.5.0",
         "ops-nn, norm/add_rms_norm_dynamic_quant: the attributes output_mask and dst_type, which torchair writes",
@@ -52,6 +57,53 @@ LEAST = (
     Need("RefData", "8.5.0", "GE 8.5.0, api/atc/main_impl.cc, CreateInputsForInference: ATC takes it for an input"),
     Need("weights shared by all .om files", "8.5.0", "aclmdlSetExternalWeightAddress, in GE since 8.5.0"),
 )
+
+
+# torch_npu -> the CANN that it is published for.
+PAIRS = {
+    "2.12.0": "9.1.0",
+    "2.11.0": "9.1.0",
+    "2.10.0.post4": "9.1.0",
+    "2.9.0.post6": "9.1.0",
+    "2.9.0.post2": "9.0.0",
+    "2.9.0": "8.5.0",
+    "2.8.0.post4": "9.0.0",
+    "2.8.0.post2": "8.5.0",
+    "2.8.0": "8.3.RC1",
+}
+PAIRS_SOURCE = "Ascend/pytorch, COMPATIBILITY.en.md at 9e73e708 of 2026-08-21"
+# Chips whose names begin so, and why no graph runs there.
+UNSUPPORTED = {
+    "Ascend310P": "it has no FusedInferAttentionScore and nothing in bf16",
+    "Ascend310B": "it has no FusedInferAttentionScore, RmsNorm or SwiGlu, and nothing in bf16",
+}
+UNSUPPORTED_SOURCE = (
+    "operator stores of CANN 8.1.RC1; ops-transformer 9.1.0, attention/fused_infer_attention_score/README"
+)
+
+
+def unsupported(chip: str) -> str:
+    """Why the graphs do not run on a chip, in one line; "" where nothing is known against it."""
+    why = next((why for name, why in UNSUPPORTED.items() if chip.startswith(name)), "")
+    return f"{chip} is not supported: {why} ({UNSUPPORTED_SOURCE})" if why else ""
+
+
+def acl_problem(cann: str | None) -> str:
+    """Why ``--engine acl`` cannot run with this CANN; "" where it can, or its release is not known."""
+    least = least_cann(need.feature for need in LEAST)
+    return f"CANN {cann} is older than {least}" if cann and release(cann) < release(least) else ""
+
+
+def npu_problem(torch_npu: str | None, cann: str | None) -> str:
+    """Why ``--engine npu`` is not to be expected to run with these two; "" where nothing speaks against it."""
+    if not torch_npu or not cann:
+        return ""
+    fits = [name for name, release_ in PAIRS.items() if release_ == cann]
+    if torch_npu in fits:
+        return acl_problem(cann)
+    known = f"torch_npu {torch_npu} is published for {f'CANN {PAIRS[torch_npu]}' if torch_npu in PAIRS else 'no CANN'}"
+    instead = f"with CANN {cann} goes torch_npu {' or '.join(fits)}" if fits else f"CANN {cann} is in no row"
+    return f"{known}; {instead} ({PAIRS_SOURCE})"
 
 
 def least_cann(features: Iterable[str]) -> str:

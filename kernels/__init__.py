@@ -13,8 +13,10 @@ from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_
 from draftwood.kernels.block_attention import BLOCK_ATTENTION
 from draftwood.kernels.contract import Contract, register
 from draftwood.kernels.experts import EXPERTS, FINALIZE_ROUTING, GATING, GROUPED_LINEAR, INIT_ROUTING
+from draftwood.kernels.int4 import WEIGHT_QUANT_BATCHMATMUL
 from draftwood.kernels.linear import BATCHED_LINEAR, LINEAR
 from draftwood.kernels.mlp import SWIGLU
+from draftwood.kernels.nbits import NBITS_LINEAR
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
@@ -34,8 +36,9 @@ NPU_CONTRACTS = (
     FINALIZE_ROUTING,
     ADD_RMS_NORM_DYNAMIC_QUANT,
     DEQUANT_SWIGLU_QUANT,
+    WEIGHT_QUANT_BATCHMATMUL,
 )
-CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, BLOCK_ATTENTION)
+CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, BLOCK_ATTENTION, NBITS_LINEAR)
 # Our own, put to the NPU by converters of ours.
 GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR, GROUPED_LINEAR, JOIN_ROWS)
 # Our own, of standard operators in ONNX and of several operators of the NPU.
@@ -47,7 +50,8 @@ register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS)
 def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
     """Operator -> function that builds its ONNX form.
 
-    ``cpu`` adds the forms that only onnxruntime runs; without it every form is standard opset 18.
+    ``cpu`` adds the forms that only onnxruntime runs; without it every form but that of packed weights is standard
+    opset 18.
     """
     forms: dict[Callable[..., Any], Callable[..., Any]] = {}
     for contract in NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS:

@@ -11,7 +11,7 @@ from draftwood.kernels.contract import Contract
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
+    return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,7 +32,10 @@ LINEAR = Contract(
     fake=_linear_fake,
     namespace="draftwood",
 )
-"""x [T, H], weight [O, H], bias [O]: [T, O]."""
+"""x [T, H], weight [O, H], bias [O]: [T, O].
+
+The bias of a bf16 product lies in float32 on an NPU, whose kernels take no other there, and holds values of bf16.
+"""
 
 BATCHED_LINEAR = Contract(
     "batched_linear(Tensor x, Tensor weight) -> Tensor",

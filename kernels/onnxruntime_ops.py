@@ -18,6 +18,7 @@ _TYPES = [
     ("T", ["tensor(float)", "tensor(float16)"], ""),
     ("I", ["tensor(int64)"], ""),
     ("M", ["tensor(int32)"], ""),
+    ("U", ["tensor(uint8)"], ""),
 ]
 
 
@@ -73,6 +74,12 @@ _SCHEMAS = (
         ),
         _inputs("output:T", "present_key:T", "present_value:T"),
         {"num_heads": _Kind.INT, "kv_num_heads": _Kind.INT, "scale": _Kind.FLOAT, "do_rotary": _Kind.INT},
+    ),
+    _schema(
+        "MatMulNBits",
+        _inputs("A:T", "B:U", "scales:T", "zero_points:U?", "g_idx:M?", "bias:T?"),
+        _inputs("Y:T"),
+        dict.fromkeys(("K", "N", "bits", "block_size", "accuracy_level"), _Kind.INT),
     ),
     _schema(
         "FusedMatMul",

@@ -162,9 +162,7 @@ class Caches:
         return self._size(next(fits, lengths[-1]), longest)
 
     def _size(self, slots: int, longest: int) -> int:
-        drafts = [one for each in self._engine.bundle.manifest.graph_sets for one in each.graphs]
-        rows = max((one.rows for one in drafts if one.kind in ("draft", "extend")), default=0)
-        most = longest + self._engine.bundle.manifest.dims.branch_rows + rows
+        most = longest + self._engine.bundle.manifest.dims.branch_rows
         # A drafter's caches double (`draftwood.runtime.speculation.drafting`), or are as long as the teacher's.
         reserved = max(LEAST_SLOTS, 1 << most.bit_length(), slots)
         if (slots, reserved) not in self._sizes:

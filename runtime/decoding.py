@@ -18,13 +18,15 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Wanted
 from draftwood.runtime.engines import Engine, StagedEngine
-from draftwood.runtime.policy import Policy
+from draftwood.runtime.policy import Asking, Policy
 from draftwood.runtime.sharing import Sharing, advance
+from draftwood.runtime.speculation.guide import Guide
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import match_class
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.runtime.speculation.step import Outcome, Prefill
+from draftwood.runtime.speculation.step import HostParts, Outcome, Prefill
 from draftwood.runtime.stream import Stream
+from draftwood.runtime.text.grammar import Grammar, TextGrammar
 from draftwood.runtime.trace import StepEvent, Trace
 
 # Likeliest tokens that are kept beside a drawn one, as other servers bound them.
@@ -51,6 +53,10 @@ class Asked(TypedDict, total=False):
     ignore_eos: bool
     # Keep log-probabilities of every token, and of so many of the likeliest beside it.
     logprobs: int | None
+    # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
+    shown: Sequence[str]
+    # What the text has to be: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax.
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +70,16 @@ class Options:
     stop_strings: tuple[str, ...] = ()
     # Of every token, and of so many of the likeliest ones beside it.
     logprobs: int | None = None
+    shown: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise RequestError(f"--max-new-tokens {self.max_new_tokens}: expected at least 1")
         if self.logprobs is not None and not 0 <= self.logprobs <= _MOST_LOGPROBS:
             raise RequestError(f"logprobs: expected a number from 0 to {_MOST_LOGPROBS}, got {self.logprobs}")
+        if self.grammar is not None and self.ignore_eos:
+            raise RequestError("grammar: says when the text ends; leave ignore_eos out")
 
     @classmethod
     def of(cls, **given: Unpack[Asked]) -> Options:
@@ -87,6 +97,8 @@ class Options:
             ignore_eos=given.get("ignore_eos", False),
             stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
             logprobs=given.get("logprobs"),
+            shown=tuple(given.get("shown", ())),
+            grammar=given.get("grammar"),
         )
 
 
@@ -112,7 +124,8 @@ class Decoding:
     """One text being decoded; iterating yields pieces of text as they become final (empty without tokenizer).
 
     With ``sharing`` it waits for room, and takes its steps in launches with other texts; it is there from the first
-    piece that is asked for until it has ended, or until the iterator or the stream is closed.
+    piece that is asked for, which is empty and comes once there is room, until it has ended, or until the iterator or
+    the stream is closed.
 
     ``result`` is set when the iteration has ended.
     """
@@ -137,9 +150,13 @@ class Decoding:
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
-        self._stream = Stream(bundle.tokenizer, options.stop_strings) if bundle.tokenizer else None
+        self._grammar = None if options.grammar is None else _grammar(engine, options.grammar)
+        self._stream = (
+            Stream(bundle.tokenizer, options.stop_strings, options.shown) if bundle.tokenizer is not None else None
+        )
         self._pieces: list[str] = []
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
+        self._looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._steps = self._late = self._prefix = 0
         # Tokens that the last draft's step gained: writing them belongs to every draft.
         self._gained = 0
@@ -149,7 +166,10 @@ class Decoding:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            yield self._next(self._begin)
+            if self._sharing is not None:
+                yield self._next(self._admit)
+            if self._finish is None:
+                yield self._next(self._begin)
             while self._finish is None:
                 yield self._next(self._step)
             yield self.end()
@@ -172,10 +192,15 @@ class Decoding:
         act()
         return "".join(self._pieces[given:])
 
+    def _admit(self) -> None:
+        assert self._sharing is not None
+        if self._finish is None and not self._sharing.admit(self):
+            self._finish = "cancelled"
+
     def _begin(self) -> None:
         if self._sharing is None:
             self.start()
-        elif self._finish is None and not self._sharing.begin(self):
+        elif not self._sharing.read(self) and self._finish is None:
             self._finish = "cancelled"
 
     def _step(self) -> None:
@@ -200,7 +225,7 @@ class Decoding:
         """Prefill and the first token; returns final text."""
         self._began_us = _now_us()
         self.state = self.engine.begin(self.wanted().slots, self.options.sampling)
-        self.state.top = self.options.logprobs
+        self._hold()
         return self._started(self.engine.start(self.state, np.array(self.prompt, np.int64)))
 
     def wanted(self) -> Wanted:
@@ -213,7 +238,7 @@ class Decoding:
     def read(self) -> Generator[None, None, None]:
         """Prefill behind what the caches hold, a launch every ``next``; the last one gives the first token."""
         self._began_us, self._prefix = _now_us(), self.state.length
-        self.state.top = self.options.logprobs
+        self._hold()
         if self.state.slots < (slots := self.wanted().slots):
             self.state.grow(slots)
         rest_n = np.array(self.prompt[self._prefix :], np.int64)
@@ -223,27 +248,29 @@ class Decoding:
             done = self.engine.start(self.state, rest_n)
         self._started(done)
 
+    def _hold(self) -> None:
+        """The state keeps what is asked for, and to what the text is held."""
+        self.state.top, self.state.constraint = self.options.logprobs, self._grammar
+        self.state.guide = None if self._grammar is None else Guide(self._grammar.copied(), len(self.prompt))
+
     def _started(self, done: Prefill) -> str:
         if self.trace is not None:
             self.trace.add(self._prefill_event(done))
         self._prefill_us = _now_us() - self._origin_us
         return self._take(list(done.tokens))
 
-    def choose(self) -> Gear:
-        """The gear of the next step; the cache is grown to its KV length."""
+    def asking(self) -> Asking:
+        """What the gear of the next step is chosen by."""
         self._began_us = _now_us()
         self._late = self._behind()
-        gear = self.policy.choose(self.state.length, self._late, self._match())
-        assert gear is not None, "a text that fills the context has ended"
+        match = match_class(self.state.index().match) if self._looks_up else 0  # 0 where no gear looks there
+        return Asking(self.policy, self.state.length, self._late, match)
+
+    def take(self, gear: Gear) -> None:
+        """The gear of the next step; the cache is grown to its KV length."""
         if self.state.slots < gear.slots:
             self.state.grow(gear.slots)
         self._choice_us = _now_us() - self._began_us
-        return gear
-
-    def _match(self) -> int:
-        """Class of the match in the text; 0 where no gear looks there."""
-        looks_up = any(gear.looks_up for gear in self.engine.bundle.manifest.gears)
-        return match_class(self.state.index().match) if looks_up else 0
 
     def _behind(self) -> int:
         """Tokens that the drafter's caches are behind, beyond those that the last step gained."""
@@ -369,6 +396,12 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
     if bad is not None:
         raise RequestError(f"prompt: token id {bad} is outside the vocabulary 0 to {dims.vocabulary - 1}")
     return tuple(prompt)
+
+
+def _grammar(engine: Engine, grammar: Grammar) -> TextGrammar:
+    if not (isinstance(engine, StagedEngine) and isinstance(engine.parts, HostParts)):
+        raise RequestError("grammar: this engine draws on its device, which knows none; leave it out, or take a CPU's")
+    return engine.bundle.grammars.begin(grammar)
 
 
 def _now_us() -> float:

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from draftwood.errors import RequestError
+from draftwood.errors import RequestError, UserError
 from draftwood.manifest import Manifest
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle, Verify
 from draftwood.runtime.caches import Caches
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
-from draftwood.runtime.engines import Engine, default_engine
+from draftwood.runtime.engines import Engine, default_engine, host_engine
 from draftwood.runtime.policy import Policies, Policy
 from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proving import proved_engine
@@ -50,10 +50,15 @@ class OpenedBundle:
         times: Sequence[StepTime] = (),
         cache_bytes: int | None = None,
         prefixes: bool = True,
+        waiting: int | None = None,
+        engine_name: str = "",
+        refused: str | None = None,
     ) -> None:
         self.bundle, self.engine, self._times = bundle, engine, times
+        # What decodes, and why another engine that was asked for does not.
+        self.engine_name, self.refused = engine_name, refused
         self._policies: dict[str, Policies] = {}
-        self._sharing = Sharing(engine, Caches(engine, cache_bytes, prefixes))
+        self._sharing = Sharing(engine, Caches(engine, cache_bytes, prefixes), waiting)
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         if bundle.tokenizer is not None:
@@ -81,6 +86,7 @@ class OpenedBundle:
 
         Raises:
             RequestError: a prompt or an option that the bundle cannot serve.
+            BusyError: as many texts wait for room as may (``waiting`` of ``draftwood.open``).
             NumericError: the teacher's logits are not finite.
         """
         return self.stream(prompt, policy=policy, trace=trace, **options).run()
@@ -107,7 +113,8 @@ class OpenedBundle:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
         chosen = Options.of(**options)
         if isinstance(policy, str):
-            policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens)
+            held = chosen.grammar is not None
+            policy = self._policies_of(policy).new(chosen.sampling.greedy, chosen.max_new_tokens, held)
         return Decoding(self.engine, prompt_ids(self.bundle, prompt), chosen, policy, trace, self._sharing)
 
     def figures(self) -> Figures:
@@ -173,6 +180,8 @@ def open_bundle(
     bitwise: bool = False,
     cache_bytes: int | None = None,
     prefixes: bool = True,
+    waiting: int | None = None,
+    fallback: bool = False,
 ) -> OpenedBundle:
     """Opens a bundle and proves that it holds together; see ``draftwood.open``."""
     if bitwise:
@@ -180,9 +189,17 @@ def open_bundle(
             raise RequestError(f"bitwise with engine {engine}: only a CPU's engine decodes so; leave the engine out")
         engine = "bitwise"
     bundle = Bundle.open(Path(folder), verify)
-    name = engine or default_engine(bundle)
+    name, refused = engine or default_engine(bundle), None
+    try:
+        opened = proved_engine(bundle, name, threads)
+    except (UserError, RuntimeError) as error:  # an operator that a device lacks is torch's own error
+        if not fallback or name == (other := host_engine(bundle)):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        name, refused = other, said if said.startswith("--engine") else f"--engine {name}: {said}"
+        opened = proved_engine(bundle, name, threads)
     times = tuned_times(bundle, name, threads)
-    return OpenedBundle(bundle, proved_engine(bundle, name, threads), times, cache_bytes, prefixes)
+    return OpenedBundle(bundle, opened, times, cache_bytes, prefixes, waiting, name, refused)
 
 
 def prompt_ids(bundle: Bundle, prompt: Prompt) -> list[int]:

@@ -181,7 +181,7 @@ def _other_logits(engine: StagedEngine, got_nV: NDArray[np.float32], want_nV: ND
         same = np.array_equal(got_nV.view(np.int32), want_nV.view(np.int32))
         return "" if same else "logits with other bits on this machine than"
     apart = float(np.abs(got_nV - want_nV).max() / max(1.0, float(np.abs(want_nV).max())))
-    allowed = TOLERANCE if engine.zeros((1,)).itemsize == 4 else HALF_TOLERANCE
+    allowed = HALF_TOLERANCE if engine.half else TOLERANCE
     return "" if apart <= allowed else f"logits that differ by {apart:.1e} of 1 from"
 
 

@@ -7,7 +7,7 @@ nobody at work does the next launch for all whom it serves, and those who come m
   queues go by who has waited longest. So a text that asks for a step waits for at most what runs as it asks, one launch
   of a prompt, and the steps of those who asked before it, as many a launch as there are places.
 * A text is admitted when the budget has room for its caches at its end (`draftwood.runtime.caches`); who waits for
-  room is admitted in the order of asking.
+  room is admitted in the order of asking. Who comes when as many as may wait do is refused at once.
 * Who is not iterated over does not wait for a launch: a slow reader delays nobody. His caches count until he ends.
 * A text that ends, fails or is cancelled frees its room when its launch has ended, or at once where it is in none.
 """
@@ -20,11 +20,13 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, RLock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from draftwood.errors import BusyError
 from draftwood.manifest import Gear
 from draftwood.runtime.caches import Caches, Wanted
 from draftwood.runtime.engines import Engine
+from draftwood.runtime.policy import Asking, Launch, group
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Outcome
 
@@ -43,8 +45,11 @@ class Stepping(Protocol):
     def finished(self) -> bool:
         """Whether it wants no further step."""
 
-    def choose(self) -> Gear:
-        """The gear of its next step."""
+    def asking(self) -> Asking:
+        """What the gear of its next step is chosen by."""
+
+    def take(self, gear: Gear) -> None:
+        """That gear, before the step."""
 
     def receive(self, outcome: Outcome) -> object:
         """What its step gave."""
@@ -108,23 +113,47 @@ class _Queues:
     steps: deque[_Ticket] = field(default_factory=deque)
 
 
-def advance(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
-    """One step for every text, as many a launch as the engine takes; each goes on with its own gear."""
-    outcomes = list[Outcome]()
+class Launched(NamedTuple):
+    """What a launch gave each of its texts, which stand by number; and how many took a step together with it."""
+
+    texts: tuple[int, ...]
+    outcomes: list[Outcome]
+    together: int
+
+
+def advance(engine: Engine, texts: Sequence[Stepping]) -> list[Launched]:
+    """One step for every text, in as many launches as the policies want for those that the engine can take at once."""
+    found = []
     for at in range(0, len(texts), engine.max_batch):
-        group = texts[at : at + engine.max_batch]
-        gears = [text.choose() for text in group]
-        for text, outcome in zip(group, engine.step([text.state for text in group], gears), strict=True):
-            text.receive(outcome)
-            outcomes.append(outcome)
+        own = texts[at : at + engine.max_batch]
+        for launch in _chosen(engine, own):
+            outcomes = _launched(engine, [own[number] for number in launch.texts], launch.gears)
+            found.append(Launched(tuple(at + number for number in launch.texts), outcomes, len(own)))
+    return found
+
+
+def _chosen(engine: Engine, texts: Sequence[Stepping]) -> list[Launch]:
+    """The launches of a step; every text has its gear."""
+    launches = group([text.asking() for text in texts], engine.padded)
+    for launch in launches:
+        for number, gear in zip(launch.texts, launch.gears, strict=True):
+            texts[number].take(gear)
+    return launches
+
+
+def _launched(engine: Engine, texts: Sequence[Stepping], gears: Sequence[Gear]) -> list[Outcome]:
+    """A launch."""
+    outcomes = engine.step([text.state for text in texts], gears)
+    for text, outcome in zip(texts, outcomes, strict=True):
+        text.receive(outcome)
     return outcomes
 
 
 class Sharing:
     """Of one engine. Any number of threads may call it, each for a text of its own; ``cancel`` also for another's."""
 
-    def __init__(self, engine: Engine, caches: Caches) -> None:
-        self.engine, self._caches = engine, caches
+    def __init__(self, engine: Engine, caches: Caches, most_waiting: int | None = None) -> None:
+        self.engine, self._caches, self._most_waiting = engine, caches, most_waiting
         self._lock = RLock()
         self._arrived = Condition(self._lock)
         # Texts that were given up while their own thread held the lock: the garbage collector may close a stream there.
@@ -150,12 +179,12 @@ class Sharing:
                 prefix_tokens=caches.shared_tokens,
             )
 
-    def begin(self, text: Text) -> bool:
-        """Admits the text, which waits until there is room, and reads its prompt; False where it was cancelled.
+    def admit(self, text: Text) -> bool:
+        """Waits until there is room for the text; False where it was cancelled.
 
         Raises:
+            BusyError: there is none, and as many as may wait do.
             RequestError: its caches would never fit.
-            NumericError: the teacher's logits are no numbers.
         """
         wanted = text.wanted()
         self._caches.check(wanted)
@@ -163,6 +192,10 @@ class Sharing:
             self._places[text] = place = _Place(Condition(self._lock))
             self._queues.admission.append(text)
             self._admit()
+            most = self._most_waiting
+            if place.state is None and most is not None and len(self._queues.admission) > most:
+                self._leave(text)
+                raise BusyError(f"{most} texts wait already, as many as may; try again soon")
             try:
                 while place.state is None and text in self._places:
                     place.wake.wait()
@@ -172,6 +205,14 @@ class Sharing:
             if place.state is None:
                 return False
             text.state = place.state
+        return True
+
+    def read(self, text: Text) -> bool:
+        """Reads the prompt of an admitted text, between the launches of others; False where it was cancelled.
+
+        Raises:
+            NumericError: the teacher's logits are no numbers.
+        """
         reading, read = text.read(), False
         while not read:
             ticket = self._served(text, reading)
@@ -314,14 +355,26 @@ class Sharing:
             group[0].error = error
 
     def _advance(self, group: Sequence[_Ticket]) -> None:
-        """A step of all; where that fails, of each by itself, so that a text fails alone."""
+        """A step of all, in the launches that the policies want."""
         try:
-            advance(self.engine, [one.text for one in group])
+            launches = _chosen(self.engine, [one.text for one in group])
         except Exception as error:
-            if len(group) == 1:
-                group[0].error = error
-                return
-            for one in group:
+            self._failed(group, error)
+            return
+        for launch in launches:
+            own = [group[number] for number in launch.texts]
+            try:
+                _launched(self.engine, [one.text for one in own], launch.gears)
+            except Exception as error:
+                self._failed(own, error)
+
+    def _failed(self, group: Sequence[_Ticket], error: Exception) -> None:
+        """A launch failed: its texts take their step each by itself, so that a text fails alone."""
+        if len(group) == 1:
+            group[0].error = error
+            return
+        for one in group:
+            if not one.text.finished:
                 one.text.state.rollback(one.text.state.length)
                 self._advance([one])
 

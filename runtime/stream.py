@@ -25,12 +25,16 @@ class Stream:
         >>> stream.push(ids), stream.stopped, stream.finish()  # doctest: +SKIP
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...] = ()) -> None:
-        """Raises RequestError if ``stop_strings`` is a bare string or holds an empty one."""
+    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...] = (), shown: Sequence[str] = ()) -> None:
+        """``shown`` are special tokens that stand in the text by their spelling; others leave nothing in it.
+
+        Raises RequestError if ``stop_strings`` is a bare string or holds an empty one.
+        """
         if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
             raise RequestError(f"stop strings: expected a tuple of non-empty strings, got {stop_strings!r}")
         self._pieces: _Pieces = _Bytes(tokenizer) if tokenizer.decoders == ["ByteLevel"] else _Window(tokenizer)
         self._stops = tuple(stop_strings)
+        self._shown = {tokenizer.special_id(token): token for token in shown}
         self._held = ""  # final text that may be the beginning of a stop string
         self._tokens_used = 0
         self._stopped = False
@@ -52,7 +56,7 @@ class Stream:
             if self._stopped:
                 break
             self._tokens_used += 1
-            released.append(self._release(self._pieces.push(int(token_id))))
+            released.append(self._release(self._piece(int(token_id))))
         return "".join(released)
 
     def finish(self) -> str:
@@ -60,6 +64,11 @@ class Stream:
         released = self._release(self._pieces.finish())
         held, self._held = self._held, ""
         return released + held
+
+    def _piece(self, token_id: int) -> str:
+        if token_id in self._shown:  # it ends what was not final
+            return self._pieces.finish() + self._shown[token_id]
+        return self._pieces.push(token_id)
 
     def _release(self, piece: str) -> str:
         if self._stopped or not piece:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from draftwood.errors import RequestError
 from draftwood.files import read_regular, write_whole
@@ -58,6 +60,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # What the policy that chose the gear expected of the step, where it had an opinion.
     expected_tokens: float | None = None
     expected_us: float | None = None
+    # How many invariants of its tree and caches the step was held to; None where no engine for comparison ran.
+    invariants: int | None = None
 
     @classmethod
     def of(
@@ -82,6 +86,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             rank=outcome.rank,
             expected_tokens=expected.tokens if expected else None,
             expected_us=expected.us if expected else None,
+            invariants=outcome.invariants,
         )
 
     def __post_init__(self) -> None:
@@ -170,6 +175,11 @@ class Trace:
         return chrome
 
 
+def prompt_digest(ids: Sequence[int]) -> str:
+    """What stands for a prompt in a trace: the first half of the SHA-256, in hex, over its token ids as int64."""
+    return hashlib.sha256(np.array(ids, "<i8").tobytes()).hexdigest()[:32]
+
+
 def form_of(path: Path) -> Literal["events", "chrome"]:
     """Which form a trace file of this name has: ``.jsonl`` events, ``.json`` (``.chrome.json``) Chrome.
 
@@ -179,7 +189,7 @@ def form_of(path: Path) -> Literal["events", "chrome"]:
     forms: dict[str, Literal["events", "chrome"]] = {".jsonl": "events", ".json": "chrome"}
     if path.suffix not in forms:
         raise RequestError(
-            f"{path}: expected a trace file name that ends in .jsonl (events, can be replayed) or "
+            f"{path}: expected a trace file name that ends in .jsonl (events) or "
             f".chrome.json (opens in Perfetto), got {path.suffix or 'no suffix'}"
         )
     return forms[path.suffix]

@@ -1,5 +1,6 @@
 """Shared by all tests, and loaded before any of them imports torch or transformers."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +104,14 @@ def three_layer_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_teacher(tmp_path_factory.mktemp("deeper"), TINY | {"num_hidden_layers": 3})
 
 
+@pytest.fixture(scope="session")
+def save_tiny() -> Callable[..., Path]:
+    """Writes a tiny teacher of any family, as config.json's fields say, into a folder that is there."""
+    return lambda folder, **fields: save_teacher(folder, TINY | fields)
+
+
 def save_teacher(folder: Path, config: dict) -> Path:
-    """A random Llama whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
+    """A random teacher whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
     import torch
     from safetensors.torch import save_file
 
@@ -140,19 +148,42 @@ def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a folder once for all workers, and for later runs of the same sources. Read only."""
+    from draftwood.compiler.bundle.staging import exclusive
+
+    def of(name: str, make: Callable[[Path], object]) -> Path:
+        store = getattr(pytestconfig, "cache", None)
+        place = store.mkdir("bundles") if store else tmp_path_factory.mktemp("bundles")
+        folder = place / f"{name}-{_sources()}"
+        with exclusive(folder):
+            if not folder.exists():
+                for old in place.glob(f"{name}-*"):
+                    shutil.rmtree(old)
+                make(folder)
+        return folder
+
+    return of
+
+
+@cache
+def _sources() -> str:
+    """A digest of all that a bundle of the tests is made by."""
+    files = [ROOT / "constraints.txt", Path(__file__), *ROOT.glob("*.py")]
+    files += [path for folder in ("trees", "kernels", "compiler") for path in (ROOT / folder).rglob("*.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_teacher: Path, tiny_heads: Path, kept: Callable[..., Path]) -> Path:
     """Gears of three trees at two KV lengths. Read only: tests that alter a bundle copy it."""
     from draftwood.compiler.bundle.build import build
     from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.trees import Topology
 
     trees = (("plain", Topology.plain()), ("chain-2", Topology.chain(2)), ("ragged", Topology.from_paths(RAGGED)))
-    folder = tmp_path_factory.mktemp("tiny") / "bundle"
-    build(
-        BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256), bitwise=True, texts=4),
-        folder,
-    )
-    return folder
+    request = BuildRequest(model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128, 256), bitwise=True, texts=4)
+    return kept("tiny", lambda folder: build(request, folder))
 
 
 def drafter_block(width: int, random: object) -> dict:
@@ -218,7 +249,7 @@ def tiny_drafters(tiny_eagle3: Path, tiny_fasteagle: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def tiny_draft_bundles(
-    tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    tiny_teacher: Path, tiny_drafters: dict[str, Path], kept: Callable[..., Path]
 ) -> dict[str, Path]:
     """A bundle for each drafter with caches; all trees have seven rows, so one graph verifies them. Read only.
 
@@ -237,17 +268,38 @@ def tiny_draft_bundles(
         ("backbone", Topology.backbone(3, 2)),
         ("planned", paths.best_tree(6)),
     )
-    folders = {}
-    for kind, drafter in tiny_drafters.items():
-        trees, slots = fixed, (128, 256)
+    folders, kinds = {}, [*tiny_drafters]
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579":
+        kinds.reverse()  # two workers build one each, and neither waits for the other
+    for kind in kinds:
+        drafter, trees, slots = tiny_drafters[kind], fixed, (128, 256)
         if kind == "eagle3":
             trees, slots = (*fixed, ("budget", Budget(6, 3, 3))), (128,)
-        folders[kind] = tmp_path_factory.mktemp(kind) / "bundle"
         request = BuildRequest(
             model=tiny_teacher, drafter=drafter, trees=trees, slots=slots, prefill_rows=(16,), bitwise=True, texts=4
         )
-        build(request, folders[kind])
+        folders[kind] = kept(kind, partial(build, request))
     return folders
+
+
+@pytest.fixture(scope="session")
+def tiny_bundles(tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> dict[str, Path]:
+    """A bundle of every kind that drafts another way: Medusa's heads, a tree that grows, a cascade. Read only."""
+    return {"medusa": tiny_bundle, **tiny_draft_bundles}
+
+
+@pytest.fixture(scope="session")
+def npu_bundle(tiny_teacher: Path, tiny_heads: Path, kept: Callable[..., Path]) -> Path:
+    """Plain decoding and a tree of Medusa heads at one KV length, for CPUs and for an NPU. Read only."""
+    from draftwood.compiler.bundle.build import build
+    from draftwood.compiler.bundle.request import BuildRequest
+    from draftwood.trees import Topology
+
+    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 3)))
+    request = BuildRequest(
+        model=tiny_teacher, drafter=tiny_heads, trees=trees, slots=(128,), prefill_rows=(16,), targets=("onnx", "ge")
+    )
+    return kept("npu", partial(build, request))
 
 
 @pytest.fixture(scope="session")

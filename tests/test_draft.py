@@ -111,8 +111,8 @@ def test_alone_it_says_how_it_is_used_and_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_first_call_installs_and_the_second_does_not(clone: Clone) -> None:
-    code, out, err = clone.run("demo", "--json")
-    assert (code, out) == (7, f"in {clone.folder.parent}: -P -m draftwood.tools.cli demo --json\n")
+    code, out, err = clone.run("demo", "--size", "native")
+    assert (code, out) == (7, f"in {clone.folder.parent}: -P -m draftwood.tools.cli demo --size native\n")
     assert clone.installs() == ["--no-deps torch==2.13.0", "--editable .[build]"]
     assert all(line.startswith("draft: ") for line in err.splitlines())
     assert clone.run("demo")[2] == "" and clone.installs() == []
@@ -129,7 +129,7 @@ def test_a_command_without_torch_installs_none(clone: Clone) -> None:
 
 def test_tests_run_in_the_root_and_pass_their_arguments_on(clone: Clone) -> None:
     assert clone.run("test", "-k", "two words")[:2] == (7, f"in {clone.folder}: -P -m pytest -q -k two words\n")
-    assert clone.installs()[-1] == "--editable .[build,dev,npu,serve,train]"
+    assert clone.installs()[-1] == "--editable .[build,cluster,dev,npu,openvino,qnn,reference,serve]"
 
 
 def test_all_tests_run_beside_each_other(clone: Clone) -> None:
@@ -148,8 +148,27 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
     assert code == 2
     assert (
         err.splitlines()[-1]
-        == "draft: error: DRAFT_EXTRAS=gpu: expected of build, dev, npu, peers, report, serve, train"
+        == "draft: error: DRAFT_EXTRAS=gpu: expected of build, cluster, dev, npu, openvino, peers, qnn, reference,"
+        " report, serve"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "extras"),
+    [
+        ("check BUNDLE --engine qnn", "build,qnn"),
+        ("run BUNDLE --engine=openvino-npu --prompt x", "openvino"),
+        ("build --model demo --target onnx,ge --out BUNDLE", "build,npu"),
+    ],
+)
+def test_engines_and_targets_bring_what_they_need(clone: Clone, line: str, extras: str) -> None:
+    clone.run(*line.split())
+    assert clone.installs()[-1] == f"--editable .[{extras}]"
+
+
+def test_what_is_no_flag_brings_nothing(clone: Clone) -> None:
+    clone.run("run", "BUNDLE", "--prompt", "take --engine qnn", "--engine", "cpu")
+    assert clone.installs() == ["--editable ."]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +352,8 @@ def test_torch_comes_from_its_index_for_cpus_where_that_answers(clone: Clone, mo
 
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    names = (line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in names}
 
 
 def test_every_package_of_every_extra_is_pinned() -> None:

@@ -16,7 +16,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from fcntl import F_GETFL, fcntl
 from types import ModuleType
+from typing import TextIO
 
 from draftwood.errors import UserError
 from draftwood.version import __version__
@@ -35,12 +37,12 @@ COMMANDS = {
     "run": "answer one prompt with a bundle",
     "chat": "talk with a bundle in the terminal",
     "serve": "answer clients of OpenAI's interface over HTTP, and show each step on a page",
+    "deploy": "serve with engines on Ray: several of a bundle, on this machine or on a cluster's",
     "bench": "compare speculative with plain decoding: tokens and speed",
     "evaluate": "measure a suite: exactness, speed and every experiment, into a folder that can be resumed",
     "report": "draw what evaluate measured: a page, pictures, tables; or hold two runs against each other",
     "calibrate": "count the rank paths that a teacher's text takes through a drafter's candidates",
     "profile": "measure, or model, how long the steps of a gear take",
-    "replay": "replay policies over recorded texts, without a model",
     "tune": "measure every gear of a bundle on this machine, for the policy to choose by",
     "plan": "choose draft trees and gears from statistics and a latency table",
     "distill": "let a teacher write the texts that its drafter learns from",
@@ -54,8 +56,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; never raises for what a user can get wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None or sys.stderr is None:  # closed; the next file that is opened would take its number
+    if not _takes(sys.stdout):
         return 2
+    if not _takes(sys.stderr):  # the answer and the exit code tell enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # or the next file that is opened would take its number
+        sys.stderr = os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file may hold what no terminal can spell, as half a character
         sys.stdout.reconfigure(errors="backslashreplace")
     # No option before the command takes a value, so the first other word is the command.
@@ -73,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _silence_stdout()
+        _silence(sys.stdout)
         return 141
     except MemoryError:
         return _refuse(f"{command}: not enough memory; free some, or give the command less at a time")
@@ -81,8 +86,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in _MACHINE:
             raise
         if error.filename is None:
-            _silence_stdout()  # what could not be written would be tried once more at the end
+            _silence(sys.stdout)  # what could not be written would be tried once more at the end
         return _refuse(f"{error.filename or 'output'}: {error.strerror}")
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:  # a full disk, say
+            _silence(sys.stderr)
+
+
+def _takes(stream: TextIO | None) -> bool:
+    """Whether a stream can be written to: it may be closed, or, behind a shell's script, open for reading alone."""
+    try:
+        return stream is not None and fcntl(stream.fileno(), F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except io.UnsupportedOperation:  # replaced by something without a descriptor
+        return True
+    except OSError:
+        return False
 
 
 def _run(command: str, arguments: list[str]) -> int:
@@ -120,14 +140,15 @@ def _missing(command: str, error: ModuleNotFoundError) -> str:
 
 
 def _refuse(message: str) -> int:
-    print("draftwood: error:", message, file=sys.stderr)
+    with contextlib.suppress(OSError):  # on a full disk, say
+        print("draftwood: error:", message, file=sys.stderr)
     return 2
 
 
-def _silence_stdout() -> None:
+def _silence(stream: TextIO) -> None:
     """Sends what is left in the buffer nowhere, or Python would complain about it on exit."""
-    with contextlib.suppress(OSError, ValueError):  # a replaced stdout may have no descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError):  # a replaced stream may have no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

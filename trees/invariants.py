@@ -11,6 +11,18 @@ import numpy as np
 from draftwood.errors import TreeError
 from draftwood.trees.tensorize import TreeBuffers
 
+NAMES = (
+    "shape",
+    "dtype",
+    "index-range",
+    "parent-order",
+    "acyclic",
+    "depth-step",
+    "mask-row",
+    "sibling-ranks",
+    "path-consistent",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -24,9 +36,8 @@ class Violation:
 def violations(buffers: TreeBuffers) -> list[Violation]:
     """Every broken invariant of `buffers`, in a fixed order; empty if they are sound.
 
-    Names: shape, dtype, index-range, parent-order, acyclic, depth-step, mask-row, sibling-ranks,
-    path-consistent. Wrong shapes or dtypes hide the rest, and so does an index
-    out of range, for later checks would index through it.
+    `NAMES` are those of the invariants. Wrong shapes or dtypes hide the rest, and so does an index out of range, for
+    later checks would index through it.
     """
     for stage in (_layout, _index_range):
         found = list(stage(buffers))

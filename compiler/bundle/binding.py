@@ -18,6 +18,7 @@ from draftwood.compiler.ranks.share import Share
 from draftwood.compiler.ranks.weights import rank_entries
 from draftwood.compiler.targets.storage import PRECISIONS
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.kept import Precision, in_precision
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
 # What a checkpoint may say differently from the configuration a bundle was built from.
@@ -55,9 +56,11 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         raise RequestError(
             f"--drafter: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
         )
-    teacher = Checkpoint.open(model)
+    kept: Precision = "nbits" if manifest.packed else "exact"
+    exact = Checkpoint.open(model)
+    teacher = in_precision(exact, kept, npu=True)
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
-    opened = open_drafter(drafter, teacher) if drafter else None
+    opened = open_drafter(drafter, exact) if drafter else None
     wanted = manifest.drafter
     if opened and wanted and drafter:
         kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)

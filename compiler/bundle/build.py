@@ -47,7 +47,8 @@ def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
     """Whether only that step gives the text of plain decoding: rounding to int8 turns last bits into steps, and rows
     beside a tree's first path have other last bits."""
     branching = any(branches(tree.rows, tree.depth) for _, tree in request.trees)
-    return branching and bool(sources.teacher.config.quantised) and "onnx" in request.targets
+    config = sources.teacher.config
+    return branching and bool(config.quantised or config.packed) and "onnx" in request.targets
 
 
 def _lower(

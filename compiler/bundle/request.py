@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
+from draftwood.compiler.teachers.kept import Precision
 from draftwood.errors import RequestError, TreeError
 from draftwood.manifest import MOST_TEXTS
 from draftwood.planned import Gear, Planning, named_gears
@@ -46,6 +48,8 @@ class BuildRequest:
     ranks: int = 1
     # What is built of the trees and KV lengths; every tree at every length where none are given.
     gears: tuple[Gear, ...] = ()
+    # What a packed teacher's linear layers are kept in.
+    precision: Precision = "exact"
     # The drafter's linear layers in W8A8, whatever the teacher's are: no text changes.
     int8_drafter: bool = False
     # Also the step with the same bits in every tree, for a CPU.
@@ -79,6 +83,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
     _check_targets(request)
     _check_int8(request)
+    _check_precision(request)
     if not 1 <= request.ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
     texts = max((request.texts, *request.shapes.batches))
@@ -129,6 +134,17 @@ def _check_targets(request: BuildRequest) -> None:
         raise RequestError(
             f"--one-launch: {request.ranks} ranks take the parts of a step one by one; leave one of the two options out"
         )
+
+
+def _check_precision(request: BuildRequest) -> None:
+    name = request.precision
+    if name not in get_args(Precision):
+        raise RequestError(f"--precision {name}: expected one of {', '.join(get_args(Precision))}")
+    if name == "nbits" and len(request.targets) > 1:
+        raise RequestError("--precision nbits: packs weights for one target; expected --target onnx or ge")
+    # Packed layers are described without weights as well; requantised ones have none before they are made.
+    if name != "exact" and request.weights not in (("copy", "none") if name == "nbits" else ("copy",)):
+        raise RequestError(f"--precision {name}: makes weights that no checkpoint holds; expected --weights copy")
 
 
 def _check_int8(request: BuildRequest) -> None:

@@ -15,6 +15,7 @@ from draftwood.compiler.drafters.registry import check_tree, describe_drafter, o
 from draftwood.compiler.ranks.share import check_ranks
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.kept import in_precision
 from draftwood.compiler.teachers.registry import family_of
 from draftwood.errors import RequestError, TreeError
 
@@ -28,15 +29,16 @@ class Sources:
 
     @classmethod
     def open(cls, request: BuildRequest) -> Sources:
-        """Reads headers only; without weights, configurations only."""
+        """Reads headers only; without weights, configurations only, where they tell the network."""
         if request.weights == "none":
-            teacher = Checkpoint.describe(request.model)
-            return cls(teacher, describe_drafter(request.drafter) if request.drafter else None)
-        teacher = Checkpoint.open(request.model)
+            teacher = in_precision(Checkpoint.describe(request.model), request.precision, npu=True)
+            return cls(teacher, describe_drafter(request.drafter, teacher) if request.drafter else None)
+        exact = Checkpoint.open(request.model)
+        teacher = in_precision(exact, request.precision, npu="ge" in request.targets)
         if request.drafter is None:
             return cls(teacher, None)
-        drafter = open_drafter(request.drafter, teacher)
-        return cls(teacher, in_int8(drafter, teacher.config) if request.int8_drafter else drafter)
+        drafter = open_drafter(request.drafter, exact)
+        return cls(teacher, in_int8(drafter, exact.config) if request.int8_drafter else drafter)
 
     @property
     def draft_model(self) -> DraftModel | None:
@@ -68,7 +70,7 @@ def check_fit(request: BuildRequest, sources: Sources) -> None:
     config, drafter = sources.teacher.config, sources.draft_model
     longest = max(request.slots)
     for precision in request.precisions.values():
-        if precision.quantised != bool(config.quantised):
+        if precision.quantised != bool(config.quantised or config.packed):
             raise RequestError(
                 f"precision {precision.types.name}: the teacher is {'' if config.quantised else 'not '}quantised;"
                 f" {'choose one of w8a8' if config.quantised else 'run draftwood quantize on it first'}"

@@ -1,4 +1,6 @@
-"""Which modules of a published checkpoint are W8A8, by the two descriptions there are; every other scheme is refused.
+"""Which modules of a published checkpoint are W8A8, by the two descriptions there are.
+
+Schemes that pack weights and round no rows are in ``packing``, which also refuses all others.
 
 Weights are symmetric int8 with one scale an output, activations symmetric int8 with one scale a row, made at run time.
 An activation scale for a whole tensor would let a row depend on the rows beside it, and with them on the draft tree.
@@ -16,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.packing import CONFIG, packing_of
 from draftwood.errors import CheckpointError
 
-CONFIG = "quantization_config"
 DESCRIPTION = "quant_model_description.json"
 W8A8_DYNAMIC, UNQUANTISED = "W8A8_DYNAMIC", "FLOAT"
 # What compressed-tensors writes of this scheme; each field is also the only value of it that is taken.
@@ -29,7 +31,6 @@ ACTIVATIONS: Mapping[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, "group_size": None
 }  # fmt: skip
 TARGET = "Linear"
-_FORMATS = ("int-quantized", "naive-quantized")
 # Ways in which all patterns of a list may try a name, and the length of a name that is reckoned with.
 _MOST_WAYS, _NAME = 1 << 20, 64
 _WAY_OUT = "draftwood quantize makes one of the original"
@@ -48,19 +49,12 @@ def quantised_modules(fields: Fields) -> Chosen | None:
     if fields.get(CONFIG) is not None:
         if description.is_file():
             raise CheckpointError(f"{fields.path}: {CONFIG} stands beside {DESCRIPTION}; expected one of them")
-        return _compressed_tensors(fields)
+        return _compressed_tensors(fields) if packing_of(fields) is None else None
     return _msmodelslim(description) if description.is_file() else None
 
 
 def _compressed_tensors(fields: Fields) -> Chosen:
     said = fields.nested(CONFIG)
-    method, form = said.get("quant_method"), said.get("format")
-    if method != "compressed-tensors" or form not in _FORMATS:
-        kind = method if method != "compressed-tensors" else form
-        raise CheckpointError(
-            f"{fields.path}: {CONFIG} is of {kind!r}; expected compressed-tensors' {_FORMATS[0]} with int8 weights a"
-            f" channel and int8 activations a token (W8A8); {_WAY_OUT}"
-        )
     for name, plain in (("quantization_status", ("compressed",)), ("kv_cache_scheme", ()), ("transform_config", ({},))):
         if said.get(name) is not None and said.get(name) not in plain:
             said.fail(name, f"{' or '.join(map(repr, plain))} or null; {_WAY_OUT}")

@@ -32,6 +32,20 @@ VECTOR_OVERHEAD = Constant(
     mark="vendor simulator",
     source="Ascend/msmodeling, tensor_cast/device.py: gp_op_cost_s, said there to need confirmation",
 )
+AI_CPU_OVERHEAD = Constant(
+    name="fixed cost of an operator on the AI CPU",
+    value=50e-6,
+    unit="s",
+    mark="assumption",
+    source="a task that is handed to another processor and waited for; nobody has measured it on these graphs",
+)
+AI_CPU_BANDWIDTH = Constant(
+    name="what the AI CPU works through",
+    value=1e9,
+    unit="bytes/s",
+    mark="assumption",
+    source="one Arm core, element by element; nobody has measured it on these graphs",
+)
 FRACTAL_ROWS = Constant(
     name="rows a matrix product is padded to",
     value=16,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from draftwood.compiler.device.constants import ELEMENT_WORK, FRACTAL_ROWS, SCORE_BYTES
-from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.config import PackedLayer, TeacherConfig
+from draftwood.kernels.int4 import DIGITS, most_rows
 
 # T rows of a step, C cache slots, G query heads a key/value head, K key/value heads
 
@@ -134,6 +135,33 @@ def products(
         return [matmul(name, rows, inner, outer, count)]
     product = matmul(name, rows, inner, outer, count, width=1)
     return [product] if rounded else [rows_of(name, rows, inner, count), product]
+
+
+def int4_product(name: str, rows: int, inner: int, outer: int, layer: PackedLayer) -> Op:
+    """A linear layer of packed weights in groups, as `draftwood.compiler.ge.operators.int4` describes its two kernels.
+
+    Of rows in digits the cube hands over a sum in int32 for every digit, group and output, of more rows the vector
+    cores all weights in a half type. The cube counts at its bf16 peak, a quarter of that of int4.
+    """
+    assert layer.group, layer.name
+    weights = inner * outer * (0.5 + BYTES * (1 + layer.zeros) / layer.group)
+    sums = rows * outer * inner / layer.group
+    if cut := rows <= most_rows(layer.group):
+        exchange, vector = 2 * 4 * DIGITS * sums, ELEMENT_WORK.value * sums
+    else:
+        exchange, vector = 2.0 * BYTES * inner * outer, 2.0 * inner * outer
+    taken = DIGITS * rows if cut else rows
+    return Op(
+        name=name,
+        engine="matmul",
+        memory=weights + BYTES * rows * (inner + outer),
+        exchange=exchange,
+        cube=2.0 * _fractals(taken) * inner * outer,
+        vector=vector,
+        weights=weights,
+        rows=taken,
+        result=float(BYTES * rows * outer),
+    )
 
 
 def rows_of(name: str, rows: int, inner: int, count: int = 1) -> Op:

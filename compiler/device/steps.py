@@ -8,7 +8,17 @@ from dataclasses import replace
 from draftwood.compiler.device.constants import MOVED_ROWS
 from draftwood.compiler.device.devices import DeviceSpec, parts
 from draftwood.compiler.device.experts import mixture_ops
-from draftwood.compiler.device.operators import BYTES, Op, attention, copy, elementwise, of_texts, products, rows_of
+from draftwood.compiler.device.operators import (
+    BYTES,
+    Op,
+    attention,
+    copy,
+    elementwise,
+    int4_product,
+    of_texts,
+    products,
+    rows_of,
+)
 from draftwood.compiler.device.ranks import on_ranks
 from draftwood.compiler.teachers.block import turns_whole
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -30,9 +40,9 @@ def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat:
     H, I = config.hidden, config.intermediate  # noqa: E741
     return [
         *attention_ops(config, rows, slots, wide, flat),
-        *products("gate up", rows, H, 2 * I, _quantised(config, "gate_up"), rounded=True),
+        *_linear(config, "gate_up", rows, H, 2 * I, rounded=True),
         elementwise("swiglu", rows * I, 3),
-        *products("down", rows, I, H, _quantised(config, "down"), rounded=swiglu_fits(I, rows)),
+        *_linear(config, "down", rows, I, H, rounded=swiglu_fits(I, rows)),
     ]
 
 
@@ -49,14 +59,14 @@ def attention_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, f
     head_norms = elementwise("head norms", rows * (queries + keys) / 2, 2, count=2)
     return [
         elementwise("norm", rows * H, 2, count=wide),
-        *products("qkv", rows, wide * H, queries + 2 * keys, _quantised(config, "qkv"), rounded=wide == 1),
+        *_linear(config, "qkv", rows, wide * H, queries + 2 * keys, rounded=wide == 1),
         copy("split", rows * (queries + 2 * keys)),
         *([head_norms] if config.qk_norm else []),
         rotary,
         *([] if whole else joined),
         copy("scatter", written * keys, count=2),
         attention(config, rows, slots),
-        *products("o", rows, queries, H, _quantised(config, "o")),
+        *_linear(config, "o", rows, queries, H),
         elementwise("add norm", rows * H, 4),
     ]
 
@@ -76,16 +86,20 @@ def _times(layers: int, ops: list[Op]) -> list[Op]:
     return [replace(op, count=op.count * layers) for op in ops if layers]
 
 
+def _linear(config: TeacherConfig, layer: str, rows: int, inner: int, outer: int, rounded: bool = False) -> list[Op]:
+    """A linear layer of the blocks in what its weights are kept in; all blocks count as the first one."""
+    name, first = layer.replace("_", " "), f"layers.0.{layer}"
+    packed = next((one for one in config.packed if one.name == first), None)
+    if packed is not None and packed.group:
+        return [int4_product(name, rows, inner, outer, packed)]
+    return products(name, rows, inner, outer, first in config.quantised, rounded)
+
+
 def int8_draft(config: TeacherConfig, int8: bool) -> TeacherConfig:
     """The teacher's sizes as a drafter's cost reads them: ``int8`` says of the drafter's layers what the teacher's
     ``quantised`` says of its own."""
     layers = ("qkv", "o", "gate_up", "down")
-    return replace(config, quantised=(*(f"layers.0.{layer}" for layer in layers), HEAD) if int8 else ())
-
-
-def _quantised(config: TeacherConfig, layer: str) -> bool:
-    """Whether a layer of the blocks is; all count as the first one, for blocks are alike."""
-    return f"layers.0.{layer}" in config.quantised
+    return replace(config, quantised=(*(f"layers.0.{layer}" for layer in layers), HEAD) if int8 else (), packed=())
 
 
 def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None = None, texts: int = 1) -> list[Op]:
@@ -99,7 +113,7 @@ def step_ops(config: TeacherConfig, rows: int, slots: int, head_rows: int | None
         copy("embedding and rotary rows", rows * (H + 2 * config.head_dim) / 3, count=3),
         copy("cache rows and mask", rows * slots / 3, count=_PLACE_OPS, width=1),
         # The first norm adds nothing and rounds nothing.
-        *([rows_of("qkv", rows, H)] if _quantised(config, "qkv") else []),
+        *([rows_of("qkv", rows, H)] if "layers.0.qkv" in config.quantised else []),
         copy("branch", branch * (rows + MOVED_ROWS.value) / 4, count=4),
         *([copy("rotary rows", rows * rotated, count=2)] if turns_whole(config) else []),
     ]

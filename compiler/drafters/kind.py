@@ -124,10 +124,8 @@ FASTEAGLE = Kind(
             count=3,
             value=("HEADS", "KV_HEADS", "MLP"),
         ),
-        "loss": Option(help="what is learnt: both, tokens, states, or both by the last layer alone (both)",
-                       default="both", read=str),
     },
-)  # fmt: skip
+)
 DSPARK = Kind(
     name="dspark",
     title="a DSpark drafter",

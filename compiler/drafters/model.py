@@ -33,9 +33,8 @@ from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
     from draftwood.compiler.training.student import Student
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # Of a quantised layer: the whole numbers, and the scales beside them.
 _INT8 = {"": torch.int8, "_scale": torch.float32}
@@ -108,13 +107,13 @@ class DraftModel(ABC):
         return None
 
     @classmethod
-    def student(cls, teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
+    def student(cls, teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
         """A drafter to be trained; options are complete, ``ids_V`` are the teacher's ids that it may propose."""
         found: Student = cls._training().begin(teacher, options, ids_V)
         return found
 
     @classmethod
-    def trained(cls, folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[Student, dict[str, Tensor]]:
+    def trained(cls, folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[Student, dict[str, Tensor]]:
         """A student as large as the drafter of a folder, and its values by name.
 
         ``levels`` is how far to draft where nothing in the drafter says so.

@@ -70,22 +70,18 @@ def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
     return kind_of(path).model.open(path, teacher)
 
 
-def describe_drafter(path: Path) -> OpenedDrafter:
-    """The drafter that config.json describes, its weights unread and maybe absent.
+def describe_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
+    """The drafter that config.json describes, its weights unread and maybe absent; of a kind whose network the
+    tensors decide, their headers and the map of the vocabulary are read.
 
     Raises:
-        CheckpointError: it is of a kind whose network the tensors decide.
+        CheckpointError: it is none, or does not fit the teacher.
     """
     fields = read_json(path / "config.json")
-    able = [kind for kind in _kinds.values() if kind.model.described_by]
-    for kind in able:
+    for kind in _kinds.values():
         if kind.model.described_by in fields:
             return kind.model.describe(path)
-    raise CheckpointError(
-        f"{path}: only {' and '.join(kind.title for kind in able)} are described by their config.json alone"
-        f" ({', '.join(str(kind.model.described_by) for kind in able)}); what network another drafter is, its tensors"
-        " decide; give --weights copy or link"
-    )
+    return open_drafter(path, teacher)
 
 
 def drafter_of(entry: m.Drafter) -> DraftModel:

@@ -18,11 +18,12 @@ SOC_VERSIONS = A2_VERSIONS + A3_VERSIONS
 DEFAULT_SOC = "Ascend910B3"
 
 
-def atc_command(air: str, soc: str) -> list[str]:
+def atc_command(air: str, soc: str, packed: bool = False) -> list[str]:
     """The exact command for one graph, to be run in the folder of the ``.air`` files.
 
     ``origin`` keeps bf16: ATC's default turns it, and fp32, into fp16. Weights stay files of their own, which ATC
-    names by content, so that all graphs compiled into one folder share them. Tiling is kept on the device.
+    names by content, so that all graphs compiled into one folder share them. Tiling is kept on the device. Sums over
+    ``packed`` weights are deterministic: else a kernel adds their groups up in any order.
     """
     name = PurePosixPath(air).name
     return [
@@ -35,10 +36,11 @@ def atc_command(air: str, soc: str) -> list[str]:
         "--precision_mode_v2=origin",
         "--external_weight=1",
         "--tiling_schedule_optimize=1",
+        *(["--deterministic=1", "--deterministic_level=1"] if packed else []),
     ]
 
 
-def atc_script(airs: Iterable[str], soc: str) -> str:
+def atc_script(airs: Iterable[str], soc: str, packed: bool = False) -> str:
     """A shell script that compiles every graph; ``SOC_VERSION`` overrides the chip.
 
     What it writes last says of which bundle the ``.om`` files are made; the engine that runs them reads it.
@@ -51,7 +53,7 @@ def atc_script(airs: Iterable[str], soc: str) -> str:
         '    echo "$0: atc is not on the path; source CANN\'s set_env.sh first" >&2; exit 1',
         "}",
         "rm -rf om; mkdir om",
-        *(" ".join(atc_command(air, "${SOC_VERSION:-" + soc + "}")) for air in airs),
+        *(" ".join(atc_command(air, "${SOC_VERSION:-" + soc + "}", packed)) for air in airs),
         "sha256sum ../manifest.json > om/manifest.sha256",
     ]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from draftwood.compiler.ge.graph import FREE, HELD, Edge, Graph, Node
-from draftwood.compiler.ge.operator_rules import Use, broken
+from draftwood.compiler.ge.operator_rules import broken, use_of
 
 # B batch, N query heads, K key/value heads, T query rows, C cache slots, D head dimension
 
@@ -79,9 +79,7 @@ def _operators(graph: Graph, shapes: Shapes) -> Iterator[Finding]:
     for node in graph.nodes.values():
         if node.type in HELD:
             continue
-        named = zip(node.operands, node.input_types, strict=False)
-        given = {declared.name: shapes[edge.node][edge.output] for edge, declared in named if edge is not None}
-        for level, message, source in broken(Use(graph, node, given, shapes[node.name])):
+        for level, message, source in broken(use_of(graph, node, shapes)):
             yield Finding(level, node.name, node.type, message, source)
 
 

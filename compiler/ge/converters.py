@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 # GE's numbers of element types.
-_FLOAT, _FLOAT16, _UINT64, _BF16 = 0, 1, 10, 27
+_FLOAT, _FLOAT16, _INT64, _UINT64, _BF16 = 0, 1, 9, 10, 27
 
 
 def register_converters(torchair: ModuleType, ge: Any) -> None:
@@ -58,8 +58,21 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
     def amax(x: Any, dim: Any = (), keepdim: bool = False, meta_outputs: Any = None) -> Any:
         return ge.ReduceMax(x, ge.Const(list(dim)), keep_dims=keepdim)
 
-    # torchair has a converter of it, which only says that there is none.
-    torchair.register_fx_node_ge_converter(torch.ops.aten.amax.default)(amax)
+    def topk(
+        x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, meta_outputs: Any = None
+    ) -> tuple[Any, Any]:
+        # With torchair's int64 k no kernel of the AI Core takes it, and GE would leave it to the AI CPU.
+        count = ge.Const(k, dtype=ge.DataType.DT_INT32)
+        values, indices = ge.TopKV2(x, count, sorted=sorted, dim=dim, largest=largest)
+        return values, ge.Cast(indices, dst_type=_INT64)
+
+    def cat(tensors: Any, dim: int = 0, meta_outputs: Any = None) -> Any:
+        # Of ConcatV2, torchair's form, a kernel takes float32 alone, until GE has made the axis an attribute.
+        return ge.ConcatV2D(tensors, concat_dim=dim, N=len(tensors))
+
+    # torchair has a converter of amax, which only says that there is none.
+    for name, theirs in {"amax": amax, "topk": topk, "cat": cat}.items():
+        torchair.register_fx_node_ge_converter(getattr(torch.ops.aten, name).default)(theirs)
     for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear, rounded_linear, join_rows):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)

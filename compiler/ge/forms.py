@@ -22,6 +22,8 @@ def npu_forms() -> dict[Any, Callable[..., Any]]:
     return {
         torch.ops.npu.npu_rotary_mul.default: _rotary,
         torch.ops.aten.select.int: _select,
+        torch.ops.aten.slice.Tensor: _slice,
+        torch.ops.aten.masked_fill.Scalar: _masked_fill,
         torch.ops.aten.linear.default: _linear,
         torch.ops.draftwood.experts.default: _experts,
         torch.ops.draftwood.quantised_linear.default: _quantised_linear,
@@ -69,6 +71,22 @@ def _rotary(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate
 def _select(x: Tensor, dim: int, index: int) -> Any:
     """The only one of a dimension is a view of the tensor, for which torchair would make a gather."""
     return x.squeeze(dim) if x.shape[dim] == 1 else NotImplemented
+
+
+def _slice(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """A part of a split, or rows that are gathered: of StridedSliceV2, torchair's form, a 910B has no kernel."""
+    places = range(x.shape[dim])[slice(start, end, step)]
+    if step != 1:
+        return x.index_select(dim, torch.arange(places.start, places.stop, step, device=x.device))
+    sizes = (places.start, len(places), x.shape[dim] - places.start - len(places))
+    if len(places) == x.shape[dim]:
+        return x.reshape(x.shape)
+    return torch.split(x, [size for size in sizes if size], dim)[int(sizes[0] > 0)]
+
+
+def _masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    """A choice between values of one type; torchair's MaskedFill has the number in float32, so GE casts x, too."""
+    return torch.where(mask, torch.full((), value, dtype=x.dtype, device=x.device), x)
 
 
 def _experts(x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ A device would wait for ever where ranks come to different collectives, or one c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,19 @@ from draftwood.compiler.ge.interpreter import Interpreter, Meeting, Observer, Ru
 from draftwood.compiler.ge.operators.collective import joined, ranks_of
 from draftwood.errors import LoweringError
 
+# What the ranks of this process bring to a collective -> what all ranks bring.
+Gathered = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
 
 def run_ranks(
-    ranks: Sequence[Interpreter], inputs: Sequence[Mapping[str, Tensor]], observe: Observer | None = None
+    ranks: Sequence[Interpreter],
+    inputs: Sequence[Mapping[str, Tensor]],
+    observe: Observer | None = None,
+    gathered: Gathered = lambda values: values,
 ) -> list[list[Tensor]]:
-    """The outputs of every rank; RefData inputs are written in place. ``observe`` sees what rank 0 computes.
+    """The outputs of every rank; RefData inputs are written in place. ``observe`` sees what the first computes.
+
+    ``gathered`` fetches what others bring where these are not all ranks.
 
     Raises:
         RequestError, LoweringError: as ``Interpreter.run``, or the ranks do not come to the same collective.
@@ -28,11 +36,12 @@ def run_ranks(
             [
                 rank.started(given, observe if number == 0 else None)
                 for number, (rank, given) in enumerate(zip(ranks, inputs, strict=True))
-            ]
+            ],
+            gathered,
         )
 
 
-def _run(runs: Sequence[Run]) -> list[list[Tensor]]:
+def _run(runs: Sequence[Run], gathered: Gathered) -> list[list[Tensor]]:
     sent: list[Tensor | None] = [None] * len(runs)
     while True:
         found = [_advanced(run, value) for run, value in zip(runs, sent, strict=True)]
@@ -40,7 +49,14 @@ def _run(runs: Sequence[Run]) -> list[list[Tensor]]:
         if not met:
             return [one for one in found if not isinstance(one, Meeting)]
         _check(met, len(runs))
-        result = joined(met[0].node.type, [one.value for one in met])
+        brought = gathered([one.value for one in met])
+        if ranks_of(met[0].node.attributes) != len(brought):
+            node = met[0].node
+            raise LoweringError(
+                f"node {node.name} ({node.type}): its group {node.attributes.get('group')!r} is not of {len(brought)}"
+                " ranks"
+            )
+        result = joined(met[0].node.type, brought)
         sent = [result.clone() for _ in runs]
 
 
@@ -56,10 +72,6 @@ def _check(met: Sequence[Meeting], ranks: int) -> None:
     node, value = met[0]
     if len(met) < ranks:
         raise LoweringError(f"node {node.name} ({node.type}): {len(met)} of {ranks} ranks come to it, the others end")
-    if ranks_of(node.attributes) != ranks:
-        raise LoweringError(
-            f"node {node.name} ({node.type}): its group {node.attributes.get('group')!r} is not of {ranks} ranks"
-        )
     for rank, (other, theirs) in enumerate(met):
         same = (other.type, other.attributes, theirs.shape, theirs.dtype)
         if same != (node.type, node.attributes, value.shape, value.dtype):

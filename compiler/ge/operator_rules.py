@@ -1,26 +1,29 @@
 """What every operator of our graphs accepts on an Ascend 910B or 910C: element types, ranks, sizes, layouts.
 
-The rules of the fused attention are in ``constraints``. An operator that is not in the table has not been read about
-yet, which is a finding like any other.
+Element types and engines are a table of their own (``element_types``); an operator that it lacks has not been read
+about yet, which is a finding like any other. The rules of the fused attention are in ``constraints``.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from draftwood.compiler.ge.graph import VIEWS, Edge, Graph, Node
-from draftwood.compiler.ge.operators.table import ALL, BOOLS, FLOATS, INTEGERS, NUMBERS
+from draftwood.compiler.device.constants import AI_CPU_BANDWIDTH, AI_CPU_OVERHEAD
+from draftwood.compiler.ge.element_types import Placed, element_types, place
+from draftwood.compiler.ge.graph import FREE, HELD, VIEWS, Edge, Graph, Node
+from draftwood.kernels.int4 import GROUPS, OUTPUTS
 from draftwood.kernels.rounded import SWIGLU_BYTES, SWIGLU_ROWS, swiglu_fits
 
 # B batch, T rows, N query heads, K key/value heads, D head dimension
 
 Typed = tuple[torch.dtype, tuple[int, ...]]
-HALVES = FLOATS - {torch.float32}
+HALVES = (torch.float16, torch.bfloat16)
 
 DEFINITION = "CANN's operator definition (REG_OP), repeated in torchair's auto_generated_ge_raw_ops.py"
 _ROTARY_MUL = "CANN 8.1.RC1, op_proto/inc/nn_other.h, RotaryMul: 4-D BNSD, BSND or SBND, D a multiple of 64"
@@ -30,18 +33,17 @@ _WIDE = "GE's fusion passes for Concat, Pack and Split divide nodes of more than
 _JOIN = "GE, compiler/graph/passes/memory_optimize/concat_notask_pass.cc, CheckTensorAlign"
 _HCOM = "GE, docs/en/design/constraints/memory-constraints.md and known_shape_runtime.md"
 _HCCL = "CANN 8.5.0, API reference of HcclAllReduce and HcclAllGather: float16, float32 and bfp16 on A2 and A3"
-_TOP_K = "ops-math, TopKV2's aclnn table: float16, float32 and bfloat16 on the AI Core, whole numbers on the AI CPU"
 _GATING = "ops-transformer, moe/moe_gating_top_k_softmax/README: k of at most 1024"
 _ROUTING = "ops-transformer, moe/moe_init_routing_v3/README, constraints for Atlas A2 and A3"
 _GROUPED = "ops-transformer, gmm/grouped_matmul/README, constraints for Atlas A2 and A3, group type 0"
 _FINALIZE = "ops-transformer, moe/moe_finalize_routing_v2, op_graph proto: scales in the rows' type before the 950"
 _DYNAMIC_QUANT = "ops-nn, quant/dynamic_quant, README: float16 and bfloat16 of 2 dimensions and more"
 _QUANT_MATMUL = "ops-nn, matmul/quant_batch_matmul_v3, op_graph and README, rows of the 910B for int8"
+_INT4_MATMUL = "ops-nn 9.1.0, matmul/weight_quant_batch_matmul_v2, README, documents and tilings for the 910B"
 _NORM_QUANT = "ops-nn, norm/add_rms_norm_dynamic_quant, README, and its tiling for the 910B"
 _SWIGLU_QUANT = "ops-nn, quant/dequant_swiglu_quant, README, constraints for Atlas A2 and A3"
 # The last dimension of either operand of a quantised product (documents of 8.5.0 and 9.0.0; later ones lift it).
 _WIDEST = 65535
-_BITWISE = "ops-math, bitwise_and/op_api/bitwiseand.cpp: int16, uint16, int32 and int64 on the AI Core of a 910B"
 # Bytes of the unified buffer of a 910B's vector core.
 _UNIFIED_BUFFER = 192 * 1024
 
@@ -66,25 +68,93 @@ Broken = tuple[Level, str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Element types of the first operand; ``more`` finds what else is broken, (level, message) each."""
+    """What is demanded beside the element types, and where that was read."""
 
-    types: frozenset[torch.dtype]
-    source: str = DEFINITION
-    more: Callable[[Use], Iterator[Broken]] = lambda use: iter(())
+    source: str
+    find: Callable[[Use], Iterator[Broken]]
 
 
 def broken(use: Use) -> Iterator[tuple[Level, str, str]]:
     """(level, message, source) of what a node breaks."""
-    rule = RULES.get(use.node.type)
-    if rule is None:
-        yield "error", f"no rule is known for operator {use.node.type}; read what it accepts and add one", "this table"
-        return
-    first = next(iter(use.given.values()), None)
-    if first is not None and first[0] not in rule.types:
-        names = ", ".join(sorted(str(t).removeprefix("torch.") for t in rule.types))
-        yield "error", f"{str(first[0]).removeprefix('torch.')}; expected one of {names}", rule.source
-    for level, message in rule.more(use):
-        yield level, message, rule.source
+    if not _taken_out(use):
+        for level, message in _types(use):
+            yield level, message, _listed(use.node.type)
+    if (rule := RULES.get(use.node.type)) is not None:
+        for level, message in rule.find(use):
+            yield level, message, rule.source
+
+
+def engines(graph: Graph, shapes: Mapping[str, tuple[Typed, ...]]) -> Counter[str]:
+    """How many nodes run on which engine, those aside that run on none because they only hold or reshape values."""
+    found: Counter[str] = Counter()
+    for node in graph.nodes.values():
+        if node.type in HELD or _taken_out(use := use_of(graph, node, shapes)):
+            continue
+        placed = placed_use(use)
+        found[placed.engine if placed is not None else "none"] += 1
+    return found
+
+
+def use_of(graph: Graph, node: Node, shapes: Mapping[str, tuple[Typed, ...]]) -> Use:
+    """A node with the types that it is given; ``shapes`` as ``interpreter.shapes`` infers them."""
+    named = zip(node.operands, node.input_types, strict=False)
+    given = {declared.name: shapes[edge.node][edge.output] for edge, declared in named if edge is not None}
+    return Use(graph, node, given, shapes[node.name])
+
+
+def placed_use(use: Use) -> Placed | None:
+    """Where GE runs a node, by its types; None where the table lacks its operator."""
+    given = {name: dtype for name, (dtype, _) in use.given.items()}
+    return place(use.node.type, given, [dtype for dtype, _ in use.results])
+
+
+def _taken_out(use: Use) -> bool:
+    """Whether GE runs nothing for a node: a view, or a Cast to the type that the value has (cast_remove_pass.cc)."""
+    return use.node.type in FREE or (use.node.type == "Cast" and use.given["x"][0] == use.results[0][0])
+
+
+def _types(use: Use) -> Iterator[Broken]:
+    """No row of the table: an error. The AI CPU alone, or a Cast that GE adds: a warning, for it costs time."""
+    placed = placed_use(use)
+    asked = ", ".join(f"{name} {_short(dtype)}" for name, (dtype, _) in use.given.items())
+    if placed is None:
+        yield "error", f"no element types are known of operator {use.node.type}; read what it takes, and distil them"
+    elif placed.engine == "none":
+        nearest = f"; nearest: {placed.nearest}" if placed.nearest else ""
+        yield "error", f"no kernel takes {asked} for {_results(use)}{nearest}"
+    elif placed.engine == "AI CPU":
+        yield (
+            "warning",
+            f"AI CPU, about {_ai_cpu_s(use) * 1e6:.0f} us: no kernel of the AI Core takes {asked} for {_results(use)}",
+        )
+    elif placed.raised:
+        yield (
+            "warning",
+            f"GE casts {', '.join(placed.raised)} to float32, a kernel each: none takes {asked} for {_results(use)}",
+        )
+
+
+def _results(use: Use) -> str:
+    return ", ".join(_short(dtype) for dtype, _ in use.results)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _ai_cpu_s(use: Use) -> float:
+    """Modelled: its start, and its operands and results once through an Arm core."""
+    moved = sum(math.prod(shape) * dtype.itemsize for dtype, shape in (*use.given.values(), *use.results))
+    return AI_CPU_OVERHEAD.value + moved / AI_CPU_BANDWIDTH.value
+
+
+def _listed(kind: str) -> str:
+    """Where the operator's element types were read."""
+    known = element_types().operators.get(kind)
+    if known is None:
+        return "compiler/ge/element_types.json"
+    places = ", ".join(f"CANN {release}" for release in known.rows) or "CANN 8.1.RC1"
+    return f"{places}: {known.read or 'operator store and definitions'}"
 
 
 def _rotary_mul(use: Use) -> Iterator[Broken]:
@@ -179,6 +249,24 @@ def _quant_matmul(use: Use) -> Iterator[Broken]:
         yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {kind} or float32 {list(result[-1:])}"
 
 
+def _int4_matmul(use: Use) -> Iterator[Broken]:
+    x, words, scale = use.shape("x"), use.shape("weight"), use.shape("antiquant_scale")
+    group, outputs = use.node.attributes["antiquant_group_size"], 8 * words[-1]
+    if len(x) != 2 or len(words) != 2 or x[-1] != words[0] or max(x[-1], outputs) > _WIDEST:
+        yield "error", f"operands are {list(x)} and {list(words)}; expected matrices, at most {_WIDEST} wide and high"
+    elif group not in GROUPS or words[0] % group or group == words[0] or outputs % OUTPUTS:
+        yield "error", f"groups of {group} of {words[0]} inputs, {outputs} outputs; expected {GROUPS}, and {OUTPUTS}"
+    elif scale != (words[0] // group, outputs) or use.given.get("antiquant_offset", use.given["antiquant_scale"]) != (
+        use.given["x"][0],
+        scale,
+    ):
+        yield "error", f"scales are {list(scale)}; expected {[words[0] // group, outputs]}, offsets like them"
+    bias = use.given.get("bias")
+    wanted = torch.float32 if use.given["x"][0] is torch.bfloat16 else torch.float16
+    if bias is not None and bias != (wanted, (outputs,)):
+        yield "error", f"bias is {bias[0]} {list(bias[1])}; expected {wanted} {[outputs]}"
+
+
 def _batch_matmul(use: Use) -> Iterator[Broken]:
     if not 2 <= len(use.shape("x1")) <= 8 or len(use.shape("x1")) != len(use.shape("x2")):
         yield "error", f"operands are {list(use.shape('x1'))} and {list(use.shape('x2'))}; expected 2 to 8 dimensions"
@@ -196,9 +284,9 @@ def _swiglu(use: Use) -> Iterator[Broken]:
 
 
 def _wide(use: Use) -> Iterator[Broken]:
-    most = max(len(use.node.operands) - (use.node.type == "ConcatV2"), len(use.results))
+    most = max(len(use.node.operands), len(use.results))
     if most > 63:
-        yield "warning", f"{most} tensors in one node: becomes {-(-most // 63) + 1} kernels ({_WIDE})"
+        yield "warning", f"{most} tensors in one node: becomes {-(-most // 63) + 1} kernels"
 
 
 def _join(use: Use) -> Iterator[Broken]:
@@ -210,21 +298,6 @@ def _join(use: Use) -> Iterator[Broken]:
 def _gather(use: Use) -> Iterator[Broken]:
     if len(use.shape("indices")) > 1 or use.node.attributes.get("batch_dims", 0):
         yield "warning", f"indices are {list(use.shape('indices'))}; a list of rows is the fast form"
-
-
-def _top_k(use: Use) -> Iterator[Broken]:
-    if use.given["x"][0] not in FLOATS:
-        yield "warning", "whole numbers are ranked on the AI CPU"
-
-
-def _bitwise(use: Use) -> Iterator[Broken]:
-    if use.given["x1"][0] not in (torch.int32, torch.int64):
-        yield "warning", "bytes are computed on the AI CPU"
-
-
-def _log_sum_exp(use: Use) -> Iterator[Broken]:
-    if use.given["x"][0] is torch.bfloat16:
-        yield "warning", "no AI Core kernel takes bfloat16; it is widened to float32"
 
 
 def _gating(use: Use) -> Iterator[Broken]:
@@ -284,51 +357,25 @@ def _held(graph: Graph, edge: Edge) -> str:
     return f"{node.type} {node.name}" if node.type in ("Data", "RefData", "Const", "FileConstant") else ""
 
 
-_ANY = Rule(ALL)
 RULES: Mapping[str, Rule] = {
-    "RotaryMul": Rule(FLOATS, _ROTARY_MUL, _rotary_mul),
-    "ApplyRotaryPosEmb": Rule(FLOATS, _APPLY_ROTARY, _apply_rotary),
-    "ScatterNdUpdate": Rule(ALL - {torch.uint8}, _SCATTER, _scatter),
-    "MatMul": Rule(FLOATS, DEFINITION, _matmul),
-    "MatMulV2": Rule(FLOATS, DEFINITION, _matmul),
-    "DynamicQuant": Rule(HALVES, _DYNAMIC_QUANT, _dynamic_quant),
-    "AddRmsNormDynamicQuant": Rule(HALVES, _NORM_QUANT, _norm_quant),
-    "DequantSwigluQuant": Rule(HALVES, _SWIGLU_QUANT, _swiglu_quant),
-    "QuantBatchMatmulV3": Rule(frozenset({torch.int8}), _QUANT_MATMUL, _quant_matmul),
-    "BatchMatMul": Rule(FLOATS, DEFINITION, _batch_matmul),
-    "BatchMatMulV2": Rule(FLOATS, DEFINITION, _batch_matmul),
-    "RmsNorm": Rule(FLOATS, DEFINITION, _norm),
-    "AddRmsNorm": Rule(FLOATS, DEFINITION, _norm),
-    "SwiGlu": Rule(FLOATS, DEFINITION, _swiglu),
-    "FusedInferAttentionScore": Rule(FLOATS, "the rules of constraints"),
-    "MoeGatingTopKSoftmax": Rule(FLOATS, _GATING, _gating),
-    "MoeInitRoutingV3": Rule(FLOATS, _ROUTING, _routing),
-    "GroupedMatmul": Rule(FLOATS, _GROUPED, _grouped),
-    "MoeFinalizeRoutingV2": Rule(FLOATS, _FINALIZE, _finalize),
-    "GatherV2": Rule(ALL, DEFINITION, _gather),
-    "TopKV2": Rule(NUMBERS, _TOP_K, _top_k),
-    "ReduceLogSumExp": Rule(FLOATS, "CANN 8.1.RC1, operator information of the 910B", _log_sum_exp),
-    "ConcatD": Rule(ALL, _JOIN, _join),
-    **dict.fromkeys(("ConcatV2", "Pack", "SplitV", "Unpack"), Rule(ALL, DEFINITION, _wide)),
-    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Cast", "Transpose"), _ANY),
-    **dict.fromkeys(("BroadcastTo", "Tile", "GatherElements", "StridedSliceV2", "Fill", "ZerosLike"), _ANY),
-    "SelectV2": Rule(BOOLS),  # of the condition
-    "Range": Rule(FLOATS | {torch.int32, torch.int64}),
-    **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalNot", "ReduceAny", "ReduceAll"), Rule(BOOLS)),
-    **dict.fromkeys(("Add", "Sub", "Mul", "FloorDiv", "ClipByValueV2"), Rule(NUMBERS)),
-    "Neg": Rule(FLOATS | {torch.int32, torch.int64}),
-    "Abs": Rule(NUMBERS - {torch.uint8}),
-    "ReduceMax": Rule(NUMBERS),
-    **dict.fromkeys(("Maximum", "Minimum"), Rule(NUMBERS - {torch.int8, torch.uint8, torch.bfloat16})),
-    "BitwiseAnd": Rule(INTEGERS, _BITWISE, _bitwise),
-    "PadV3": Rule(ALL),
-    **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "ReduceSum"), Rule(NUMBERS)),
-    "Sort": Rule(NUMBERS - {torch.bfloat16}),
-    **dict.fromkeys(("Equal", "NotEqual"), Rule(ALL)),
-    **dict.fromkeys(("SoftmaxV2", "Swish", "Sigmoid", "Tanh", "Div", "RealDiv", "Exp", "Log"), Rule(FLOATS)),
-    # By its definition it takes no bfloat16, but none is left where it would run.
-    "Identity": Rule(ALL, "GE takes it out before it compiles"),
-    **dict.fromkeys(("HcomAllReduce", "HcomAllGather"), Rule(FLOATS, _HCCL, _collective)),
-    "MaskedFill": Rule(NUMBERS - {torch.uint8}),
-    "ArgMaxV2": Rule(FLOATS),
+    "RotaryMul": Rule(_ROTARY_MUL, _rotary_mul),
+    "ApplyRotaryPosEmb": Rule(_APPLY_ROTARY, _apply_rotary),
+    "ScatterNdUpdate": Rule(_SCATTER, _scatter),
+    **dict.fromkeys(("MatMul", "MatMulV2"), Rule(DEFINITION, _matmul)),
+    "DynamicQuant": Rule(_DYNAMIC_QUANT, _dynamic_quant),
+    "AddRmsNormDynamicQuant": Rule(_NORM_QUANT, _norm_quant),
+    "DequantSwigluQuant": Rule(_SWIGLU_QUANT, _swiglu_quant),
+    "QuantBatchMatmulV3": Rule(_QUANT_MATMUL, _quant_matmul),
+    "WeightQuantBatchMatmulV2": Rule(_INT4_MATMUL, _int4_matmul),
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2"), Rule(DEFINITION, _batch_matmul)),
+    **dict.fromkeys(("RmsNorm", "AddRmsNorm"), Rule(DEFINITION, _norm)),
+    "SwiGlu": Rule(DEFINITION, _swiglu),
+    "MoeGatingTopKSoftmax": Rule(_GATING, _gating),
+    "MoeInitRoutingV3": Rule(_ROUTING, _routing),
+    "GroupedMatmul": Rule(_GROUPED, _grouped),
+    "MoeFinalizeRoutingV2": Rule(_FINALIZE, _finalize),
+    "GatherV2": Rule(DEFINITION, _gather),
+    "ConcatD": Rule(_JOIN, _join),
+    **dict.fromkeys(("ConcatV2D", "Pack", "SplitV", "Unpack"), Rule(_WIDE, _wide)),
+    **dict.fromkeys(("HcomAllReduce", "HcomAllGather"), Rule(_HCCL, _collective)),
 }

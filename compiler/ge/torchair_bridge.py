@@ -8,9 +8,11 @@ that a static conversion needs. torch_npu itself is never imported then.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import logging
+import os
 import re
 import signal
 import sys
@@ -21,10 +23,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import _disable_current_modes
 
 import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips converters of unknown ones)
 from draftwood.compiler.ge.converters import register_converters
@@ -32,7 +38,12 @@ from draftwood.compiler.ge.forms import join_transposes, npu_forms
 from draftwood.compiler.ge.rounding import round_inside
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
+from draftwood.files import cache_home
 
+# Set, it shows on the terminal what torchair and GE say.
+SHOWN = "DRAFTWOOD_NPU_LOG"
+# Where CANN writes its logs (its reference of environment variables).
+GE_LOGS = "ASCEND_PROCESS_LOG_PATH"
 _EXTENSION = "torchair.core._torchair"
 _MESSAGES = "torchair._ge_concrete_graph.ge_ir_by_protoc_3_19_pb2"
 
@@ -66,18 +77,24 @@ def convert(program: ExportedProgram, written: Mapping[str, int], step: str) -> 
     """
     torchair = _torchair()
     module = decomposed(program)
-    with _quiet(), _torch_npu_absent():
-        config = torchair.CompilerConfig()
+    with _quiet(), _torch_npu_absent(), _unrecovered():
+        config = _config(torchair)
         _write_back(module, written)
-        placeholders = module.graph.find_nodes(op="placeholder")
+        values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+        # As where torch.compile calls it: older releases ask for the mode of the trace, and take none in its place.
+        # Not that of the values: a result that is a view of an input would be no output of the graph.
+        context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
         try:
-            compiled = torchair.get_compiler(config)(module, [node.meta["val"] for node in placeholders])
+            with tracing(context):
+                compiled = torchair.get_compiler(config)(module, values)
         except Exception as error:  # converters raise classes of every kind
             raise LoweringError(_explain(error, module, step)) from error
         return compiled.runner.graph._proto
 
 
-def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[..., tuple[Tensor, ...]]:
+def compile_step(
+    module: nn.Module, cache: Path, eagerly: bool, judge: Callable[[Any], None]
+) -> Callable[..., tuple[Tensor, ...]]:
     """A module's ``forward`` compiled for the NPU: static shapes, frozen parameters, tiling kept on the device.
 
     torchair tells compiled functions apart by their code, and deletes the cache of one whose code it has seen
@@ -87,10 +104,14 @@ def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[...,
         module: its inputs that ``forward`` changes are changed in place on the device.
         cache: folder for compiled graphs, of this module's content alone.
         eagerly: stop before GE compiles, and run the traced program; needs no device.
+        judge: is given the GE graph (a ``GraphDef`` of its own) before GE compiles it, and raises where it will not do.
+
+    Raises, at the first launch, which compiles:
+        LoweringError: what ``judge`` has raised, or torchair or GE cannot compile the step; names their logs.
     """
     torchair = _torchair()
     forward = _named(module.forward, f"step_{cache.name}")
-    config = torchair.CompilerConfig()
+    config = _config(torchair)
     config.experimental_config.frozen_parameter = True
     config.experimental_config.tiling_schedule_optimize = True
     if eagerly:
@@ -103,18 +124,112 @@ def compile_step(module: nn.Module, cache: Path, eagerly: bool) -> Callable[...,
         options: dict[str, Any] = {"custom_decompositions": npu_forms(), "cache_dir": str(cache), "ge_cache": True}
         compiled = inference.cache_compile(forward, config=config, dynamic=False, **options)
 
+    ready = False
+
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        with _quiet(), _torch_npu_absent(), torch.no_grad():
-            return cast(tuple[Tensor, ...], compiled(*inputs))
+        nonlocal ready
+        with torch.no_grad() if ready else _compiling(cache, judge):
+            outputs = cast(tuple[Tensor, ...], compiled(*inputs))
+        ready = True
+        return outputs
 
     return run
+
+
+def _config(torchair: ModuleType) -> Any:
+    """torchair's options, the same here as on a device.
+
+    The pattern passes act only where torch_npu is importable, so that no proof would hold for what they make.
+    """
+    config = torchair.CompilerConfig()
+    if hasattr(config.experimental_config, "pattern_fusion_pass"):  # releases before 2.7 have no such passes
+        config.experimental_config.pattern_fusion_pass = False
+    return config
+
+
+@contextlib.contextmanager
+def _unrecovered() -> Iterator[None]:
+    """Without torchair's pass that puts scatters over views back in place: it asks for CANN 8.3, and has no switch."""
+    try:
+        module = importlib.import_module("torchair.patterns._recover_view_inplace_pattern")
+    except ModuleNotFoundError:  # an older release
+        yield
+        return
+    with patch.object(module, "recover_view_inplace_pattern", _left):
+        yield
+
+
+def _left(module: fx.GraphModule, example_inputs: object = None, config: object = None) -> fx.GraphModule:
+    return module
+
+
+@contextlib.contextmanager
+def _compiling(cache: Path, judge: Callable[[Any], None]) -> Iterator[None]:
+    """What a first launch needs and later ones do without."""
+    log = cache.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _quiet(log), _torch_npu_absent(), _unrecovered(), _judged(judge), torch.no_grad():
+        try:
+            yield
+        except Exception as error:  # dynamo, torchair and GE raise classes of every kind
+            *_, first = causes = list(_causes(error))
+            if (own := next((one for one in causes if isinstance(one, LoweringError)), None)) is not None:
+                raise own from None
+            reason = next((line.strip() for line in str(first).splitlines() if line.strip()), type(first).__name__)
+            raise LoweringError(
+                f"torchair or GE cannot compile or start a step: {reason[:300]}; torchair's log is {log}, GE's are in"
+                f" {os.environ.get(GE_LOGS, '~/ascend/log')}; {SHOWN}=1 shows both"
+            ) from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was made of, the latest first."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or getattr(seen, "inner_exception", None)  # dynamo's own has its cause there
+
+
+@contextlib.contextmanager
+def _judged(judge: Callable[[Any], None]) -> Iterator[None]:
+    """Shows every GE graph that is made in the body to ``judge``, once torchair is done with it."""
+    graphs = importlib.import_module("torchair._ge_concrete_graph.fx2ge_converter").GeConcreteGraph
+    finish = graphs.optimize_graph_without_runtime
+
+    def finished(self: Any, *inputs: Any, **options: Any) -> Any:
+        done = finish(self, *inputs, **options)
+        with _disable_current_modes():  # dynamo compiles under tensors without values
+            judge(copy.deepcopy(self.graph._proto))
+        return done
+
+    with patch.object(graphs, "optimize_graph_without_runtime", finished):
+        yield
 
 
 def device_of(name: str) -> torch.device:
     """The device; torch knows none called npu before torch_npu is loaded, which may have been forbidden at start."""
     if name.startswith("npu"):
-        importlib.import_module("torch_npu")
+        # Read by CANN's logger when torch_npu loads it.
+        os.environ.setdefault(GE_LOGS, str(cache_home() / "draftwood" / "npu" / "log"))
+        if os.environ.get(SHOWN):
+            os.environ.setdefault("ASCEND_SLOG_PRINT_TO_STDOUT", "1")
+        # GE and HCCL take the device that is chosen, whatever device a tensor lies on.
+        devices().set_device(name)
     return torch.device(name)
+
+
+def devices() -> Any:
+    """``torch_npu.npu``: the devices, and graphs of their launches."""
+    return importlib.import_module("torch_npu").npu
+
+
+@contextlib.contextmanager
+def profiled(folder: str) -> Iterator[None]:
+    """What the device runs in the body, written into a folder by torch_npu's profiler."""
+    torch_npu = importlib.import_module("torch_npu")
+    with torch_npu.profiler.profile(on_trace_ready=torch_npu.profiler.tensorboard_trace_handler(folder)):
+        yield
+        torch_npu.npu.synchronize()
 
 
 def _named(method: Any, name: str) -> Any:
@@ -232,17 +347,30 @@ def _torch_npu_absent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hundreds of warnings about converters of operators that no step of ours uses."""
-    logger = logging.getLogger("torchair")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def _quiet(log: Path | None = None) -> Iterator[None]:
+    """Keeps hundreds of warnings about converters that no step of ours uses from the terminal, unless they are wanted.
+
+    ``log`` is a file that is written anew with all that torchair says.
+    """
+    logger, shown = logging.getLogger("torchair"), bool(os.environ.get(SHOWN))
+    level, levels = logger.level, [(handler, handler.level) for handler in logger.handlers]
+    logger.setLevel(logging.INFO if log or shown else logging.CRITICAL)
+    for handler in () if shown else tuple(logger.handlers):
+        handler.setLevel(logging.CRITICAL)
+    kept = logging.FileHandler(log, mode="w", encoding="utf-8") if log else None
+    if kept is not None:
+        logger.addHandler(kept)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("default" if shown else "ignore")
         try:
             yield
         finally:
+            if kept is not None:
+                logger.removeHandler(kept)
+                kept.close()
             logger.setLevel(level)
+            for handler, before in levels:
+                handler.setLevel(before)
 
 
 def _decompositions(config: Any) -> dict[Any, Any]:
@@ -290,4 +418,4 @@ def source_line(node: fx.Node) -> str:
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else "an unknown line"
 
 
-__all__ = ["compile_step", "convert", "decomposed", "device_of", "ge_ir", "source_line"]
+__all__ = ["compile_step", "convert", "decomposed", "device_of", "devices", "ge_ir", "profiled", "source_line"]

@@ -3,27 +3,56 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
+from draftwood.compiler.onnx.texts import for_texts
+from draftwood.compiler.onnx.tidying import finish, tidy
 from draftwood.compiler.onnx.weights import WeightSpan
 from draftwood.compiler.steps.step import Step
 from draftwood.kernels import onnx_forms
+from draftwood.kernels.contract import op
+from draftwood.manifest import StepSignature
 
 OPSET = 18  # the newest that Ascend's ATC documents
+_PACKAGE = Path(__file__).parents[2]
+
+
+def _floor_divide(self, other):  # type: ignore[no-untyped-def]
+    # Of whole numbers that are never negative; the exporter's form looks at signs, with an Equal that an HTP lacks.
+    return op.Div(self, op.CastLike(other, self))
+
+
+def _index_select(self, dim: int, index):  # type: ignore[no-untyped-def]
+    # An HTP gives no int64 from a Gather as an output of the graph, but from a GatherElements it does.
+    return op.GatherElements(self, index, axis=dim) if len(self.shape) == 1 else op.Gather(self, index, axis=dim)
+
+
+# Where the exporter's own form is one that some provider of the static graphs does not take.
+_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.floor_divide.default: _floor_divide,
+    torch.ops.aten.index_select.default: _index_select,
+}
 
 
 def lower_to_onnx(
-    step: Step, program: ExportedProgram, weights: Mapping[str, WeightSpan], weights_file: str, path: Path
+    step: Step,
+    program: ExportedProgram,
+    weights: Mapping[str, WeightSpan],
+    weights_file: str,
+    path: Path,
+    several: Iterable[StepSignature] = (),
 ) -> None:
-    """Writes ``path``; ``weights`` are not stored but referred to, in ``weights_file`` beside it."""
-    signature = step.signature
+    """Writes ``path``, and beside it the graphs for ``several`` texts, by their names; ``weights`` are not stored but
+    referred to, in ``weights_file`` beside it."""
     model = _translate(step, program)
     for value in list(model.graph.initializers.values()):
         name = step.weight_name(value.name or "")
@@ -38,11 +67,19 @@ def lower_to_onnx(
                 name=value.name or "",
                 base_dir=path.parent,
             )
+    for signature in several:
+        _save(for_texts(model, signature), signature, path.with_name(f"{signature.name}.onnx"), keep_shapes=False)
+    _save(model, step.signature, path, keep_shapes=not step.dynamic)
+
+
+def _save(model: ir.Model, signature: StepSignature, path: Path, keep_shapes: bool) -> None:
+    """Writes a graph with the shapes of its signature."""
+    finish(model)
     _own_int8(model.graph)
     for values, specs in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
         for value, spec in zip(values, specs, strict=True):
             value.shape = ir.Shape(list(spec.shape))
-    _anonymise(model, keep_shapes=not step.dynamic)
+    _anonymise(model, keep_shapes)
     model.graph.name = signature.name
     ir.save(model, path)
     onnx.checker.check_model(str(path))
@@ -74,25 +111,31 @@ def _translate(step: Step, program: ExportedProgram) -> ir.Model:
                 program,
                 dynamo=True,
                 opset_version=OPSET,
-                custom_translation_table=onnx_forms(cpu),
+                custom_translation_table={**_FORMS, **onnx_forms(cpu)},
                 verbose=False,
+                optimize=False,
                 input_names=[t.name for t in step.signature.inputs],
                 output_names=[t.name for t in step.signature.outputs],
             )
     finally:
         logger.setLevel(level)
     assert exported is not None
+    tidy(exported.model)
     return exported.model
 
 
 def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
-    """Drops source paths and stack traces, and the sizes of inner values where they are run-time symbols."""
+    """Drops stack traces, and the sizes of inner values where they are run-time symbols.
+
+    Of a trace the line of ours stays, in the node's name, so that whatever refuses a node says where it comes from.
+    """
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.graph.doc_string = None
     ends = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
     names = {value.name for value in ends}
     for node in model.graph.all_nodes():
+        node.name = f"{node.name}{_source(node)}"
         node.metadata_props.clear()
         node.doc_string = None
         for value in node.outputs:
@@ -105,3 +148,11 @@ def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
                 value.shape = None
     for value in ends:
         value.metadata_props.clear()
+
+
+def _source(node: ir.Node) -> str:
+    """``@FILE:LINE`` of the package's own last line in a node's trace, with ``/``; nothing where there is none."""
+    trace = node.metadata_props.get("pkg.torch.onnx.stack_trace") or ""
+    frames = [(Path(file), line) for file, line in re.findall(r'File "([^"]+)", line (\d+)', trace)]
+    own = [f"@{file.relative_to(_PACKAGE).as_posix()}:{line}" for file, line in frames if file.is_relative_to(_PACKAGE)]
+    return own[-1] if own else ""

@@ -14,7 +14,8 @@ import torch
 
 from draftwood.compiler.checkpoints.weight import WeightEntry
 
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int8: "I8"}
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_NAMES |= {torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
 _PAGE = 4096  # the tensors begin on a page, so that a memory map of them does too
 
 

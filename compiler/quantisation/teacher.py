@@ -14,7 +14,7 @@ from draftwood.compiler.quantisation.writing import Layout, write
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
-# The linear layers of a block that are quantised.
+# The linear layers of a block that are quantised, where it has them: a router and its experts stay as they are.
 _LAYERS = (*NORMS, "o", "down")
 
 
@@ -34,7 +34,7 @@ def quantise(request: Request, out: Path, progress: Callable[[str], None] = lamb
 
     Raises:
         CheckpointError: the teacher is unsupported or damaged.
-        RequestError: it is quantised already, its blocks have other linear layers, or ``out`` exists.
+        RequestError: it is quantised already, or ``out`` exists.
     """
     checkpoint = Checkpoint.open(request.model)
     layers = _layers(checkpoint, request.head)
@@ -48,10 +48,6 @@ def _layers(checkpoint: Checkpoint, head: bool) -> tuple[str, ...]:
     config = checkpoint.config
     if config.quantised:
         raise RequestError(f"{checkpoint.folder}: is quantised already; name the original")
-    layers = tuple(f"layers.{i}.{name}" for i in range(config.layers) for name in _LAYERS)
-    if missing := [name for name in layers if f"{name}.weight" not in checkpoint.parts]:
-        raise RequestError(
-            f"{checkpoint.folder}: family {config.family} has no layer {missing[0]}; expected blocks of qkv, o, gate_up"
-            " and down; no other can be quantised yet"
-        )
+    named = (f"layers.{i}.{name}" for i in range(config.layers) for name in _LAYERS)
+    layers = tuple(name for name in named if f"{name}.weight" in checkpoint.parts)
     return (*layers, "lm_head") if head else layers

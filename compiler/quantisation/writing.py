@@ -6,6 +6,7 @@ Tensors are read, rounded and written one at a time.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.int8 import rounded
+from draftwood.compiler.checkpoints.packing import CONFIG
+from draftwood.compiler.checkpoints.packing import FILES as DESCRIPTIONS
 from draftwood.compiler.checkpoints.scheme import (
     ACTIVATIONS,
-    CONFIG,
     DESCRIPTION,
     TARGET,
     UNQUANTISED,
@@ -37,6 +39,7 @@ FILES: Mapping[Layout, str] = {
     "compressed-tensors": "model.safetensors", "msmodelslim": "quant_model_weights.safetensors"
 }  # fmt: skip
 _HEAD = "lm_head.weight"
+_EXPERTS = ".experts."
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -49,8 +52,9 @@ def write(
     progress: Callable[[str], None],
 ) -> None:
     """Fills ``folder`` with the quantised checkpoint; ``layers`` are ours, of which ``factors`` migrate some."""
+    left = (*_WEIGHT_FILES, *DESCRIPTIONS)
     for path in checkpoint.folder.iterdir():
-        if path.is_file() and not path.name.endswith(_WEIGHT_FILES):
+        if path.is_file() and not path.name.endswith(left):
             shutil.copyfile(path, folder / path.name)
     entries = list(_entries(checkpoint, layers, factors, layout == "msmodelslim", progress))
     write_weights(folder / FILES[layout], entries, checkpoint.dtype)
@@ -58,8 +62,9 @@ def write(
     config = read_json(checkpoint.folder / "config.json")
     if checkpoint.config.tied and _HEAD in names:
         config["tie_word_embeddings"] = False
+    config.pop(CONFIG, None)  # of what was packed
     if layout == "compressed-tensors":
-        config[CONFIG] = _described([] if f"lm_head.{SCALE}" in names else ["lm_head"])
+        config[CONFIG] = _described(_alone(entries))
     else:
         _write_json(folder / DESCRIPTION, _kinds(names))
         placed = dict.fromkeys(names, FILES[layout])
@@ -122,6 +127,16 @@ def _int8_entries(
 
 def _shrunk(checkpoint: Checkpoint, name: str, factor: Tensor) -> Tensor:
     return (checkpoint.tensor(name).float() / factor).to(checkpoint.dtype)
+
+
+def _alone(entries: list[WeightEntry]) -> list[str]:
+    """Published modules whose matrices stay as they are; all experts by one pattern."""
+    plain = [entry for entry in entries if len(entry.shape) == 2 and entry.dtype is not torch.int8]
+    names = [entry.name.removesuffix(".weight") for entry in plain if entry.name.endswith(".weight")]
+    names = [name for name in names if "embed_tokens" not in name]
+    one_by_one = [name for name in names if _EXPERTS not in name]
+    tied = [] if any(entry.name == _HEAD for entry in entries) else ["lm_head"]
+    return one_by_one + tied + ([rf"re:.*{re.escape(_EXPERTS)}.*"] if len(one_by_one) < len(names) else [])
 
 
 def _described(alone: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from draftwood.compiler.steps.step import Step
 
-_TORCH = Path(torch.__file__).parent
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def trace(step: Step, device: torch.device | None = None) -> ExportedProgram:
@@ -52,6 +53,6 @@ def shapes_only(dtype: torch.dtype) -> Iterator[FakeTensorMode]:
 
 def _own_frames(tracer: fx.proxy.TracerBase, frames: StackSummary) -> StackSummary:
     """Where a node comes from, down to the line that calls torch; torch.export alone keeps ``forward`` methods only."""
-    outside = [frame for frame in frames if not Path(frame.filename).is_relative_to(_TORCH)]
+    outside = [frame for frame in frames if not frame.filename.startswith(_TORCH)]
     start = next((i for i, frame in enumerate(outside) if frame.name == "forward"), len(outside))
     return StackSummary.from_list(outside[start:])

@@ -5,25 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from draftwood.compiler.checkpoints.safetensors_file import map_tensors
 from draftwood.compiler.drafters.model import Modules
 from draftwood.compiler.drafters.registry import drafter_of
+from draftwood.compiler.ge.weights import bundle_npu_weights
+from draftwood.compiler.ranks.plan import join, layer_of, split_of
 from draftwood.compiler.steps.step import Step
-from draftwood.compiler.targets.modules import load_modules
+from draftwood.compiler.targets.modules import load_modules, make_modules
 from draftwood.compiler.targets.steps import rebuild_drafts, rebuild_wholes
-from draftwood.compiler.teachers.registry import described_config
+from draftwood.compiler.teachers.registry import described_config, family_of
 from draftwood.errors import BundleError
 from draftwood.manifest import GraphSet, Manifest
 from draftwood.trees import Topology
 from draftwood.trees.frozen import thaw
 
 
-def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor]) -> Modules:
-    """Teacher and drafter as the manifest describes them, over weights by name."""
+def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor], ranks: int = 1) -> Modules:
+    """Teacher and drafter as the manifest describes them, over weights by name, those of any one of ``ranks``."""
     drafter = drafter_of(manifest.drafter) if manifest.drafter else None
-    return load_modules(weights, described_config(manifest.teacher.config), drafter)
+    return load_modules(weights, described_config(manifest.teacher.config), drafter, ranks)
+
+
+def whole_npu_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The weights of the NPU's graphs by name, joined where they are split over ranks."""
+    parts = [bundle_npu_weights(folder, one) for one in manifest.rank_sets("ge")]
+    if len(parts) == 1:
+        return parts[0]
+    config = described_config(manifest.teacher.config)
+    drafter = drafter_of(manifest.drafter) if manifest.drafter else None
+    block, own = drafter.block(config) if drafter else config, family_of(config).parts(config)
+    with torch.device("meta"):
+        modules = make_modules(config, drafter, len(parts[0]["rope_cos"]))
+    found = {}
+    for name, value in (item for module in modules if module is not None for item in module.state_dict().items()):
+        of_ranks = [part[name] for part in parts]
+        split = split_of(layer_of(name)[0])
+        found[name] = join(name, of_ranks, config if name in own else block, value.shape) if split else of_ranks[0]
+    return found
 
 
 def bundle_drafts(folder: Path, manifest: Manifest, graphs: GraphSet, modules: Modules) -> dict[str, Step]:
@@ -41,9 +62,9 @@ def _topologies(folder: Path, manifest: Manifest) -> dict[str, Topology]:
     return {name: thaw(path.read_text(), str(path))[0] for name, path in files.items()}
 
 
-def required_set(folder: Path, manifest: Manifest, target: str) -> GraphSet:
-    """The graphs of a target; BundleError where the bundle has none."""
-    found = manifest.graph_set(target)
+def required_set(folder: Path, manifest: Manifest, target: str, rank: int = 0) -> GraphSet:
+    """The graphs of a target and rank; BundleError where the bundle has none."""
+    found = manifest.graph_set(target, rank)
     if found is None:
         raise BundleError(f"{folder}: holds no {target} graphs; build it with --target onnx,ge")
     return found

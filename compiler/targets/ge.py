@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
 
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.safetensors_file import byte_offset
@@ -19,15 +21,24 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove_in_place
+from draftwood.compiler.ge.torchair_bridge import decomposed, source_line
 from draftwood.compiler.ge.weights import WeightIndex, plan_weights, write_index, write_npu_weights
 from draftwood.compiler.ranks.collectives import group_of
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import shapes_only, trace
-from draftwood.compiler.targets.steps import accept_steps, draft_steps, static_steps, texts_steps, whole_steps
-from draftwood.compiler.targets.storage import BF16, FP16, Storage, w8a8
+from draftwood.compiler.targets.steps import (
+    Shapes,
+    accept_steps,
+    draft_steps,
+    static_steps,
+    texts_steps,
+    whole_steps,
+)
+from draftwood.compiler.targets.storage import BF16, FP16, Storage, nbits, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import LoweringError, RequestError
+from draftwood.kernels.int4 import most_rows
 from draftwood.versions import least_cann
 
 FOLDER = "npu"
@@ -48,6 +59,8 @@ class GeTarget(Target):
     def precision(self, config: TeacherConfig) -> Storage:
         """The teacher's own type where the fused attention takes it, else bf16, which has fp32's range."""
         plain = FP16 if config.dtype == "float16" else BF16
+        if config.packed:
+            return nbits(plain)
         return w8a8(plain) if config.quantised else plain
 
     def check(self, precision: Storage) -> None:
@@ -66,6 +79,7 @@ class GeTarget(Target):
             LoweringError: a step has an operator without a converter, copies a cache, or breaks a rule of the fused
                 attention.
         """
+        _check_rows(lowering.shapes, lowering.config)
         (lowering.folder / FOLDER).mkdir()
         index = _plan(lowering)
         with shapes_only(lowering.precision.weights) as mode:
@@ -87,7 +101,8 @@ class GeTarget(Target):
             graphs.append(graph)
             used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
-            (lowering.folder / FOLDER / "atc.sh").write_text(atc_script([graph.file for graph in graphs], lowering.soc))
+            script = atc_script([graph.file for graph in graphs], lowering.soc, bool(lowering.config.packed))
+            (lowering.folder / FOLDER / "atc.sh").write_text(script)
         return tuple(
             m.GraphSet(
                 target=self.name,
@@ -104,19 +119,46 @@ class GeTarget(Target):
         )
 
 
+def _check_rows(shapes: Shapes, config: TeacherConfig) -> None:
+    """RequestError where a step has so many rows that its packed layers are computed unlike plain decoding's."""
+    most = min((most_rows(layer.group) for layer in config.packed if layer.group), default=None)
+    together = max((1, *shapes.batches))
+    for name, tree in shapes.trees:
+        rows = together * max(tree.rows, DECODE_ROWS)
+        if most is not None and rows > most:
+            raise RequestError(
+                f"tree {name}: {rows} rows a launch; expected at most {most} with --precision nbits, beyond which the"
+                " NPU's kernel rounds packed weights and gives other texts; choose smaller trees or fewer --texts"
+            )
+
+
 def _plan(lowering: Lowering) -> WeightIndex:
     entries, dtype = lowering.rank_weights(0), lowering.precision.weights
+    wide = _wide_biases(entries)
     return plan_weights(
         {e.name: e.shape for e in entries},
         dtype,
         WEIGHTS_FILE,
         {e.name: e.parts for e in entries},
-        _linked(lowering) if lowering.mode == "link" else {},
-        {e.name: e.dtype for e in entries if e.dtype not in (None, dtype)},
+        _linked(lowering, wide.keys()) if lowering.mode == "link" else {},
+        {e.name: e.dtype for e in entries if e.dtype not in (None, dtype)} | wide,
     )
 
 
-def _linked(lowering: Lowering) -> dict[str, tuple[Path, int]]:
+def _wide_biases(entries: Sequence[WeightEntry]) -> dict[str, torch.dtype]:
+    """Biases of bf16 products, of plain or packed weights, which lie in float32: no kernel adds another to them, so GE
+    would cast each time."""
+    types = {e.name: e.dtype for e in entries}
+    layers = {name: name.removesuffix(".bias") for name in types if name.endswith(".bias")}
+    half = torch.bfloat16
+    return {
+        name: torch.float32
+        for name, layer in layers.items()
+        if types[name] == half and types.get(f"{layer}.weight") in (half, torch.int32)
+    }
+
+
+def _linked(lowering: Lowering, wide: Container[str]) -> dict[str, tuple[Path, int]]:
     """Weights that the teacher's files hold just as they are needed: one tensor, of the right type."""
     if not lowering.precision.keeps(lowering.config.dtype):
         return {}
@@ -124,7 +166,7 @@ def _linked(lowering: Lowering) -> dict[str, tuple[Path, int]]:
     return {
         e.name: (held[e.parts[0]].file.resolve(), byte_offset(held[e.parts[0]].file, e.parts[0]))
         for e in lowering.rank_weights(0)
-        if len(e.parts) == 1 and e.parts[0] in held
+        if len(e.parts) == 1 and e.parts[0] in held and e.name not in wide
     }
 
 
@@ -181,8 +223,18 @@ def _lower(
     if errors:
         first = errors[0]
         raise LoweringError(
-            f"step {signature.name}: {first.node}: {first.rule}: {first.message} ({first.source});"
-            f" {len(errors)} such in all"
+            f"step {signature.name}: {first.node}, {_origin(program, graph, first.node)}: {first.rule}: {first.message}"
+            f" ({first.source}); {len(errors)} such in all"
         )
     air.with_suffix(".txt").write_text(graph.text())
     return signature, {*graph.counts()}
+
+
+def _origin(program: ExportedProgram, graph: Graph, name: str) -> str:
+    """Operator and source line of a node's program; torchair notes them on the last node of each conversion."""
+    nodes = list(graph.nodes.values())
+    behind = nodes[[node.name for node in nodes].index(name) :]
+    noted = next((declared.source for node in behind for declared in node.output_types if declared.source), "")
+    traced = next((node for node in decomposed(program).graph.nodes if node.name == noted), None)
+    line = source_line(traced).rpartition("draftwood/")[2] if traced is not None else ""
+    return f"{traced.target} at {line}" if traced is not None else "of no line of the program"

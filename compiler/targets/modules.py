@@ -43,6 +43,14 @@ def load_modules(
         modules = make_modules(config, drafter, tensors["rope_cos"].shape[0], ranks)
     for module in modules:
         if module is not None:
-            module.load_state_dict({name: tensors[name] for name in module.state_dict()}, assign=True)
+            module.load_state_dict({name: _of_layer(tensors, name) for name in module.state_dict()}, assign=True)
             module.requires_grad_(False)  # assigned parameters bring their own flag
     return modules
+
+
+def _of_layer(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """A weight; a bias in the type of its layer, which an NPU's file has wider."""
+    value, weight = tensors[name], tensors.get(f"{name.removesuffix('bias')}weight")
+    if not name.endswith(".bias") or weight is None or not weight.is_floating_point():
+        return value
+    return value.to(weight.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec
 
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.sameness import same_as_proved
 from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.rebuild import rebuild
-from draftwood.compiler.steps.step import DTYPES, Step
+from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, bundle_wholes, required_set
+from draftwood.compiler.targets.staging import Given, Taken
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
 from draftwood.manifest import GraphSignature, Manifest, TensorSignature
@@ -32,20 +35,27 @@ from draftwood.manifest import GraphSignature, Manifest, TensorSignature
 class TorchairExecutor:
     """Compiles a step when it is first needed, once for this content and these versions; later runs load it.
 
-    ``eagerly`` goes torchair's whole way but for the device: no compilation by GE, the traced program is run.
+    ``eagerly`` goes torchair's whole way but for the device: no compilation by GE, the traced program is run. Of
+    several ranks it is ``rank``, which meets the others in the default process group.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, device: str = "npu:0", eagerly: bool = False) -> None:
-        graphs = required_set(folder, manifest, "ge")
-        self.folder, self.manifest = folder, manifest
+    def __init__(
+        self, folder: Path, manifest: Manifest, device: str = "npu:0", eagerly: bool = False, rank: int = 0
+    ) -> None:
+        graphs = required_set(folder, manifest, "ge", rank)
+        self.folder, self.manifest, self.rank = folder, manifest, rank
         self.device, self.eagerly = device_of(device), eagerly
+        if manifest.packed:
+            # torchair hands it to GE, without which a kernel adds the groups of packed weights up in any order. It
+            # stays on, for what dynamo has compiled holds in this state alone.
+            torch.use_deterministic_algorithms(True, warn_only=True)
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
-        modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs))
+        modules = bundle_modules(manifest, bundle_npu_weights(folder, graphs), graphs.ranks)
         self.decoder = modules[0].to(self.device)
         self._made = bundle_drafts(folder, manifest, graphs, modules) | bundle_wholes(folder, manifest, graphs, modules)
         for step in self._made.values():
             step.module.to(self.device)
-        self._steps: dict[str, InPlaceStep] = {}
+        self._steps: dict[str, Started] = {}
 
     def zeros(self, shape: tuple[int, ...]) -> Tensor:
         """A buffer on the device, in the graphs' element type."""
@@ -56,29 +66,81 @@ class TorchairExecutor:
     ) -> dict[str, NDArray]:
         """Runs a graph on small inputs from the host and on buffers of the device; caches are written in place.
 
-        The inputs are one transfer each, of a few hundred bytes; caches and branch stay where they are.
+        One copy in, one launch, one copy out; what stays on the device is copied there.
         """
         if graph.name not in self._steps:
-            self._steps[graph.name] = self.compiled(graph)
-        types = {spec.name: DTYPES[spec.dtype] for spec in graph.inputs}
-        given = {name: torch.from_numpy(a).to(self.device, types[name]) for name, a in inputs.items()} | dict(buffers)
-        caches = set(graph.caches)
-        values = [declared(given[s.name], s) if s.name in caches else given[s.name] for s in graph.inputs]
-        outputs = dict(zip(graph.results, self._steps[graph.name].compiled(*values), strict=True))
-        for name in outputs.keys() & buffers.keys():
-            buffers[name].copy_(outputs.pop(name))
-        return {name: host(value) for name, value in outputs.items()}
+            self._steps[graph.name] = self.started(graph)
+        return self._steps[graph.name](inputs, buffers)
+
+    def started(self, graph: GraphSignature) -> Started:
+        """A step of the bundle that can be launched."""
+        return Started(self.compiled(graph), graph, self.device)
+
+    def traced(self, signature: GraphSignature) -> InPlaceStep:
+        """A step of the bundle as the device runs it."""
+        return InPlaceStep(self._made.get(signature.name) or rebuild(signature, self.decoder), self.device)
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
-        """A step of the bundle, compiled for the device."""
-        made = self._made.get(signature.name) or rebuild(signature, self.decoder)
-        step = InPlaceStep(made, self.device)
-        step.compiled = compile_step(step, compile_cache(self.folder, self.manifest, signature), self.eagerly)
+        """The same, compiled by GE."""
+        step = self.traced(signature)
+        proved = Graph.load(self.folder / signature.file)
+        step.compiled = compile_step(
+            step,
+            compile_cache(self.folder, self.manifest, signature, self.rank),
+            self.eagerly,
+            lambda definition: same_as_proved(
+                definition, step.constants, proved, f"{self.folder}: graph {signature.name}"
+            ),
+        )
         return step
 
     def read(self, buffer: Tensor) -> NDArray:
         """See `draftwood.runtime.engines.executor.Executor.read`."""
         return host(buffer)
+
+
+# A step on the device: what the host has given, and what lies there, by name. Leaves in a block what the host reads.
+Launch = Callable[[Mapping[str, Tensor], Mapping[str, Any]], Taken]
+
+
+class Started:
+    """A compiled step with the blocks that its small tensors cross in; they are made when it is first launched.
+
+    ``as_one`` may make another of the launch, which waits for nothing and reads nothing of the host.
+    """
+
+    def __init__(
+        self,
+        step: InPlaceStep,
+        graph: GraphSignature,
+        device: torch.device,
+        as_one: Callable[[Launch], Launch] = lambda launch: launch,
+    ) -> None:
+        self._step, self._graph, self._device = step, graph, device
+        # By the names of what is given or read: what may stay on the device does not always cross.
+        self._given: dict[frozenset[str], Given] = {}
+        self._taken: dict[frozenset[str], Taken] = {}
+        self._launch = as_one(self._launched)
+
+    def __call__(self, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]) -> dict[str, NDArray]:
+        """See `TorchairExecutor.run`."""
+        names = frozenset(inputs)
+        if (given := self._given.get(names)) is None:
+            given = self._given[names] = Given([s for s in self._graph.inputs if s.name in names], self._device)
+        given.upload(inputs)
+        return self._launch(given.tensors, buffers).download()
+
+    def _launched(self, given: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> Taken:
+        there, caches = {**given, **buffers}, set(self._graph.caches)
+        specs = self._graph.inputs
+        values = [declared(there[s.name], s) if s.name in caches else there[s.name] for s in specs]
+        outputs = dict(zip(self._graph.results, self._step.compiled(*values), strict=True))
+        for name in outputs.keys() & buffers.keys():
+            buffers[name].copy_(outputs.pop(name))
+        if (taken := self._taken.get(frozenset(outputs))) is None:
+            taken = self._taken[frozenset(outputs)] = Taken(outputs, self._device)
+        taken.gather(outputs)
+        return taken
 
 
 class InPlaceStep(nn.Module):
@@ -92,8 +154,14 @@ class InPlaceStep(nn.Module):
         super().__init__()
         program = trace(step, device)
         self.graph = decomposed(program)
-        self.held = [f"held_{i}" for i in range(len(program.graph_signature.input_specs) - len(step.signature.inputs))]
-        for name, value in zip(self.held, _held(program, self.graph), strict=True):
+        specs = _held_specs(program, self.graph)
+        values = _held(program, self.graph, specs)
+        self.held = [f"held_{i}" for i in range(len(specs))]
+        # Of the code, not of the model: a file's graph has them as constants.
+        self.constants = [
+            v.cpu() for v, s in zip(values, specs, strict=True) if step.weight_name(str(s.target)) is None
+        ]
+        for name, value in zip(self.held, values, strict=True):
             # A parameter, rotary tables as well: torchair fixes the addresses of no other input.
             self.register_parameter(name, nn.Parameter(value, requires_grad=False))
         names = [spec.name for spec in step.signature.inputs]
@@ -112,12 +180,25 @@ class InPlaceStep(nn.Module):
         return tuple(value for number, value in enumerate(outputs) if number not in kept)
 
 
-def _held(program: ExportedProgram, graph: fx.GraphModule) -> list[Tensor]:
+def _held_specs(program: ExportedProgram, graph: fx.GraphModule) -> list[InputSpec]:
     """Weights and constants of a program, in the order in which its decomposed ``graph`` takes them."""
-    specs = program.graph_signature.input_specs
-    targets = {spec.arg.name: str(spec.target) for spec in specs if spec.kind != InputKind.USER_INPUT}
-    taken = [targets[node.name] for node in graph.graph.find_nodes(op="placeholder") if node.name in targets]
-    return [program.state_dict[name] if name in program.state_dict else program.constants[name] for name in taken]
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT}
+    return [specs[node.name] for node in graph.graph.find_nodes(op="placeholder") if node.name in specs]
+
+
+def _held(program: ExportedProgram, graph: fx.GraphModule, specs: Sequence[InputSpec]) -> list[Tensor]:
+    """Their values."""
+    products = graph.graph.find_nodes(op="call_function", target=torch.ops.draftwood.linear.default)
+    wide = {product.args[2].name for product in products if len(product.args) > 2 and product.args[2] is not None}
+    values = [program.state_dict.get(str(spec.target)) for spec in specs]
+    held = [
+        program.constants[str(s.target)] if value is None else value for s, value in zip(specs, values, strict=True)
+    ]
+    # The biases of bf16 products lie in float32, as in the weights file.
+    return [
+        v.float() if spec.arg.name in wide and v.dtype == torch.bfloat16 else v
+        for spec, v in zip(specs, held, strict=True)
+    ]
 
 
 def declared(buffer: Tensor, spec: TensorSignature) -> Tensor:
@@ -131,12 +212,12 @@ def host(value: Tensor) -> NDArray:
     return (value.float() if value.is_floating_point() else value).cpu().numpy()
 
 
-def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature) -> Path:
+def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature, rank: int = 0) -> Path:
     """Where a compiled step is kept: named by all that goes into it.
 
     torchair's own key covers the module's structure and its options, but neither code nor weights.
     """
-    npu, files = required_set(folder, manifest, "ge"), manifest.files
+    npu, files = required_set(folder, manifest, "ge", rank), manifest.files
     if npu.weights not in files:
         raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")
     packages = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}

@@ -12,22 +12,27 @@ from draftwood.compiler.steps.bitwise import bitwise_step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.targets.steps import draft_steps, static_steps
-from draftwood.compiler.targets.storage import FP32, Storage, w8a8
+from draftwood.compiler.targets.storage import FP32, Storage, nbits, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
 
 FOLDER = "onnx"
 WEIGHTS_FILE = f"{FOLDER}/weights.safetensors"
+# Rows of the trees that a launch drafts for several texts: with more a CPU computes for longer than it reads weights,
+# and drafts share nothing.
+SHARED_ROWS = 32
 
 
 class OnnxTarget(Target):
-    """One graph with run-time sizes that a CPU serves every gear with, and a static graph a gear."""
+    """One graph with run-time sizes that a CPU serves every gear with, and static graphs of every gear."""
 
     name = "onnx"
     modes = ("copy",)
 
     def precision(self, config: TeacherConfig) -> Storage:
+        if config.packed:
+            return nbits(FP32)
         return w8a8(FP32) if config.quantised else FP32
 
     def check(self, precision: Storage) -> None:
@@ -47,14 +52,18 @@ class OnnxTarget(Target):
         types = lowering.precision.types
         shapes, sizes = lowering.shapes, lowering.shapes.sizes(types.activations)
         steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
-        steps += [cpu_step(modules[0], types.activations, texts) for texts in shapes.batches]
         steps += [bitwise_step(modules[0], types.activations)] * shapes.bitwise
-        steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=False)
-        signatures = [step.signature.frozen_in(f"{FOLDER}/{step.signature.name}.onnx") for step in steps]
-        for step, signature in zip(steps, signatures, strict=True):
-            lowering.progress(signature.name)
-            path = lowering.folder / signature.file
-            lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path)
+        drafts = [draft_steps(shapes, sizes, lowering.drafter, modules, static) for static in (False, True)]
+        # One without caches has the same step in both.
+        steps += {step.signature.name: step for both in drafts for step in both}.values()
+        signatures = list[m.StepSignature]()
+        for step in steps:
+            own = step.signature
+            lowering.progress(own.name)
+            several = [m.texts_signature(own, texts) for texts in shapes.batches if _shares(own, texts)]
+            path = lowering.folder / FOLDER / f"{own.name}.onnx"
+            lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path, several)
+            signatures += [own, *several]
         graphs = m.GraphSet(
             target=self.name,
             rank=0,
@@ -63,6 +72,13 @@ class OnnxTarget(Target):
             weights=WEIGHTS_FILE,
             index=None,
             soc=None,
-            graphs=tuple(signatures),
+            graphs=tuple(one.frozen_in(f"{FOLDER}/{one.name}.onnx") for one in signatures),
         )
         return (graphs,)
+
+
+def _shares(step: m.StepSignature, texts: int) -> bool:
+    """Whether there is a graph that steps or drafts for so many texts: no draft where their trees have many rows."""
+    nodes = next((spec.shape[0] for spec in step.outputs if spec.name == "drafted"), 0)
+    drafts = step.kind == "draft" and not step.slots and texts * (int(nodes) + 1) <= SHARED_ROWS
+    return drafts or step.kind == "step"

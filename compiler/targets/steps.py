@@ -176,8 +176,9 @@ def rebuild_drafts(
     dtype = graphs.precision.activations
     sizes = StepSizes(branch_rows=dims.branch_rows, path_rows=dims.path_rows, dtype=dtype)
     extends = [graph for graph in graphs.graphs if graph.kind == "extend"]
-    slots, chunks = ({getattr(graph, of) for graph in extends} for of in ("slots", "rows"))
-    steps = drafter.steps(modules, trees, sizes, Lengths(tuple(sorted(slots)), tuple(sorted(chunks))))
+    slots, chunks = (tuple(sorted({getattr(graph, of) for graph in extends} - {0})) for of in ("slots", "rows"))
+    lengths = [ANY_LENGTH] * any(not graph.slots for graph in extends) + [Lengths(slots, chunks)]
+    steps = [step for one in lengths for step in drafter.steps(modules, trees, sizes, one)]
     return {step.signature.name: step for step in steps}
 
 

@@ -33,8 +33,8 @@ class Storage:
 
     @property
     def quantised(self) -> bool:
-        """Whether it is for teachers with quantised layers."""
-        return self.types.weights == "int8"
+        """Whether it is for teachers with quantised layers, or packed ones."""
+        return self.types.weights in ("int8", "uint4")
 
     def convert(self, name: str, value: Tensor) -> Tensor:
         """The weight ``name`` as it is stored, in the type of ``weights``."""
@@ -76,7 +76,14 @@ def w8a8(plain: Storage) -> Storage:
     return Storage(types)
 
 
+def nbits(plain: Storage) -> Storage:
+    """What a teacher whose layers stay packed is kept in."""
+    types = msgspec.structs.replace(plain.types, name=f"nbits-{plain.types.name}", weights="uint4")
+    return Storage(types)
+
+
 FP32, BF16, FP16 = uniform("fp32", "float32"), uniform("bf16", "bfloat16"), uniform("fp16", "float16")
-_ALL = (FP32, BF16, FP16, *map(w8a8, (FP32, BF16, FP16)))
+_PLAIN = (FP32, BF16, FP16)
+_ALL = (*_PLAIN, *map(w8a8, _PLAIN), *map(nbits, _PLAIN))
 # By name, for weights that are bound to a bundle later.
 PRECISIONS: dict[str, Storage] = {precision.types.name: precision for precision in _ALL}

@@ -52,7 +52,8 @@ def place(
     index = (slot_W[:, None] + order(kv_heads) * slots).reshape(-1, 1)
     # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.
     row_C = order(slots) - committed_1
-    tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1))
+    # A tree of one row sees it everywhere: a clamp to nothing but 0 is one that Qualcomm's HTP cannot run.
+    tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1)) if rows > 1 else visible_TT
     seen_TC = (row_C < 0) | (tree_TC & (row_C >= 0) & (row_C < rows))
     return Placement(index, (~seen_TC)[None, None])
 
@@ -91,31 +92,17 @@ def place_texts(visible_BTT: Tensor, committed_B: Tensor, accepted_B: Tensor, mo
     return Placement(slot_X[:, None], (~seen_TBC.transpose(0, 1))[:, None])
 
 
-class CpuText(NamedTuple):
-    """One text of a step on a CPU, whose caches are [1, K, C, D].
+class Appended(NamedTuple):
+    """What a step on a CPU says of its rows, which it appends to caches [1, K, C, D].
 
-    ``tokens`` and ``positions`` are of its T new rows. ``bias`` [1, 1, W, S] covers the P moved rows and them, so
-    W = P + T rows of S seen slots; ``last`` int32 [1] = S - 1 and ``total`` int32 [] = S. ``path`` [P] names the moved
-    rows in ``branch``.
+    ``positions`` are of the T new rows. ``bias`` [1, 1, W, S] covers the P moved rows and them, so W = P + T rows of S
+    seen slots; ``last`` int32 [1] = S - 1 and ``total`` int32 [] = S.
     """
 
-    tokens_T: Tensor
     positions_T: Tensor
     bias_11WS: Tensor
     last_1: Tensor
     total: Tensor
-    path_P: Tensor
-    branch_L2BKD: Tensor
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all texts, one text's behind the other's."""
-    return torch.cat([*parts]) if len(parts) > 1 else parts[0]
-
-
-def cut(rows: Tensor, counts: Sequence[int], axis: int = 0) -> Sequence[Tensor]:
-    """They apart again."""
-    return rows.split([*counts], axis) if len(counts) > 1 else (rows,)
 
 
 class Blocks(NamedTuple):
@@ -316,36 +303,27 @@ class Layer(nn.Module):
 
     def append(
         self,
-        x_XH: Tensor,
-        moved: Sequence[Tensor],
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        x_TH: Tensor,
+        moved: tuple[Tensor, Tensor],
+        key_cache: Tensor,
+        value_cache: Tensor,
         *,
-        cos_XE: Tensor,
-        sin_XE: Tensor,
-        texts: Sequence[CpuText],
-    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """CPU form over caches [1, K, C, D], one of each a text: the X rows of all texts are projected together.
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        appended: Appended,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]:
+        """CPU form over caches [1, K, C, D]: (rows [T, N*D], new keys and values [1, T, K*D], both caches).
 
-        A text's moved rows [2, P, K, D] and new rows are appended as one block of W rows. The moved rows carry zero
-        queries: attention over them is thrown away and costs P rows.
+        ``moved`` are keys and values [1, P, K*D]. They and the new rows are appended as one block of W rows. The moved
+        rows carry zero queries: attention over them is thrown away and costs P rows.
         """
-        counts = [text.tokens_T.shape[0] for text in texts]
-        q, k, v = (cut(part, counts, 1) for part in self.rotated_rows(x_XH, cos_XE, sin_XE))
-        attended, news, written = [], [], []
-        for i, text in enumerate(texts):
-            moved_2PE = moved[i].flatten(-2)
-            padding_1PE = q[i].new_zeros((1, moved_2PE.shape[1], q[i].shape[-1]))
-            rows = (
-                torch.cat((padding_1PE, q[i]), 1),
-                torch.cat((moved_2PE[:1], k[i]), 1),
-                torch.cat((moved_2PE[1:], v[i]), 1),
-            )
-            out, *pair = self.append_rows(rows, (keys[i], values[i]), text.bias_11WS, text.last_1, text.total)
-            attended.append(out[moved_2PE.shape[1] :])
-            news.append(torch.cat((k[i], v[i])).unflatten(-1, (self.config.kv_heads, self.config.head_dim)))
-            written.append(pair)
-        return joined(attended), news, [pair[0] for pair in written], [pair[1] for pair in written]
+        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
+        count = moved[0].shape[1]
+        padding_1PE = q_1TE.new_zeros((1, count, q_1TE.shape[-1]))
+        before = zip((padding_1PE, *moved), (q_1TE, k_1TE, v_1TE), strict=True)
+        q_1WE, k_1WE, v_1WE = (torch.cat(pair, 1) for pair in before)
+        out, *written = self.append_rows((q_1WE, k_1WE, v_1WE), (key_cache, value_cache), *appended[1:])
+        return out[count:], (k_1TE, v_1TE), written[0], written[1]
 
     def attend_blocks(
         self,

@@ -6,21 +6,27 @@ Only safetensors are read. Opening looks at headers alone, so a checkpoint large
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.packed import PackedMatrix, described_matrices, packed_matrices
+from draftwood.compiler.checkpoints.packing import description_files, packing_of
 from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
 from draftwood.compiler.checkpoints.scheme import DESCRIPTION
 from draftwood.compiler.checkpoints.shards import check_names, folder_entries
-from draftwood.compiler.checkpoints.weight import Parts, shapes_of
+from draftwood.compiler.checkpoints.weight import Parts, Shape, shapes_of
 from draftwood.compiler.teachers.config import DType, TeacherConfig
-from draftwood.compiler.teachers.quantised import check_quantised, quantised_parts
+from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
 from draftwood.compiler.teachers.registry import family_of, read_config
+from draftwood.errors import CheckpointError
 
+# Of the linear layers the publishers of packed teachers leave these as they are.
+_UNPACKED = ("lm_head.weight", ".gate.weight")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -36,6 +42,8 @@ class Checkpoint:
     entries: Mapping[str, Entry]
     # Our weight names, in the order of the forward pass, and what makes each.
     parts: Mapping[str, Parts]
+    # Published names of matrices that stand for several tensors: what is packed in four or eight bits.
+    packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -49,16 +57,28 @@ class Checkpoint:
         family = family_of(config)
         parts = _parts(folder, config)
         stored = {name: entry for name, entry in folder_entries(folder).items() if not family.ignores(config, name)}
-        check_names(folder, shapes_of(parts), stored)
-        plain = check_quantised(parts, stored)
+        packed = _packed(folder, shapes_of(parts), stored)
+        check_names(folder, _with_packed(shapes_of(parts), packed), stored)
+        for matrix in packed.values():
+            matrix.check_kinds(stored)
+        of_packed = {name for matrix in packed.values() for name in matrix.shapes}
+        plain = check_quantised(parts, {name: entry for name, entry in stored.items() if name not in of_packed})
         dtype = cast(DType, str(DTYPES[check_kinds(plain)]).removeprefix("torch."))
-        return cls(folder, replace(config, dtype=dtype), stored, parts)
+        return cls(folder, replace(config, dtype=dtype), stored, parts, packed)
 
     @classmethod
     def describe(cls, folder: Path) -> Checkpoint:
-        """The teacher that config.json describes, its weights unread and maybe absent; has no tensors."""
+        """The teacher that config.json describes, its weights unread and maybe absent; has no tensors.
+
+        Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router.
+        """
         config = read_config(folder)
-        return cls(folder, config, {}, _parts(folder, config))
+        parts = _parts(folder, config)
+        path = folder / "config.json"
+        packing, shapes = packing_of(Fields(path, read_json(path))), shapes_of(parts)
+        names = [name for layer in linear_layers(parts) for name, _ in parts[f"{layer}.weight"].tensors]
+        layers = {name: shapes[name] for name in names if not name.endswith(_UNPACKED)}
+        return cls(folder, config, {}, parts, described_matrices(packing, layers) if packing else {})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,10 +91,12 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor under its Hugging Face name."""
-        return self.entries[name].shape
+        return self.packed[name].shape if name in self.packed else self.entries[name].shape
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as it is stored, under its Hugging Face name."""
+        """A tensor as it is stored, under its Hugging Face name; of a packed matrix the exact product, float32."""
+        if name in self.packed:
+            return self.packed[name].read(self.tensor).product()
         return read_tensor(self.entries[name].file, name)
 
     def weight(self, name: str) -> Tensor:
@@ -91,11 +113,28 @@ class Checkpoint:
         """SHA-256, in hex, over config.json and every shard."""
         shards = sorted({entry.file for entry in self.entries.values()})
         described = [path for path in (self.folder / DESCRIPTION,) if path.is_file()]
-        return sha256_of([self.folder / "config.json", *described, *shards])
+        return sha256_of([self.folder / "config.json", *described, *description_files(self.folder), *shards])
 
 
 def _parts(folder: Path, config: TeacherConfig) -> dict[str, Parts]:
     return quantised_parts(family_of(config).parts(config), config.quantised, (folder / DESCRIPTION).is_file())
+
+
+def _packed(folder: Path, shapes: Mapping[str, Shape], stored: Mapping[str, Entry]) -> dict[str, PackedMatrix]:
+    path = folder / "config.json"
+    packing = packing_of(Fields(path, read_json(path)))
+    try:
+        return packed_matrices(packing, shapes, stored) if packing else {}
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
+def _with_packed(shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix]) -> dict[str, Shape]:
+    """What is expected in the files: in the place of every packed matrix its tensors."""
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        found |= packed[name].shapes if name in packed else {name: shape}
+    return found
 
 
 def expected_tensors(config: TeacherConfig) -> dict[str, tuple[int, ...]]:

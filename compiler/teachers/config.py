@@ -37,6 +37,18 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLayer:
+    """A linear layer, by our name, that stays packed: four or eight bits a weight, and whether blocks or groups of
+    inputs have zeros of their own beside the middle."""
+
+    name: str
+    bits: Literal[4, 8]
+    zeros: bool
+    # Inputs that share a scale on an NPU; None for a CPU's blocks of 32.
+    group: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherConfig:
     """The dimensions of a teacher, checked against each other.
 
@@ -77,6 +89,8 @@ class TeacherConfig:
     tied: bool
     # Linear layers, by our names, whose weights are int8 and whose rows are rounded to int8 (W8A8).
     quantised: tuple[str, ...] = ()
+    # Those whose weights stay packed, and whose rows are rounded block by block.
+    packed: tuple[PackedLayer, ...] = ()
     # Element type of the stored weights.
     dtype: DType
     # Token that begins a text, if there is one.

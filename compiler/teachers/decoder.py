@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftwood.compiler.teachers.block import (
+    Appended,
     Blocks,
-    CpuText,
     Form,
     Layer,
     Norm,
     Placement,
-    joined,
     place,
     place_rows,
     place_texts,
@@ -33,8 +32,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
 # L layers
 
-# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D] or two of [T, K*D], both caches; on a
-# CPU new rows and caches of every text.
+# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D] or two of [T, K*D], both caches.
 Attended = tuple[Tensor, Any, Any, Any]
 
 
@@ -46,16 +44,6 @@ class StepOutput(NamedTuple):
     features_RF: Tensor
     branch_L2TKD: Any
     caches: list[Any]
-
-
-class CpuOutput(NamedTuple):
-    """The same of several texts: a branch [L, 2, T, K, D] of each, and their caches, text after text."""
-
-    logits_RV: Tensor
-    choice_R: Tensor
-    features_RF: Tensor
-    branches: list[Tensor]
-    caches: list[Tensor]
 
 
 def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
@@ -216,28 +204,31 @@ class Decoder(nn.Module):
         pairs = [moved_E[2 * i : 2 * i + 2] for i in range(self.config.layers)]
         return self._run(tokens_T, pairs, caches, rows_R, attend, lambda news: torch.cat([*chain.from_iterable(news)]))
 
-    def step_cpu(self, texts: Sequence[CpuText], rows_R: Tensor, caches: Sequence[Tensor]) -> CpuOutput:
-        """Symbolic step of one text or more for onnxruntime. caches: [1, K, C, D], text after text; rows_R of all."""
-        half, pairs = self.config.head_dim // 2, 2 * self.config.layers
-        positions_X = joined([text.positions_T for text in texts])
-        cos_XE, sin_XE = (t.index_select(0, positions_X)[:, :half] for t in (self.rope_cos, self.rope_sin))
-        moved = [text.branch_L2BKD.index_select(2, text.path_P) for text in texts]
+    def step_cpu(
+        self,
+        tokens_T: Tensor,
+        rows_R: Tensor,
+        path_P: Tensor,
+        branch_L2BKD: Tensor,
+        appended: Appended,
+        caches: Sequence[Tensor],
+    ) -> StepOutput:
+        """Symbolic step for onnxruntime. caches: [1, K, C, D]."""
+        half = self.config.head_dim // 2
+        cos_TE, sin_TE = (t.index_select(0, appended.positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
 
         def attend(layer: Layer, *given: Any) -> Attended:
-            return layer.append(*given, cos_XE=cos_XE, sin_XE=sin_XE, texts=texts)
+            return layer.append(*given, cos_TE=cos_TE, sin_TE=sin_TE, appended=appended)
 
-        out = self._run(
-            joined([text.tokens_T for text in texts]),
-            [[own[i] for own in moved] for i in range(self.config.layers)],
-            [caches[i::pairs] for i in range(pairs)],
-            rows_R,
-            attend,
-            list,
-        )
-        numbers = range(len(texts))
-        branches = [torch.stack([news[text] for news in out.branch_L2TKD]) for text in numbers]
-        written = [cache[text] for text in numbers for cache in out.caches]
-        return CpuOutput(out.logits_RV, out.choice_R, out.features_RF, branches, written)
+        def join(news: list[Any]) -> Tensor:
+            return torch.cat([rows_1TE for pair in news for rows_1TE in pair]).view(sizes)
+
+        # Cut and joined for all layers at once: a node for each would be a large part of a step of several texts.
+        layers, _, _, *heads = branch_L2BKD.shape
+        sizes = (layers, 2, tokens_T.shape[0], *heads)
+        moved = branch_L2BKD.index_select(2, path_P).flatten(3).flatten(0, 1).split(1)
+        pairs = list(zip(moved[::2], moved[1::2], strict=True))
+        return self._run(tokens_T, pairs, caches, rows_R, attend, join)
 
     def step_blocks(
         self,

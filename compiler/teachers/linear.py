@@ -1,13 +1,15 @@
-"""A linear layer whose weights are int8, and how a network gets such layers: which ones is data of its teacher."""
+"""Linear layers whose weights are whole numbers, and how a network gets them: which ones is data of its teacher."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-import draftwood.kernels  # noqa: F401 (registers the operator)
+import draftwood.kernels  # noqa: F401 (registers the operators)
+from draftwood.compiler.teachers.config import PackedLayer
+from draftwood.kernels.nbits import BLOCK
 
 # H inputs, O outputs
 
@@ -25,9 +27,67 @@ class QuantisedLinear(nn.Module):
         return torch.ops.draftwood.quantised_linear(x, self.weight, self.weight_scale, self.bias)
 
 
+class NbitsLinear(nn.Module):
+    """``nn.Linear`` over weights in packed blocks, as `draftwood.kernels.nbits` reads them."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, bits: int, zeros: bool) -> None:
+        super().__init__()
+        blocks = inputs // BLOCK
+        shapes = {
+            "weight": ((outputs, blocks, BLOCK * bits // 8), torch.uint8),
+            "weight_scale": ((outputs, blocks), torch.float32),
+            "weight_zero": ((outputs, -(-blocks * bits // 8)), torch.uint8) if zeros else None,
+            "bias": ((outputs,), torch.get_default_dtype()) if bias else None,
+        }
+        _give(self, shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.draftwood.nbits_linear(x, self.weight, self.weight_scale, self.weight_zero, self.bias)
+
+
+class Int4Linear(nn.Module):
+    """``nn.Linear`` over weights of four bits in groups of inputs, as `draftwood.kernels.int4` reads them."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, group: int, zeros: bool) -> None:
+        super().__init__()
+        self.group, half = group, torch.get_default_dtype()
+        shapes = {
+            "weight": ((inputs, outputs // 8), torch.int32),
+            "weight_scale": ((inputs // group, outputs), half),
+            "weight_offset": ((inputs // group, outputs), half) if zeros else None,
+            "bias": ((outputs,), half) if bias else None,
+        }
+        _give(self, shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.weight, self.weight_scale, self.weight_offset
+        options = {"bias": self.bias, "antiquant_group_size": self.group}
+        out: Tensor = torch.ops.npu.npu_weight_quant_batchmatmul(x.flatten(0, -2), *held, **options)
+        return out.unflatten(0, x.shape[:-1])
+
+
+def _give(layer: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype] | None]) -> None:
+    """Parameters without values; None for one that the layer does without."""
+    for name, made in shapes.items():
+        value = None if made is None else nn.Parameter(torch.empty(made[0], dtype=made[1]), requires_grad=False)
+        layer.register_parameter(name, value)
+
+
 def quantised(network: nn.Module, names: Iterable[str]) -> None:
     """Puts quantised layers, without values, in the places of the network's linear layers of these names."""
     for name in names:
         layer = network.get_submodule(name)
         assert isinstance(layer, nn.Linear), name
         network.set_submodule(name, QuantisedLinear(layer.in_features, layer.out_features, layer.bias is not None))
+
+
+def packed(network: nn.Module, layers: Iterable[PackedLayer]) -> None:
+    """The same with layers of packed blocks, or of groups where they are for an NPU."""
+    for one in layers:
+        layer = network.get_submodule(one.name)
+        assert isinstance(layer, nn.Linear), one.name
+        sizes = layer.in_features, layer.out_features, layer.bias is not None
+        made = (
+            NbitsLinear(*sizes, one.bits, one.zeros) if one.group is None else Int4Linear(*sizes, one.group, one.zeros)
+        )
+        network.set_submodule(one.name, made)

@@ -11,12 +11,13 @@ import msgspec
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.scheme import quantised_modules
+from draftwood.compiler.checkpoints.shards import refuse_gguf
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.families import Mistral, Mixtral, Pangu, Qwen2, Qwen3, Qwen3Moe
 from draftwood.compiler.teachers.family import Family
 from draftwood.compiler.teachers.glm4 import Glm4
-from draftwood.compiler.teachers.linear import quantised
+from draftwood.compiler.teachers.linear import packed, quantised
 from draftwood.compiler.teachers.llama import LLAMA
 from draftwood.compiler.teachers.quantised import quantised_layers
 from draftwood.errors import BundleError, CheckpointError
@@ -44,6 +45,7 @@ def read_config(folder: Path) -> TeacherConfig:
     Raises:
         CheckpointError: a file is missing or not JSON, or a field does not fit what is supported.
     """
+    refuse_gguf(folder)
     fields = Fields(folder / "config.json", read_json(folder / "config.json"))
     family, chosen = _recognised(fields), quantised_modules(fields)
     values = family.values(fields)
@@ -73,6 +75,7 @@ def make_decoder(config: TeacherConfig, positions: int, aux_layers: tuple[int, .
     """The teacher's network without values, on the device of the context."""
     decoder = family_of(config).decoder(config, positions, aux_layers)
     quantised(decoder, config.quantised)
+    packed(decoder, config.packed)
     return decoder
 
 

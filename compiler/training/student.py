@@ -22,7 +22,7 @@ from draftwood.compiler.training.losses import Distribution, HeadLoss, Target, W
 from draftwood.compiler.training.precision import autocast, compute_dtype
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # N contexts, I levels, H hidden size, V draft vocabulary, T teacher's vocabulary, K candidates, R rows
 
@@ -53,17 +53,17 @@ class Student(nn.Module):
     ids_V: Tensor | None
     output_VH: Tensor
 
-    def __init__(self, teacher: LlamaForCausalLM, levels: int, aux: tuple[int, ...], ids_V: Tensor | None) -> None:
+    def __init__(self, teacher: FrozenTeacher, levels: int, aux: tuple[int, ...], ids_V: Tensor | None) -> None:
         super().__init__()
         self.levels, self.aux, dtype = levels, aux, compute_dtype(teacher.device)
-        self.positions = teacher.config.max_position_embeddings
-        self.register_buffer("teacher_output_TH", teacher.lm_head.weight.detach().to(dtype), persistent=False)
-        self.register_buffer("embedding_TH", teacher.model.embed_tokens.weight.detach().to(dtype), persistent=False)
+        self.positions = teacher.config.max_positions
+        self.register_buffer("teacher_output_TH", teacher.output_VH.to(dtype), persistent=False)
+        self.register_buffer("embedding_TH", teacher.embedding_VH.to(dtype), persistent=False)
         self.register_buffer("ids_V", None if ids_V is None else ids_V.to(teacher.device), persistent=False)
         output_VH = self.teacher_output_TH if ids_V is None else self.teacher_output_TH[ids_V]
         self.register_buffer("output_VH", output_VH, persistent=False)
 
-    def start_from(self, teacher: LlamaForCausalLM) -> None:
+    def start_from(self, teacher: FrozenTeacher) -> None:
         """Sets what is trained to where the training begins, from the teacher's own weights where they serve."""
         raise NotImplementedError
 

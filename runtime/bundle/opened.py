@@ -15,6 +15,7 @@ from draftwood.files import read_text
 from draftwood.manifest import Gear, GraphSet, GraphSignature, Manifest, Tree, read_manifest
 from draftwood.runtime.bundle import files, graphs, references, weights
 from draftwood.runtime.bundle.remembered import Files
+from draftwood.runtime.text.grammar import Grammars
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.trees import Topology, TreeBuffers
 from draftwood.trees.frozen import thaw
@@ -90,6 +91,13 @@ class Bundle:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
         return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What texts can be held to; RequestError where they cannot."""
+        if self.tokenizer is None:
+            raise RequestError(f"grammar: {self.folder} has no tokenizer, which says what its tokens spell")
+        return Grammars(self.tokenizer, self.manifest.dims.vocabulary, self.manifest.teacher.eos)
 
     def graph(self, name: str) -> GraphSignature:
         """A graph for onnxruntime by its name; BundleError where the bundle holds none."""

@@ -8,38 +8,41 @@ those are opened (`sessions`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from draftwood.errors import BundleError
 from draftwood.manifest import (
     BLOCK_SLOTS,
     MANIFEST_FILE,
+    TEACHER_RESULTS,
     Gear,
     GraphSignature,
     Manifest,
     TensorSignature,
     Tree,
-    batch_name,
     cache_names,
     draft_cache_names,
     heads_of_rank,
     settled_names,
     text_name,
+    texts_signature,
     whole_name,
 )
 from draftwood.noise import ROUNDS
 from draftwood.trees.spec import grown_nodes
 
+# Kinds that are static always; drafts are where they have a KV length.
+_STATIC = ("prefill", "decode", "verify", "accept", "whole", "texts", "accept-texts")
 _COMMIT = {"committed", "accepted", "path", "branch"}
 _ROWS = {"tokens", "depths", "visible", *_COMMIT}
-_TEACHER = {"logits", "choice", "features"}
+_TEACHER = {*TEACHER_RESULTS}
 _WAITING = {"tokens", "features", "committed", "accepted"}
-# What a step of any size takes of every text.
-TEXT = {"tokens", "positions", "bias", "last", "total", "path", "branch"}
+# Kinds of several texts, by the kind of one text that they repeat.
+_REPEATED = {"batch": "step", "draft-texts": "draft"}
 # What a graph of each kind of the teacher takes and gives beside caches.
 INPUTS = {
-    "step": {"rows", *TEXT},
+    "step": {"rows", "tokens", "positions", "bias", "last", "total", "path", "branch"},
     "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing", "path", "branch"},
     "prefill": {"tokens", "last", *_COMMIT},
     "decode": _ROWS,
@@ -74,11 +77,15 @@ def faults(manifest: Manifest) -> Iterator[str]:
     yield from _dims(manifest)
     for one in manifest.graph_sets:
         for graph in one.graphs:
-            own = [*_aliases(graph), *_kind(graph), *_shapes(graph, manifest, one.ranks)]
+            # One that repeats another is held to that, below.
+            apart = [] if graph.kind in _REPEATED else [*_kind(graph), *_shapes(graph, manifest, one.ranks)]
+            own = [*_aliases(graph), *apart]
             yield from (f"graph {graph.name}: {fault}" for fault in own)
     for graphs in graph_sets(manifest):
         for gear in manifest.gears:
             yield from (f"gear {gear.name}: {fault}" for fault in _gear(gear, graphs, manifest))
+        for graph in graphs:
+            yield from (f"graph {graph.name}: {fault}" for fault in _repeats(graph, graphs))
     plain = {gear.slots for gear in manifest.gears if gear.tree == "plain"}
     for slots in sorted({gear.slots for gear in manifest.gears} - plain):
         yield f"no gear decodes plainly at KV length {slots}; expected one at every length"
@@ -167,18 +174,21 @@ def _aliases(graph: GraphSignature) -> Iterator[str]:
             yield f"alias {out} -> {into}: {_shown(one)} into {_shown(other)}; expected the same of both"
 
 
+def _repeats(graph: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
+    """A graph that steps or drafts for several texts takes and gives for each what some graph does for one."""
+    if graph.kind in _REPEATED:
+        alone = (one for one in graphs if one.kind == _REPEATED[graph.kind] and graph.batch > 1)
+        if graph not in (texts_signature(one, graph.batch).frozen_in(graph.file) for one in alone):
+            yield f"serves {graph.batch} texts; expected 2 or more, and of each what a graph of one takes and gives"
+
+
 def _kind(graph: GraphSignature) -> Iterator[str]:
     """The inputs and outputs that the graph's kind is called with."""
     small = {spec.name for spec in graph.inputs} - set(graph.aliases.values())
     if graph.kind == "bitwise":  # it reads a settled part of every cache that it writes
         small -= set(settled_names(len(graph.aliases) // 2))
     results = set(graph.results)
-    if graph.kind == "batch":
-        expected = {"rows", *(text_name(text, name) for text in _texts(graph) for name in TEXT)}
-        outputs = [{*_TEACHER, *(text_name(text, "branch.out") for text in _texts(graph))}]
-        if graph.batch < 2 or graph.name != batch_name(graph.batch):
-            yield f"serves {graph.batch} texts; expected 2 or more, and the name {batch_name(graph.batch)}"
-    elif graph.kind in ("texts", "accept-texts"):
+    if graph.kind in ("texts", "accept-texts"):
         expected, outputs = _texts_ends(graph, small)
         if graph.batch < 2:
             yield f"serves {graph.batch} texts; expected 2 or more"
@@ -199,16 +209,10 @@ def _kind(graph: GraphSignature) -> Iterator[str]:
         yield f"takes {sorted(small)} beside caches; expected {sorted(expected)} of kind {graph.kind}"
     if results not in outputs:
         yield f"gives {sorted(results)} beside caches; expected {' or '.join(str(sorted(o)) for o in outputs)}"
-    sizes = [size for spec in (*graph.inputs, *graph.outputs) for size in spec.shape]
-    static = bool(graph.slots) and all(isinstance(size, int) for size in sizes)
-    static = static or (graph.kind in ("accept", "accept-texts") and all(isinstance(size, int) for size in sizes))
-    if graph.kind in ("prefill", "decode", "verify", "accept", "whole", "texts", "accept-texts") and not static:
+    if not graph.static and (graph.slots or graph.kind in _STATIC):
         yield f"has sizes that are chosen at run time; expected a static shape of kind {graph.kind}"
-
-
-def _texts(graph: GraphSignature) -> list[str]:
-    """What stands before the names of what each text has; nothing where the graph serves one text."""
-    return [str(text) for text in range(graph.batch)] if graph.kind == "batch" else [""]
+    if graph.static and graph.aliases and not graph.slots:
+        yield "has caches of a fixed size, and no KV length; expected both or neither"
 
 
 def _texts_ends(graph: GraphSignature, small: set[str]) -> tuple[set[str], list[set[str]]]:
@@ -247,8 +251,7 @@ def _shapes(graph: GraphSignature, manifest: Manifest, ranks: int) -> Iterator[s
     layers = 0 if graph.kind in ("accept", "accept-texts") else layers
     heads = heads_of_rank(heads, ranks)
     own = _draft_caches(graph, manifest)
-    expected_caches = [text_name(text, name) for text in _texts(graph) for name in cache_names(layers)]
-    if graph.caches != [*own, *([] if drafts else expected_caches)]:
+    if graph.caches != [*own, *([] if drafts else cache_names(layers))]:
         yield f"has caches {graph.caches}; expected key and value of {layers} layers, in order"
     settled = settled_names(layers) if graph.kind == "bitwise" else []
     slots = BLOCK_SLOTS if settled else graph.slots or 1
@@ -280,8 +283,8 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
     row = dims.layers * 2 * heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
     if graph.kind == "bitwise":
         return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3, "branch": row}
-    if graph.kind in ("step", "batch"):
-        return {"rows": 1} | {text_name(t, n): row if n == "branch" else 1 for t in _texts(graph) for n in TEXT}
+    if graph.kind == "step":
+        return dict.fromkeys(INPUTS["step"], 1) | {"branch": row}
     if graph.kind == "accept":
         return _accept_sizes(rows, manifest)
     if graph.kind == "texts":
@@ -377,8 +380,7 @@ def _gear(gear: Gear, graphs: tuple[GraphSignature, ...], manifest: Manifest) ->
     elif gear.looks_up and (tree.file is None or gear.class_trees):
         yield f"looks up tree {tree.name}; expected one tree of a fixed shape"
     elif gear.draft is not None and not gear.looks_up:
-        draft = named.get(f"{gear.draft}-kv{gear.slots}", named.get(gear.draft))
-        yield from _draft(draft, gear.draft, tree, manifest.drafter.levels if manifest.drafter else 0)
+        yield from _drafts(gear, gear.draft, tree, named, manifest)
 
 
 def _whole(gear: Gear, verify: GraphSignature, graphs: tuple[GraphSignature, ...]) -> Iterator[str]:
@@ -394,11 +396,23 @@ def _whole(gear: Gear, verify: GraphSignature, graphs: tuple[GraphSignature, ...
             yield f"graph {found.name} draws or drafts otherwise than its name and the gear say"
 
 
-def _draft(draft: GraphSignature | None, name: str, tree: Tree, levels: int) -> Iterator[str]:
-    """Whether a graph drafts this very tree; ``levels`` are the drafter's."""
-    if draft is None or draft.kind != "draft":
+def _drafts(
+    gear: Gear, name: str, tree: Tree, named: Mapping[str, GraphSignature], manifest: Manifest
+) -> Iterator[str]:
+    """The graphs that draft a gear's tree: a static one, and beside a step of any size one of any KV length."""
+    found = [named[one] for one in (f"{name}-kv{gear.slots}", name) if one in named and named[one].kind == "draft"]
+    if not found:
         yield f"refers to draft graph {name!r}, which the manifest does not describe"
-        return
+    elif not any(graph.static for graph in found):
+        yield f"no static graph {name} of KV length {gear.slots}; expected one beside that of any size"
+    elif found[-1].slots and any(graph.kind == "step" for graph in named.values()):
+        yield f"no graph {name} of any size; expected one beside the step of any size"
+    for graph in found:
+        yield from _draft(graph, tree, manifest.drafter.levels if manifest.drafter else 0)
+
+
+def _draft(draft: GraphSignature, tree: Tree, levels: int) -> Iterator[str]:
+    """Whether a graph drafts this very tree; ``levels`` are the drafter's."""
     outputs = {spec.name: spec for spec in draft.outputs}
     noise = next((spec for spec in draft.inputs if spec.name == "noise"), None)
     if noise is not None and not _per_level(noise, tree, levels):

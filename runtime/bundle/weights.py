@@ -134,7 +134,8 @@ def read_ids(path: Path, tensor: Tensor) -> NDArray[np.int64]:
 def check_values(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
     """Refuses NaN, infinity and whole numbers that are no token id, by the tensor's name.
 
-    Whole numbers among a bundle's weights are ids of the teacher's tokens: a smaller draft vocabulary is mapped so.
+    Whole numbers in a row are ids of the teacher's tokens: a smaller draft vocabulary is mapped so. In a matrix they
+    are words of packed weights, which may be any.
     """
     try:
         with open_regular(path) as file:
@@ -165,7 +166,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[dict[str, Tensor], int]:
 
 def _first_bad(file: BinaryIO, tensor: Tensor, vocabulary: int, short: str) -> int | None:
     """The index of the first element that must not be, counted in the flat tensor; None too where any may."""
-    if tensor.dtype not in (*_EXPONENTS, *_IDS):
+    if tensor.dtype not in (*_EXPONENTS, *_IDS) or (tensor.dtype in _IDS and len(tensor.shape) > 1):
         return None
     done, (begin, end) = 0, tensor.data_offsets
     file.seek(begin)

@@ -44,6 +44,13 @@ def default_engine(bundle: Bundle) -> str:
     return "bitwise" if manifest.quantised and branching and has_bitwise else "cpu"
 
 
+def host_engine(bundle: Bundle) -> str:
+    """What decodes on this machine's processor where an NPU does not: its own engine, or eager PyTorch over the weights
+    of graphs that are for an NPU alone."""
+    name = default_engine(bundle) if bundle.manifest.graph_set("onnx") else "eager"
+    return "cpu" if name == "npu" else name
+
+
 def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = None) -> Engine:
     """The engine asked for, or the default one.
 
@@ -60,4 +67,13 @@ def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = N
     return _registered[name](bundle, threads)
 
 
-__all__ = ["Engine", "Opener", "StagedEngine", "default_engine", "engine_names", "open_engine", "register"]
+__all__ = [
+    "Engine",
+    "Opener",
+    "StagedEngine",
+    "default_engine",
+    "engine_names",
+    "host_engine",
+    "open_engine",
+    "register",
+]

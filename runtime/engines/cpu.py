@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.manifest import GraphSignature, cache_names, text_name
+from draftwood.manifest import Gear, GraphSignature, cache_names, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine
-from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, session
+from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session
 from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -27,7 +27,8 @@ MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and 
 
 
 class Line(NamedTuple):
-    """One text's part of a launch; ``mask_TT`` None is causal order. Logits are computed of ``rows_R``."""
+    """One text's part of a launch; ``mask_TT`` None is causal order. Logits are computed of ``rows_R``; rows ``moved``
+    of the last branch are written before its own, up to the committed length."""
 
     kv: KvCache
     tokens_T: NDArray[np.int64]
@@ -35,6 +36,7 @@ class Line(NamedTuple):
     rows_R: NDArray[np.int64]
     mask_TT: NDArray[np.bool_] | None
     branch: NDArray[np.float32]
+    moved: tuple[int, ...]
 
 
 class CpuEngine(StagedEngine):
@@ -47,11 +49,11 @@ class CpuEngine(StagedEngine):
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
         dims, graph = bundle.manifest.dims, bundle.graph(self.graph_name)
         self._threads = threads
-        graphs = bundle.manifest.graphs_of("onnx")
+        graphs = [one for one in bundle.manifest.graphs_of("onnx") if not one.slots]
         # By texts; those for several are opened when they are first needed.
         self._batches = {1: graph} | {one.batch: one for one in graphs if one.kind == "batch" and not self.bitwise}
         self._opened: dict[int, Bindings] = {}
-        self.max_batch = max(self._batches)
+        self.max_batch, self.batches = max(self._batches), tuple(sorted(self._batches))[1:]
         self._drafts = OnnxExecutor(bundle, threads)
         super().__init__(bundle, graphs, self._drafts.run)
         self._bindings(1)
@@ -59,8 +61,7 @@ class CpuEngine(StagedEngine):
         for one in graphs:
             if one.kind in ("draft", "extend"):
                 self._drafts.open(one)
-        # A plain step of int8 rows has a second one.
-        rows = max(dims.branch_rows, 2) * self.max_batch
+        rows = dims.branch_rows * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
         # A drafter that reads states inside the teacher needs those of every row, also where logits of one will do.
@@ -71,9 +72,9 @@ class CpuEngine(StagedEngine):
         self._names = cache_names(dims.layers)
         self._order = np.arange(most, dtype=np.int64)
         # onnxruntime's attention sums one row in another order than several. Where rows are rounded to int8 a last bit
-        # can become a whole step, so that plain decoding runs a second row, which nobody reads.
-        self._paired = bundle.manifest.quantised and not self.bitwise
-        # The branch of a prefill or a pair is not used: its rows are contiguous. It still has to be written somewhere.
+        # can become a whole step, so that a plain step writes the row before its own once more.
+        self._repeats_last = bundle.manifest.quantised and not self.bitwise
+        # The branch of a prefill is not used: its rows are contiguous. It still has to be written somewhere.
         self._unused = np.zeros(dims.layers * 2 * self.prefill_rows * dims.kv_heads * dims.head_dim, np.float32)
         self._vacant: Line | None = None
 
@@ -89,7 +90,9 @@ class CpuEngine(StagedEngine):
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         kv, rows = state.kv, len(chunk_n)
         last = self._order[rows - 1 : rows]
-        (output,) = self._run([Line(kv, chunk_n, self._order[:rows], last, None, self._unused_branch(kv, rows))])
+        (output,) = self._run(
+            [Line(kv, chunk_n, self._order[:rows], last, None, self._unused_branch(kv, rows), kv.moved)]
+        )
         state.extended(chunk_n, output.features_RF)
         return output
 
@@ -103,26 +106,33 @@ class CpuEngine(StagedEngine):
 
     def _line(self, kv: KvCache, draft: Draft) -> Line:
         tokens_T, tree = draft.tokens_T, draft.tree
-        if tree.rows == 1 and self._paired:
-            return Line(kv, tokens_T.repeat(2), self._order[:2], self._order[:1], None, self._unused_branch(kv, 2))
+        moved = kv.again() if tree.rows == 1 and self._repeats_last and not kv.moved else kv.moved
         rows_R, branch = self._order[: tree.rows], kv.next_branch(tree.rows)
-        return Line(kv, tokens_T, tree.depths, rows_R, tree.mask, branch)
+        return Line(kv, tokens_T, tree.depths, rows_R, tree.mask, branch, moved)
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
         return self._unused[: int(np.prod(shape))].reshape(shape)
 
+    def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
+        if len(states) > 1:  # those for one are open
+            self._bindings(self._size(len(states)))
+            for graph, _ in self.drafting.launches(states, gears):
+                if graph is not None:
+                    self._drafts.open(graph)
+
+    def _size(self, texts: int) -> int:
+        """Texts of the smallest graph that has room."""
+        return min(size for size in self._batches if size >= texts)
+
     def _run(self, lines: list[Line]) -> list[TeacherOutput]:
         """One launch."""
-        texts = min(size for size in self._batches if size >= len(lines))
-        bind, wanted, first = self._bindings(texts), list[NDArray[np.int64]](), 0
-        for number, line in enumerate(lines + [self._nobody()] * (texts - len(lines))):
+        texts = self._size(len(lines))
+        bind, placed = self._bindings(texts), lines + [self._nobody()] * (texts - len(lines))
+        for number, line in enumerate(placed):
             self._bind(bind, str(number) if texts > 1 else "", line)
-            wanted.append(line.rows_R + first)
-            first += len(line.tokens_T)
-        count = sum(map(len, wanted))
-        features = self._features[: first if self._all_rows else count]
-        bind.input("rows", wanted[0] if texts == 1 else np.concatenate(wanted))
+        count = sum(len(line.rows_R) for line in placed)
+        features = self._features[: sum(len(line.tokens_T) for line in placed) if self._all_rows else count]
         bind.output("logits", self._logits_RV[:count])
         bind.output("choice", self._choice_R[:count])
         bind.output("features", features)
@@ -143,29 +153,30 @@ class CpuEngine(StagedEngine):
         """The graph for so many texts, opened."""
         if texts not in self._opened:
             graph: GraphSignature = self._batches[texts]
-            self._opened[texts] = Bindings(session(self.bundle, graph, self._threads), graph)
+            self._opened[texts] = SessionBindings(session(self.bundle, graph, self._threads), graph)
         return self._opened[texts]
 
     def _nobody(self) -> Line:
         """A place that no text has taken."""
         if self._vacant is None:
             kv, one = KvCache(self.bundle.manifest.dims, 2), self._order[:1]
-            self._vacant = Line(kv, one, one, one[:0], None, self._unused_branch(kv, 1))
+            self._vacant = Line(kv, one, one, one[:0], None, self._unused_branch(kv, 1), ())
         return self._vacant
 
     def _bind(self, bind: Bindings, text: str, line: Line) -> None:
         """What one text gives to a launch and takes from it."""
         kv = line.kv
+        bind.input(text_name(text, "rows"), line.rows_R)
         bind.input(text_name(text, "tokens"), line.tokens_T)
         bind.input(text_name(text, "positions"), kv.length + line.depths_T)
-        bind.input(text_name(text, "path"), np.array(kv.moved, np.int64))
+        bind.input(text_name(text, "path"), np.array(line.moved, np.int64))
         bind.input(text_name(text, "branch"), kv.branch)
         bind.output(text_name(text, "branch.out"), line.branch)
         self._bind_attention(bind, text, line)
 
     def _bind_attention(self, bind: Bindings, text: str, line: Line) -> None:
         """The caches, and what the new rows see of them."""
-        kv, moved, rows = line.kv, len(line.kv.moved), len(line.tokens_T)
+        kv, moved, rows = line.kv, len(line.moved), len(line.tokens_T)
         seen = kv.length + rows
         bias_11WS = np.zeros((1, 1, moved + rows, seen), np.float32)
         # Columns before the branch are text that every row sees; in it a row sees its path.

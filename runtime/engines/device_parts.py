@@ -32,7 +32,7 @@ from draftwood.trees import Accepted, walk
 
 # What a verify step leaves on the device, and what else of a step may lie there.
 KEPT = ("logits", "features")
-STAYS = (*KEPT, "features.out", "features.in")
+STAYS = (*KEPT, "features.out", "features.in", "noise")
 
 # Runs the tree's rows behind the text, and leaves the outputs that the last argument gives buffers for.
 Launch = Callable[[GraphSignature, SequenceState, Draft, dict[str, Buffer]], object]
@@ -88,7 +88,7 @@ class DeviceParts:
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """For every text a tree of the gear behind its root."""
-        return [self._drafting.draft(state, gear) for state, gear in zip(states, gears, strict=True)]
+        return self._drafting.drafts(states, gears)
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[Left]:
         """Runs the trees' rows, in one launch for all texts of a pool; logits and features stay where they are."""

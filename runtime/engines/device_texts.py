@@ -59,7 +59,8 @@ class DeviceTexts:
         self._inputs: dict[str, dict[str, NDArray]] = {}
         self._kept: dict[tuple[int, int, int], dict[str, Buffer]] = {}
         self._scratch: dict[tuple[str, tuple[int, ...]], Buffer] = {}
-        self.most = max((graph.batch for graph in verifies), default=1)
+        self.sizes = tuple(sorted({graph.batch for graph in verifies}))
+        self.most = max(self.sizes, default=1)
 
     def groups(self, states: Sequence[SequenceState]) -> Iterator[list[int]]:
         """Which of the texts go into one launch: those of one pool."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.drafting import Drafting, RunGraph
 from draftwood.runtime.speculation.kv_cache import Zeros, host_zeros
 from draftwood.runtime.speculation.logprobs import token_logprobs
-from draftwood.runtime.speculation.sampling import Sampling, draw
+from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import (
     Draft,
@@ -49,6 +50,8 @@ class Engine(Protocol):
     bundle: Bundle
     # Sequences that one step takes at most.
     max_batch: int
+    # Whether a launch of several texts pads the rows of each to those of the largest tree.
+    padded: bool
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
         """An empty text with caches of ``slots`` slots."""
@@ -71,6 +74,9 @@ class StagedEngine(HostParts, ABC):
     """
 
     max_batch = 1
+    # Numbers of texts, beside one, that there are graphs for, ascending.
+    batches: tuple[int, ...] = ()
+    padded = False
     # Whether every row has the bits of plain decoding, and is held to them.
     bitwise = False
     # Whether the caches of a text that has ended may serve another one that begins alike.
@@ -80,7 +86,7 @@ class StagedEngine(HostParts, ABC):
 
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], run_draft: RunGraph) -> None:
         self.bundle = bundle
-        self.drafting = Drafting(bundle, graphs, run_draft)
+        self.drafting = Drafting(bundle, graphs, run_draft, lambda shape: self.zeros(shape))
         self._turns = Turns()
         self._closed = False
 
@@ -105,7 +111,7 @@ class StagedEngine(HostParts, ABC):
             if left:
                 yield
         verified = time.perf_counter_ns()
-        state.root = draw(logits_V, state.sampling, state.length)
+        state.root = state.draw(logits_V, state.length)
         if state.top is not None:
             state.logprobs = [token_logprobs(logits_V, state.root, state.top)]
         accept_us = (time.perf_counter_ns() - verified) / 1e3
@@ -118,14 +124,25 @@ class StagedEngine(HostParts, ABC):
 
     def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
         with self._turn():
+            self.make_ready(states, gears)
             outcomes = speculative_step(self.parts, states, gears)
             for state in states:
                 self.drafting.catch_up(state)
             return outcomes
 
+    def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
+        """Opens what a step would open: no time of the step, by which policies judge its gears."""
+
+    def open_all(self) -> None:
+        """Opens what steps of several texts run, one graph after another, between the steps of others."""
+        for texts, gear in product(self.batches, self.bundle.manifest.gears):
+            states = [self.begin(gear.slots)] * texts
+            with self._turn():
+                self.make_ready(states, [gear] * texts)
+
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """For every text a tree of its gear behind its root."""
-        return [self.drafting.draft(state, gear) for state, gear in zip(states, gears, strict=True)]
+        return self.drafting.drafts(states, gears)
 
     @abstractmethod
     def new_kv(self, slots: int) -> Any:
@@ -170,6 +187,16 @@ class StagedEngine(HostParts, ABC):
     def zeros(self) -> Zeros:
         """Makes the buffers of a cache, where this engine wants them."""
         return host_zeros
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """Nodes of the graphs that are open, by the provider of onnxruntime that runs them, where there is a choice."""
+        return {}
+
+    @property
+    def half(self) -> bool:
+        """Whether it computes in half precision, by which rows of one function differ more."""
+        return int(self.zeros((1,)).itemsize) < 4
 
     def close(self) -> None:
         """Waits for the step that runs, and refuses all later ones; memory goes with the last reference."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
-from draftwood.runtime.speculation.kv_cache import Buffer, host_zeros
+from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 # Whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it has to be told to be exact.
@@ -68,12 +69,14 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
     Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
     the pools of two sessions that take turns would rob each other, so only that of a step of any size spins.
     What every step runs keeps a second, faster layout of its weights in memory; the sessions of all other graphs
-    share one memory map.
+    share one memory map, but where the teacher's weights are packed.
     """
     options = pool_options(threads, spins=graph.kind in ("step", "batch", "bitwise"))
     if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
-    if graph.kind not in ("step", "batch", "bitwise", "draft"):
+    shared = graph.slots or graph.kind not in ("step", "batch", "bitwise", "draft", "draft-texts")
+    # Products of packed weights compute another function, hundreds of times slower, where they are not laid out anew.
+    if shared and not bundle.manifest.packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:
@@ -105,12 +108,11 @@ def allocate(spec: TensorSignature) -> NDArray:
     return np.zeros(fixed(spec), NUMPY.get(spec.dtype, np.float32))
 
 
-class Bindings:
-    """One session with its inputs and outputs bound by name to numpy memory."""
+class Bindings(ABC):
+    """A graph with its inputs and outputs bound by name to numpy memory, which whatever runs it reads and writes."""
 
-    def __init__(self, session: ort.InferenceSession, graph: GraphSignature) -> None:
-        self.session, self._name = session, graph.name
-        self._binding = session.io_binding()
+    def __init__(self, graph: GraphSignature) -> None:
+        self._name = graph.name
         self._types = {spec.name: NUMPY[spec.dtype] for spec in (*graph.inputs, *graph.outputs)}
         # A cache has its signature's shape; at most one of its sizes is chosen at run time.
         self._shapes = {
@@ -120,15 +122,23 @@ class Bindings:
         self._kept: dict[str, NDArray] = {}
         self._buffers: dict[str, Buffer] = {}
 
+    @abstractmethod
+    def bind(self, name: str, array: NDArray, output: bool) -> None:
+        """Hands an array's memory over, which is kept alive here."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """One launch; BundleError where the graph fails."""
+
     def input(self, name: str, array: NDArray) -> None:
         """Binds an input to the array's memory; binding the same memory again costs nothing."""
         if self._changed(name, array):
-            self._binding.bind_input(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
+            self.bind(name, array, output=False)
 
     def output(self, name: str, array: NDArray) -> None:
         """Binds an output to the array's memory."""
         if self._changed(name, array):
-            self._binding.bind_output(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
+            self.bind(name, array, output=True)
 
     def cache(self, name: str, buffer: Buffer) -> None:
         """Binds a cache as input and output of one buffer, so that a step writes it in place."""
@@ -145,8 +155,21 @@ class Bindings:
             return False
         assert array.flags.c_contiguous and array.dtype == self._types[name], (name, array.dtype, array.shape)
         self._bound[name] = key
-        self._kept[name] = array  # onnxruntime keeps the pointer only
+        self._kept[name] = array
         return True
+
+
+class SessionBindings(Bindings):
+    """Those of a session of onnxruntime."""
+
+    def __init__(self, session: ort.InferenceSession, graph: GraphSignature) -> None:
+        super().__init__(graph)
+        self.session = session
+        self._binding = session.io_binding()
+
+    def bind(self, name: str, array: NDArray, output: bool) -> None:
+        given = self._binding.bind_output if output else self._binding.bind_input
+        given(name, "cpu", 0, self._types[name], array.shape, array.ctypes.data)
 
     def run(self) -> None:
         try:
@@ -158,12 +181,15 @@ class Bindings:
 class OnnxExecutor:
     """Runs graphs of a bundle whose outputs have fixed shapes; a graph is opened when it is first needed, or before."""
 
-    zeros = staticmethod(host_zeros)
-
     @staticmethod
     def read(buffer: Buffer) -> NDArray[np.float32]:
         """See `executor.Executor.read`."""
         return np.asarray(buffer, np.float32)
+
+    @property
+    def zeros(self) -> Zeros:
+        """See `executor.Executor.zeros`."""
+        return host_zeros
 
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
         self._bundle, self._threads = bundle, threads
@@ -191,8 +217,12 @@ class OnnxExecutor:
             self._opened[graph.name] = self._bound(graph)
         return self._opened[graph.name]
 
+    def bindings(self, graph: GraphSignature) -> Bindings:
+        """The graph, opened, with nothing bound."""
+        return SessionBindings(session(self._bundle, graph, self._threads), graph)
+
     def _bound(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
-        bindings = Bindings(session(self._bundle, graph, self._threads), graph)
+        bindings = self.bindings(graph)
         outputs = {s.name: allocate(s) for s in graph.outputs if s.name in graph.results and s.name != "branch.out"}
         for name, array in outputs.items():
             bindings.output(name, array)

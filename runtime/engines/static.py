@@ -36,12 +36,14 @@ _SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"
 class StaticEngine(StagedEngine):
     """Where a graph has more rows than a tree, rows are padded; several texts a step where it has graphs for that."""
 
+    padded = True
+
     def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], executor: Executor) -> None:
+        self.executor = executor
         super().__init__(bundle, graphs, executor.run)
         self.graphs = [graph for graph in graphs if graph.kind in ("prefill", "decode", "verify")]
         if not self.graphs:
             raise BundleError(f"{bundle.folder}: holds no such graphs; build it with the --target that makes them")
-        self.executor = executor
         branch = next(spec for spec in self.graphs[0].inputs if spec.name == "branch")
         self._branch_rows = fixed(branch)[2]
         cache = next(spec for spec in self.graphs[0].inputs if spec.name in self.graphs[0].caches)
@@ -50,7 +52,7 @@ class StaticEngine(StagedEngine):
         self._inputs: dict[str, dict[str, NDArray]] = {}
         self.on_device = DeviceParts(bundle, graphs, executor, self.drafting, self.tree_graph, self._run_tree)
 
-        self.max_batch = self.on_device.texts.most
+        self.max_batch, self.batches = self.on_device.texts.most, self.on_device.texts.sizes
         self._pools = Pools(self._own_dims, self.max_batch, executor.zeros) if self.max_batch > 1 else None
 
     @property
@@ -141,4 +143,5 @@ class OnnxStaticEngine(StaticEngine):
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
-        super().__init__(bundle, bundle.manifest.graphs_of("onnx"), OnnxExecutor(bundle, threads))
+        graphs = [graph for graph in bundle.manifest.graphs_of("onnx") if graph.static]
+        super().__init__(bundle, graphs, OnnxExecutor(bundle, threads))

@@ -1,20 +1,26 @@
 """Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
 
-from draftwood.runtime.policy.adaptive import Adaptive, Learned
+from draftwood.runtime.policy.adaptive import Adaptive
 from draftwood.runtime.policy.choice import Policies, policy_for
 from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
-from draftwood.runtime.policy.outcome import Expected, Outcome, Policy
+from draftwood.runtime.policy.group import group
+from draftwood.runtime.policy.learned import Learned
+from draftwood.runtime.policy.outcome import Asking, Expected, Outcome, Policy
+from draftwood.runtime.policy.together import Launch
 
 __all__ = [
     "PLAIN",
     "Adaptive",
+    "Asking",
     "Expected",
     "FixedTree",
     "Gears",
+    "Launch",
     "Learned",
     "Outcome",
     "Policies",
     "Policy",
+    "group",
     "policy_for",
 ]

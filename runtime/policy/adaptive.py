@@ -1,138 +1,128 @@
-"""Each step the gear of the most expected tokens per microsecond, plain decoding always among them.
+"""What one text expects of every gear, and what it has gained: the part of a choice that is the text's own.
 
-What is expected comes from `Estimate`, what a step takes from `StepTimes`, and `Bank` forbids what could break its
-promise. Plain decoding shows nothing of the drafter, so it would never be left again: a gear that is expected to lose
-is tried now and then, where the bank has put by what that may cost. Nor do drafts show what plain decoding takes, on
-which the promise rests: where they gain little, a few plain steps check it now and then.
-
-All that is learned is shared by the texts of a bundle (`Learned`); a text has its ease and its own account.
+What is expected comes from `Estimate`, what a step takes from `StepTimes`; which gear is taken is chosen for all texts
+that are ready for a step together (`draftwood.runtime.policy.together`), or for one that is alone.
 """
 
 from __future__ import annotations
 
-from threading import Lock
+from typing import NamedTuple
 
 from draftwood.manifest import Gear
-from draftwood.runtime.policy.bank import FLOOR, SHORT, Bank
-from draftwood.runtime.policy.estimate import Acceptance, Estimate
+from draftwood.runtime.policy.bank import Account
+from draftwood.runtime.policy.estimate import Estimate
 from draftwood.runtime.policy.gears import Gears
-from draftwood.runtime.policy.outcome import Expected, Outcome
+from draftwood.runtime.policy.launches import Option
+from draftwood.runtime.policy.learned import Cost, Launched, Learned, Step
+from draftwood.runtime.policy.outcome import Asking, Expected, Outcome
 from draftwood.runtime.policy.times import StepTimes
+from draftwood.runtime.policy.together import alone
 
 # Catching up is paid for once, and thought of as spread over so many steps.
 STAY = 8
-# Less than so many times plain decoding's speed may be no gain: it is checked, unless plain steps have told it of late.
-DOUBTED = 1.4
 _NONE = -1
 
 
-class Learned:
-    """What the texts of a bundle have shown, whoever asks for them; its lock is held while a policy reads or adds."""
+class _Chosen(NamedTuple):
+    """What the text takes in the step that was chosen last."""
 
-    def __init__(self, gears: Gears) -> None:
-        self.lock, self.bank, self._gears = Lock(), Bank(), gears
-        # By texts of a launch.
-        self._times = {1: StepTimes(gears.times)}
-        self.greedy, self.sampled = Acceptance(gears.greedy), Acceptance(gears.sampled)
-
-    def times(self, texts: int) -> StepTimes:
-        """Of launches that so many texts share."""
-        if texts not in self._times:
-            self._times[texts] = StepTimes(self._gears.times_of(texts))
-        return self._times[texts]
+    gear: int
+    length: int
+    launch: Launched
+    step: Step
 
 
 class Adaptive:
-    """The policy of one text of at most ``max_new_tokens``."""
+    """The policy of one text of at most ``max_new_tokens``, greedy or sampled, free or ``held`` to a grammar."""
 
-    def __init__(self, gears: Gears, learned: Learned, greedy: bool, max_new_tokens: int) -> None:
-        self._gears, self._learned, self._times = gears, learned, learned.times(1)
-        self.estimate = Estimate(learned.greedy if greedy else learned.sampled)
-        self._short, self._slots, self._steps = min(SHORT, max_new_tokens), 0, 0
-        self._match = 0
-        # Tokens so far, and what drafting has saved of their time, in microseconds.
-        self._tokens, self._saved_us = 0, 0.0
+    def __init__(self, gears: Gears, learned: Learned, greedy: bool, max_new_tokens: int, held: bool = False) -> None:
+        self._gears, self.learned = gears, learned
+        self.estimate = Estimate(learned.acceptance(greedy, held))
+        self._slots, self._steps, self._match = 0, 0, 0
+        # Of steps alone, and of those that others share.
+        self._accounts = Account(max_new_tokens, shared=False), Account(max_new_tokens, shared=True)
+        self._chosen: _Chosen | None = None
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
-        with self._learned.lock:
-            self._match = match
-            gear = self._chosen(length, late)
-        return None if gear == _NONE else self._gears.gears[gear]
+        asking = Asking(self, length, late, match)
+        with self.learned.lock:
+            options = self.options(asking, self.learned.times(1), 1)
+            chosen = alone(self.learned, options, self._accounts[0]) if options else None
+        self._chosen = None
+        return None if chosen is None else self._gears.gears[chosen]
+
+    def options(self, asking: Asking, times: StepTimes, texts: int) -> list[Option]:
+        """What it may take in a launch of so many texts, plain decoding first."""
+        if not self._steps:
+            self.estimate.begin(asking.length)
+        self._match, length, shapes = asking.match, asking.length, self._gears.shape
+        plain, drafting = self._gears.fitting.at(length, self._slots)
+        tokens, matched = self.estimate.tokens(asking.match), self._gears.forest.matched
+        catch_up_us = self.learned.catch_up_us(asking.late)
+        found = []
+        if plain != _NONE:
+            us = times.us(plain, length) / texts
+            found.append(Option(plain, 1.0, us, us, plain))
+        for gear in drafting:
+            looked_up = shapes[gear] in matched
+            if looked_up and not asking.match:
+                continue  # there is nothing to propose
+            us, late_us = times.us(gear, length) / texts, 0.0 if looked_up else catch_up_us
+            found.append(Option(gear, tokens[shapes[gear]], us + late_us / STAY, us + late_us, gear))
+        return found
+
+    def late(self, gear: int, asking: Asking) -> int:
+        """Tokens that a draft of the gear has to catch up with."""
+        shape = self._gears.shape[gear]
+        return 0 if shape == _NONE or shape in self._gears.forest.matched else asking.late
+
+    def grows(self, gear: int) -> bool:
+        """Whether the text moves to a larger KV length for the gear."""
+        return 0 < self._slots < self._gears.gears[gear].slots
+
+    def loan_us(self, plain_us: float, texts: int) -> float:
+        """How much longer than a plain batch of so many texts a step may take."""
+        return self._accounts[texts > 1].loan_us(plain_us)
+
+    def takes(self, gear: int, length: int, launch: Launched, step: Step) -> None:
+        """What was chosen for it."""
+        self._chosen = _Chosen(gear, length, launch, step)
 
     def observe(self, outcome: Outcome) -> None:
-        gear, length = self._gears.number[outcome.gear.name], outcome.length
-        with self._learned.lock:
-            self._times = self._learned.times(outcome.texts)  # the next launch will have about as many texts
-            plain = self._gears.fitting.at(length, self._slots).plain
-            if self._gears.shape[gear] == _NONE:
-                self._times.observe(gear, length, outcome.total_us)
-                self._learned.bank.decoded(self._times.us(gear, length))
+        gear = self._gears.number[outcome.gear.name]
+        shape = self._gears.shape[gear]
+        with self.learned.lock:
+            chosen = self._chosen_for(gear, outcome)
+            chosen.launch.ended(outcome.total_us)
+            step_us, plain_us = chosen.step.settled_us
+            texts = chosen.step.texts
+            self.learned.bank.stepped(outcome.gained, step_us / texts, plain_us / texts, chosen.step.tried)
+            self._accounts[texts > 1].stepped(outcome.gained, step_us, plain_us)
+            if shape == _NONE:
                 self.estimate.idle()
-            else:
-                self._drafted(gear, plain, outcome)
-        self._tokens += outcome.gained
-        self._steps += 1
+            elif not outcome.cut:
+                root = self._gears.root(shape, outcome.confidence, outcome.match)
+                self.estimate.walked(shape, root, outcome.path, outcome.rank)
+        self._chosen, self._steps = None, self._steps + 1
         self._slots = max(self._slots, outcome.gear.slots)
 
     def expected(self, gear: Gear, length: int) -> Expected:
         g = self._gears.number[gear.name]
-        shape = self._gears.shape[g]
-        with self._learned.lock:
-            return Expected(
-                1.0 if shape == _NONE else self.estimate.tokens(self._match)[shape], self._times.us(g, length)
-            )
+        shape, chosen = self._gears.shape[g], self._chosen
+        with self.learned.lock:
+            own = chosen is not None and (chosen.gear, chosen.length) == (g, length)
+            us = chosen.launch.us if chosen and own else self.learned.times(1).us(g, length)
+            return Expected(1.0 if shape == _NONE else self.estimate.tokens(self._match)[shape], us)
 
-    def _chosen(self, length: int, late: int) -> int:
-        plain, drafting = self._gears.fitting.at(length, self._slots)
-        if not drafting:
-            return plain
-        if not self._steps:
-            self.estimate.begin(length)
-        tokens, shape, matched = self.estimate.tokens(self._match), self._gears.shape, self._gears.forest.matched
-        catch_up_us = self._times.catch_up_us(late)
-        plain_us = self._times.us(plain, length) if plain != _NONE else 0.0
-        best, best_speed, best_late_us = _NONE, 0.0, 0.0
-        for gear in drafting:
-            us, looked_up = self._times.us(gear, length), shape[gear] in matched
-            if looked_up and not self._match:
-                continue  # there is nothing to propose
-            late_us = 0.0 if looked_up else catch_up_us
-            speed = tokens[shape[gear]] / (us + late_us / STAY)
-            if speed > best_speed and (plain == _NONE or self._may_lose(us + late_us - plain_us, plain_us)):
-                best, best_speed, best_late_us = gear, speed, late_us
-        if best == _NONE or plain == _NONE:
-            return plain if best == _NONE else best
-        gain = best_speed * plain_us
-        if self._times.aged(plain) and (gain < DOUBTED or not self._times.table.absolute):
-            return plain
-        if gain >= 1:
-            return best
-        lost_us = self._times.us(best, length) + best_late_us - tokens[shape[best]] * plain_us
-        return best if self._learned.bank.may_try(lost_us) else plain
-
-    def _may_lose(self, lost_us: float, plain_us: float) -> bool:
-        """Whether the promises would hold, for all texts and for this one, if a step gained one token alone."""
-        bound_us = (1 / FLOOR - 1) * max(self._tokens + 1, self._short) * plain_us
-        return lost_us <= self._saved_us + bound_us and self._learned.bank.may_lose(lost_us, plain_us)
-
-    def _drafted(self, gear: int, plain: int, outcome: Outcome) -> None:
-        gears, times, length, us = self._gears, self._times, outcome.length, outcome.total_us
-        shape = gears.shape[gear]
-        expected_us = times.us(gear, length)
-        if plain != _NONE:
-            plain_us = times.us(plain, length)
-            tried = self.estimate.tokens(outcome.match)[shape] * plain_us < expected_us
-        # What a late draft takes more is no time of the gear, which would be given up for its first step.
-        if outcome.late and us > expected_us:
-            times.caught_up(gear, outcome.late, us - expected_us)
-        elif outcome.gear.slots <= self._slots or not self._slots:  # growing is no part of a step
-            times.observe(gear, length, us)
-        if plain != _NONE:
-            # What a step took beyond what such steps take is the machine's doing.
-            step_us = times.us(gear, length) + times.catch_up_us(outcome.late)
-            self._learned.bank.drafted(outcome.gained, step_us, plain_us, tried)
-            self._saved_us += outcome.gained * plain_us - step_us
-        if not outcome.cut:
-            self.estimate.walked(
-                shape, gears.root(shape, outcome.confidence, outcome.match), outcome.path, outcome.rank
-            )
+    def _chosen_for(self, gear: int, outcome: Outcome) -> _Chosen:
+        """What was chosen for the step that has ended; a step alone where it is another one."""
+        chosen, length = self._chosen, outcome.length
+        if chosen is not None and (chosen.gear, chosen.length) == (gear, length):
+            return chosen
+        shape, plain = self._gears.shape[gear], self._gears.fitting.at(length, self._slots).plain
+        late = 0 if shape == _NONE else outcome.late
+        launch, base = Launched(self.learned, [Cost(gear, length)], late, self.grows(gear)), None
+        if plain not in (gear, _NONE):
+            base = Launched(self.learned, [Cost(plain, length)])
+            tried = shape != _NONE and self.estimate.tokens(outcome.match)[shape] * base.us < launch.us
+        return _Chosen(gear, length, launch, Step(base or launch, [launch], 1, base is not None and tried))

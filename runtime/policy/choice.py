@@ -8,9 +8,10 @@ from threading import Lock
 
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.adaptive import Adaptive, Learned
+from draftwood.runtime.policy.adaptive import Adaptive
 from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
+from draftwood.runtime.policy.learned import Learned
 from draftwood.runtime.policy.outcome import Policy
 
 ADAPTIVE = "adaptive"
@@ -48,15 +49,15 @@ class Policies:
         """What the texts have shown so far."""
         return Learned(self.gears)
 
-    def new(self, greedy: bool, max_new_tokens: int) -> Policy:
-        """The policy of one text of at most so many tokens, decoded greedily or sampled."""
+    def new(self, greedy: bool, max_new_tokens: int, held: bool = False) -> Policy:
+        """The policy of one text of at most so many tokens, greedy or sampled, free or ``held`` to a grammar."""
         if self._gear is not None:
             return FixedTree(self._bundle, self._gear.tree, self._gear.slots)
         if self.name == PLAIN:
             return FixedTree(self._bundle, PLAIN)
         with self._lock:  # first texts of several threads share one account
             learned = self.learned
-        return Adaptive(self.gears, learned, greedy, max_new_tokens)
+        return Adaptive(self.gears, learned, greedy, max_new_tokens, held)
 
 
 def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:

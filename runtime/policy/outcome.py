@@ -36,3 +36,18 @@ class Policy(Protocol):
 
     def expected(self, gear: Gear, length: int) -> Expected | None:
         """What a step of the gear is expected to do; None where the policy has no opinion. For traces alone."""
+
+
+class Asking(NamedTuple):
+    """A text that is ready for a step: its policy, and what that is asked with."""
+
+    policy: Policy
+    length: int
+    late: int = 0
+    match: int = 0
+
+    def alone(self) -> Gear:
+        """The gear that its policy would choose whatever else there is."""
+        gear = self.policy.choose(self.length, self.late, self.match)
+        assert gear is not None, "a text that fills the context has ended"
+        return gear

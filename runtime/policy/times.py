@@ -1,8 +1,9 @@
 """What a step of each gear takes: from a table, corrected by what the steps of all texts of a bundle took.
 
-A gear's time is ``table * own * busy``: ``own`` mends what the table says of this gear, ``busy`` is shared, and
-follows the machine. The first steps of a gear mend its own factor; from then on a change is the machine's. Of a gear's
-last three steps the middle one is believed, so one odd step is a hiccup and teaches nothing.
+A gear's time is ``table * own * busy``: ``own`` mends what the table says of this gear, ``busy`` is shared, by the
+launches of other numbers of texts, too, and follows the machine. The first steps of a gear mend its own factor; from
+then on a change is the machine's. Of a gear's last three steps the middle one is believed, so one odd step is a hiccup
+and teaches nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from draftwood.planned import StepTime
 
@@ -22,6 +24,10 @@ SHARED_GAIN, OWN_GAIN = 0.2, 0.02
 AGED = 200
 # What is thought of a row more where nobody has timed the gears, in plain steps.
 GUESS_ROW = 0.06
+# Late tokens that what was measured of them counts as, and that none at all counts as; and the share that is left of
+# earlier launches' tokens behind each. One launch says at most so many times what was thought.
+TIMED_LATE, GUESSED_LATE = 128, 32
+KEPT_LATE, MOST_LATE = 0.9, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +81,32 @@ def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
     return (base, slope) if base > 0 else (mean, 0.0)
 
 
-class StepTimes:
-    """Running estimates, shared by the texts of a bundle."""
+@dataclass(slots=True)
+class Pace:
+    """How many times what was measured steps take at present."""
 
-    def __init__(self, table: TimeTable) -> None:
+    busy: float = 1.0
+
+
+class StepTimes:
+    """Running estimates, shared by the texts of a bundle. ``pace`` is that of all launches; guesses have another, for
+    they have another unit."""
+
+    def __init__(self, table: TimeTable, pace: Pace | None = None) -> None:
         gears = range(len(table.base))
         self.table = table
-        self._own, self._busy = [1.0 for _ in gears], 1.0
+        self._own = [1.0 for _ in gears]
+        self._pace = pace if pace and table.absolute else Pace()
         self._steps, self._count = 0, [0 for _ in gears]
         # When each gear's last three steps were, and what they took over what the table says.
         self._recent = [deque[tuple[int, float]](maxlen=3) for _ in gears]
-        # Microseconds of writing one token more into the drafter's caches; a table's counts as one observation.
-        self._catch_up = table.late
-        self._caught = int(table.late > 0)
+        # Late tokens so far, and the microseconds of writing them into the drafter's caches.
+        self._late = float(TIMED_LATE if table.late else GUESSED_LATE)
+        self._late_us = self._late * table.late
 
     def us(self, gear: int, length: int) -> float:
         """Expected microseconds; in plain steps where nothing was measured yet."""
-        return self.table.us(gear, length) * self._own[gear] * self._busy
+        return self.table.us(gear, length) * self._own[gear] * self._pace.busy
 
     def aged(self, gear: int) -> bool:
         """Whether the last steps have told too little of the gear."""
@@ -100,7 +115,7 @@ class StepTimes:
 
     def catch_up_us(self, tokens: int) -> float:
         """What a draft takes in addition where so many tokens are late."""
-        return self._catch_up * tokens
+        return self._late_us / self._late * tokens
 
     def observe(self, gear: int, length: int, us: float) -> None:
         """A step of the gear took ``us``."""
@@ -112,17 +127,17 @@ class StepTimes:
         recent.append((self._steps, us / self.table.us(gear, length)))
         self._count[gear] += 1
         seen = sorted(ratio for _, ratio in recent)
-        ratio = seen[(len(seen) - 1) // 2] / (self._own[gear] * self._busy)
+        ratio = seen[(len(seen) - 1) // 2] / (self._own[gear] * self._pace.busy)
         if not self.table.absolute and self._steps == len(recent):  # guesses are in units of what has run alone so far
-            self._busy *= ratio
+            self._pace.busy *= ratio
         elif 1 < self._count[gear] <= SETTLED:  # a first step may have opened the graph
             self._own[gear] *= ratio ** (1 / (self._count[gear] - 1))
         elif self._count[gear] > SETTLED:
             self._own[gear] *= ratio**OWN_GAIN
-            self._busy *= ratio**SHARED_GAIN
+            self._pace.busy *= ratio**SHARED_GAIN
 
-    def caught_up(self, gear: int, tokens: int, us: float) -> None:
-        """A draft of the gear took ``us`` more than one that has nothing to catch up."""
-        self._caught += 1
-        gain = max(1 / self._caught, SHARED_GAIN)
-        self._catch_up += gain * (max(us, 0.0) / tokens - self._catch_up)
+    def caught_up(self, tokens: int, us: float) -> None:
+        """A draft took ``us`` more than one that has nothing to catch up."""
+        most_us = MOST_LATE * self.catch_up_us(tokens) if self.table.late else inf
+        self._late = KEPT_LATE * self._late + tokens
+        self._late_us = KEPT_LATE * self._late_us + min(max(us, 0.0), most_us)

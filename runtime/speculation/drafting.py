@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature, TensorSignature
+from draftwood.manifest import Gear, GraphSignature, TensorSignature, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
-from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.runtime.speculation.guide import Guide
+from draftwood.runtime.speculation.kv_cache import Buffer, Zeros
 from draftwood.runtime.speculation.lookup import Levels, levels, match_class
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
@@ -33,22 +34,85 @@ MOST_WAITING = 256
 # power of two, at least this. Whoever allocates anew copies what is written, once for every doubling of the text.
 LEAST_SLOTS = 256
 
-# Runs a graph on small inputs by name, and on buffers by name: the drafter's caches, which it writes, and features that
-# the device has. The other outputs by name, in the host's memory, valid until the graph runs again.
+# Launches at most by which a draft is made again for a grammar.
+MOST_AGAIN = 8
+
+# Runs a graph on small inputs by name, and on buffers by name: the drafter's caches, which it writes, and features and
+# noise that the device has. The other outputs by name, in the host's memory, valid until the graph runs again.
 RunGraph = Callable[[GraphSignature, dict[str, NDArray], dict[str, Buffer]], dict[str, NDArray]]
 
 
 class Drafting:
-    """The draft and extend graphs of a bundle, behind the bookkeeping of `DraftCache`."""
+    """The draft and extend graphs of a bundle, behind the bookkeeping of `DraftCache`.
 
-    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], run: RunGraph) -> None:
-        self.bundle, self._run = bundle, run
-        self._drafts = {graph.name: graph for graph in graphs if graph.kind == "draft"}
-        self._extends = [graph for graph in graphs if graph.kind == "extend"]
-        self._inputs: dict[str, dict[str, NDArray]] = {}
+    ``zeros`` makes the buffers that ``run`` gets.
+    """
+
+    def __init__(self, bundle: Bundle, graphs: Sequence[GraphSignature], run: RunGraph, zeros: Zeros) -> None:
+        self.bundle, self._run, self._zeros = bundle, run, zeros
+        # By name, and by how many texts they draft for: those for several repeat the one for one.
+        self._drafts = {graph.name: {1: graph} for graph in graphs if graph.kind == "draft"}
+        for graph in graphs:
+            if graph.kind == "draft-texts":
+                self._drafts[graph.name.removesuffix(f"-b{graph.batch}")][graph.batch] = graph
+        self.extends = [graph for graph in graphs if graph.kind == "extend"]
+        self._vacant: SequenceState | None = None
+        # By graph and place in a launch.
+        self._inputs: dict[tuple[str, int], dict[str, NDArray]] = {}
         # Of trees that are looked up in the text.
         self._levels: dict[str, Levels] = {}
         self.noise = SharedNoise(bundle)
+        # What greedy text has in its place, by shape: it lies where the graphs run, and is never sent.
+        self._silence: dict[tuple[int, int], Buffer] = {}
+
+    def most_texts(self, name: str) -> int:
+        """Texts that a launch of a draft graph takes, by the name that a gear gives it; 1 where none takes several."""
+        return max(self._drafts.get(name, ()), default=1)
+
+    def drafts(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
+        """`draft` of every text; those that the same graph drafts for share launches, where the bundle has graphs for
+        several."""
+        found = dict[int, Draft]()
+        for graph, texts in self.launches(states, gears):
+            own = [(states[text], gears[text]) for text in texts]
+            if graph is None or graph.batch == 1:
+                drafts = [self.draft(*one) for one in own]
+            else:
+                drafts = self._shared(graph, own)
+            found |= zip(texts, drafts, strict=True)
+        return [found[text] for text in range(len(states))]
+
+    def launches(
+        self, states: Sequence[SequenceState], gears: Sequence[Gear]
+    ) -> Iterator[tuple[GraphSignature | None, list[int]]]:
+        """The graphs that draft for these texts, and the texts of each, by number; None where none is run."""
+        together = dict[str | None, list[int]]()
+        for text, (state, gear) in enumerate(zip(states, gears, strict=True)):
+            name = self.graph(gear.draft, state.slots).name if gear.draft and not gear.looks_up else None
+            together.setdefault(name, []).append(text)
+        for name, texts in together.items():
+            if name is None:
+                yield None, texts
+                continue
+            graphs = self._drafts[name]
+            for at in range(0, len(texts), max(graphs)):
+                group = texts[at : at + max(graphs)]
+                yield graphs[min(size for size in graphs if size >= len(group))], group
+
+    def _shared(self, graph: GraphSignature, texts: Sequence[tuple[SequenceState, Gear]]) -> list[Draft]:
+        """A launch of several texts; a place that is left over drafts for nobody."""
+        (state, gear), *_ = texts
+        one = self.graph(gear.draft or "", state.slots)
+        inputs, buffers = dict[str, NDArray](), dict[str, Buffer]()
+        for place in range(graph.batch):
+            own = self._given(one, texts[place][0], place) if place < len(texts) else self._nobody(one, place)
+            for all_of, each in zip((inputs, buffers), own, strict=True):
+                all_of |= {text_name(place, name): array for name, array in each.items()}
+        outputs = self._run(graph, inputs, buffers)
+        return [
+            self._drafted(*text, {name: outputs[text_name(place, name)] for name in one.results})
+            for place, text in enumerate(texts)
+        ]
 
     def draft(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of the gear behind the committed text and its root; may be asked for again."""
@@ -56,28 +120,86 @@ class Drafting:
             return self.tree(gear, state.root, {})
         if gear.looks_up:
             return self._looked_up(state, gear)
+        graph = self.graph(gear.draft, state.slots)
+        return self._drafted(state, gear, self._run(graph, *self._given(graph, state)))
+
+    def _given(
+        self,
+        graph: GraphSignature,
+        state: SequenceState,
+        place: int = 0,
+        allowed: Sequence[NDArray[np.bool_]] = (),
+    ) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
+        """What a draft graph takes of a text, which has a ``place`` in the launch: small inputs, and buffers.
+
+        ``allowed`` bool [V] are the tokens of the first levels, where more is known than the text's guide says.
+        """
         assert state.draft is not None, "a gear that drafts belongs to a bundle with a drafter"
-        graph, cache = self.graph(gear.draft, state.slots), state.draft
+        cache = state.draft
         self.settle(state, graph.rows or MOST_WAITING)
         count = cache.waiting
         kept = cache.on_device if graph.rows else None  # a graph of any size takes no padding
         features_nF = cache.features(count) if kept is None else None
-        inputs = self._filled(graph, cache.after(count, state.root), features_nF, cache.length)
+        inputs = self._filled(graph, cache.after(count, state.root), features_nF, cache.length, place)
+        buffers = self._caches(graph, cache, count) | ({} if kept is None else {"features": kept})
         noise = next((spec for spec in graph.inputs if spec.name == "noise"), None)
-        if noise is not None:  # the root stands at ``length``, so the first level is of the position behind it
-            inputs = inputs | {"noise": self.noise.rows(noise, state.sampling, state.length + 1)}
-        outputs = self._ran(graph, inputs, cache, count, {} if kept is None else {"features": kept})
-        cache.drafted(state.root)
-        return self.tree(gear, state.root, outputs)
+        guide = _followed(state)
+        if noise is not None and guide is None and state.sampling.greedy:
+            buffers["noise"] = self._silent(noise)
+        elif noise is not None:  # the root stands at ``length``, so the first level is of the position behind it
+            if guide is not None:
+                allowed = allowed or guide.first_levels(self.noise.shape(noise)[0])
+            inputs = inputs | {"noise": self.noise.rows(noise, state.sampling, state.length + 1, place, allowed)}
+        return inputs, buffers
+
+    def _nobody(self, graph: GraphSignature, place: int) -> tuple[dict[str, NDArray], dict[str, Buffer]]:
+        """What it takes at a place that no text has: a text of one token."""
+        drafter = self.bundle.manifest.drafter
+        assert drafter is not None, "a bundle that drafts has a drafter"
+        if self._vacant is None:
+            cache = DraftCache(drafter, self._zeros)
+            cache.append(np.zeros(1, np.int64), np.zeros((1, drafter.features), np.float32))
+            self._vacant = SequenceState(None, cache)
+        return self._given(graph, self._vacant, place)
+
+    def _drafted(self, state: SequenceState, gear: Gear, outputs: dict[str, NDArray]) -> Draft:
+        """The tree of what a graph gave for a text, whose caches now hold its rows."""
+        assert state.draft is not None, "it has drafted"
+        draft = self.tree(gear, state.root, outputs)
+        if state.guide is not None and draft.candidates_IK is None:
+            draft = self._again(state, gear, draft, state.guide)
+        state.draft.drafted(state.root)
+        return _guided(state.guide, draft)
+
+    def _again(self, state: SequenceState, gear: Gear, draft: Draft, guide: Guide) -> Draft:
+        """A draft whose nodes depend on those above them, made anew while that brings it nearer to the grammar.
+
+        A launch settles one level more of its best path: what is allowed there is known once the level above is right.
+        """
+        graph, before = self.graph(gear.draft or "", state.slots), list[NDArray[np.bool_]]()
+        for _ in range(MOST_AGAIN):
+            allowed = guide.levels(draft.tree, draft.tokens_T, draft.scores_M)
+            if not allowed or _same(allowed, before):
+                break
+            draft = self.tree(gear, state.root, self._run(graph, *self._given(graph, state, allowed=allowed)))
+            before = allowed
+        return draft
+
+    def _silent(self, spec: TensorSignature) -> Buffer:
+        shape = self.noise.shape(spec)
+        if shape not in self._silence:
+            self._silence[shape] = self._zeros(shape)
+        return self._silence[shape]
 
     def _looked_up(self, state: SequenceState, gear: Gear) -> Draft:
         """A tree of what followed the same tokens earlier in the text."""
         topology, tree = self.bundle.trees[gear.tree]
         if gear.tree not in self._levels:
             self._levels[gear.tree] = levels(topology)
-        index = state.index()
-        tokens_T = index.draft(self._levels[gear.tree], state.sampling, state.length)
-        return Draft(tokens_T, np.zeros(0, np.float32), tree, match=match_class(index.match))
+        index, guide = state.index(), _followed(state)
+        allowed = None if guide is None else guide.allowed
+        tokens_T = index.draft(self._levels[gear.tree], state.sampling, state.length, allowed)
+        return _guided(guide, Draft(tokens_T, np.zeros(0, np.float32), tree, match=match_class(index.match)))
 
     @contextmanager
     def given(self, noise: SharedNoise) -> Iterator[None]:
@@ -103,40 +225,38 @@ class Drafting:
         """A draft graph by the name that a gear gives it."""
         for found in (f"{name}-kv{slots}", name):
             if found in self._drafts:
-                return self._drafts[found]
+                return self._drafts[found][1]
         raise BundleError(f"{self.bundle.folder}: no graph {name} at KV length {slots}; build it with --kv")
 
     def _extend(self, state: SequenceState, count: int) -> None:
         """Writes ``count`` waiting rows, or as many as the largest graph takes; the token after them is known."""
         cache = state.draft
         assert cache is not None
-        fits = [graph for graph in self._extends if graph.slots in (0, state.slots)]
+        fits = [graph for graph in self.extends if graph.slots in (0, state.slots)]
         if not fits:
             raise BundleError(f"{self.bundle.folder}: no extend graph at KV length {state.slots}; build it with --kv")
         graph = min(fits, key=lambda graph: (0 < graph.rows < count, abs(graph.rows - count)))
         count = min(count, graph.rows or MOST_WAITING)
         inputs = self._filled(graph, cache.after(count, 0), cache.features(count), cache.length)
-        self._ran(graph, inputs, cache, count)
+        self._run(graph, inputs, self._caches(graph, cache, count))
         cache.extended(count)
 
-    def _ran(
-        self,
-        graph: GraphSignature,
-        inputs: dict[str, NDArray],
-        cache: DraftCache,
-        count: int,
-        kept: dict[str, Buffer] | None = None,
-    ) -> dict[str, NDArray]:
-        """Runs a graph that writes ``count`` rows, behind caches as long as it wants them.
+    def _caches(self, graph: GraphSignature, cache: DraftCache, count: int) -> dict[str, Buffer]:
+        """The caches by name, as long as a graph wants them that writes ``count`` rows.
 
         It may write all its rows behind the text, or those that do not count into a spare slot, the last one.
         """
         needed = cache.length + max(count, graph.rows) + 1
         cache.reserve(graph.slots or max(LEAST_SLOTS, 1 << (needed - 1).bit_length()))
-        return self._run(graph, inputs, dict(zip(graph.caches, cache.buffers, strict=True)) | (kept or {}))
+        return dict(zip(graph.caches, cache.buffers, strict=True))
 
     def _filled(
-        self, graph: GraphSignature, tokens_n: NDArray[np.int64], features_nF: NDArray[np.float32] | None, length: int
+        self,
+        graph: GraphSignature,
+        tokens_n: NDArray[np.int64],
+        features_nF: NDArray[np.float32] | None,
+        length: int,
+        place: int = 0,
     ) -> dict[str, NDArray]:
         """The graph's small inputs; what stands in rows behind the n given ones does not matter.
 
@@ -149,7 +269,7 @@ class Drafting:
             return found | {"committed": np.array([length + count]), "accepted": np.array([count])}
         caches = set(graph.caches)
         small = [spec for spec in graph.inputs if spec.name not in caches and spec.name != "noise"]
-        inputs = self._inputs.setdefault(graph.name, {spec.name: _zeros(spec) for spec in small})
+        inputs = self._inputs.setdefault((graph.name, place), {spec.name: _zeros(spec) for spec in small})
         if features_nF is not None:
             inputs["features"][:count] = features_nF
         if "tokens" in inputs:
@@ -187,6 +307,24 @@ class Drafting:
             return gear.tree
         confidence = math.exp(min(score, 0.0))
         return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
+
+
+def _followed(state: SequenceState) -> Guide | None:
+    """What guides drafts behind the text's root, where it is held to a grammar."""
+    if state.guide is not None and not state.guide.follow(state.tokens, state.root):
+        state.guide = None
+    return state.guide
+
+
+def _same(one: Sequence[NDArray[np.bool_]], other: Sequence[NDArray[np.bool_]]) -> bool:
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
+
+
+def _guided(guide: Guide | None, draft: Draft) -> Draft:
+    """A draft of what a grammar allows. A level's candidates then differ from path to path, so that none are told."""
+    if guide is None:
+        return draft
+    return draft._replace(tokens_T=guide.filled(draft.tree, draft.tokens_T, draft.candidates_IK), candidates_IK=None)
 
 
 def _climbed(parents_T: NDArray[np.int64], depth: int) -> dict[str, NDArray]:

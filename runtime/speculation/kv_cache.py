@@ -68,6 +68,8 @@ class KvCache:
         self._branches = [self._branch_zeros(self._branch_shape(most)).ravel() for _ in range(2)]
         self.length = length
         self.moved: tuple[int, ...] = ()
+        # The row of the branch that belongs to slot length - 1, if it has one.
+        self._last: tuple[int, ...] = ()
         self.open_rows = 0
         self._branch_rows = self._buffer_rows(1)
 
@@ -112,12 +114,12 @@ class KvCache:
         """A verify step has run: moved rows are in place, ``rows`` rows lie open behind the length."""
         self._branches.reverse()
         self._branch_rows = self._buffer_rows(rows)
-        self.moved = ()
+        self.moved = self._last = ()
         self.open_rows = rows
 
     def extended(self, rows: int) -> None:
         """A prefill step has run: its ``rows`` valid rows are contiguous and committed by length."""
-        self.moved = ()
+        self.moved = self._last = ()
         self.open_rows = 0
         self.length += rows
 
@@ -126,9 +128,18 @@ class KvCache:
         if list(rows) != sorted(set(rows)) or not rows or rows[0] != 0 or rows[-1] >= self.open_rows:
             raise InvariantError(f"commit {tuple(rows)}: expected rising rows from 0 below {self.open_rows}")
         in_place = next((i for i, row in enumerate(rows) if i != row), len(rows))
-        self.moved = tuple(rows[in_place:])
+        self.moved, self._last = tuple(rows[in_place:]), (rows[-1],)
         self.length += len(rows)
         self.open_rows = 0
+
+    def again(self) -> tuple[int, ...]:
+        """The row of ``branch`` of the last token, which lies in place, for a step that writes it once more; nothing of
+        an empty text."""
+        if self.length and not self._last:
+            self._branch_rows, self._last = self._buffer_rows(1), (0,)
+            for part, buffer in zip(self.branch.reshape(-1, *self.branch.shape[2:]), self.buffers, strict=True):
+                part[0] = buffer[:, self.length - 1]
+        return self._last
 
     def rollback(self, length: int) -> None:
         """Drops committed tokens from the end, down to ``length``."""
@@ -136,6 +147,7 @@ class KvCache:
             raise InvariantError(f"rollback to {length}: expected 0 to {self.length}")
         settled = self.length - len(self.moved)
         self.moved = self.moved[: max(0, length - settled)]
+        self._last = self._last if length == self.length else self.moved[-1:]
         self.length = length
         self.open_rows = 0
 

@@ -8,7 +8,8 @@ needs a graph or a device, and nothing of one text reaches another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import chain
 from math import log
 from typing import NamedTuple
@@ -81,15 +82,26 @@ class TextIndex:
         for token in tokens:
             self._append(token)
 
-    def draft(self, levels: Levels, sampling: Sampling, position: int) -> NDArray[np.int64]:
+    def draft(
+        self,
+        levels: Levels,
+        sampling: Sampling,
+        position: int,
+        allowed: Callable[[Sequence[int], Collection[int]], set[int]] | None = None,
+    ) -> NDArray[np.int64]:
         """Tokens int64 [T] of a tree, by its `levels`; its root is the text's last token, at ``position``.
+
+        ``allowed`` says which of some tokens may stand behind a path, which begins behind the root.
 
         A node of rank r gets the continuation that is counted r-th most; of equal ones the latest goes first. In
         sampled text the teacher's own noise is added to the logarithms of the counts, as it will be to its logits.
         """
-        tokens, states = [self.tokens[-1]], [max(self._link[self._last], 0)]
+        tokens, states, paths = [self.tokens[-1]], [max(self._link[self._last], 0)], [list[int]()]
         for depth, level in enumerate(levels, 1):
-            ways = [self._continuations(states[family.parent], family.wanted) for family in level]
+            ways = [
+                self._continuations(states[above], wanted, allowed and partial(allowed, paths[above]))
+                for above, _, wanted in level
+            ]
             ranked = (
                 self._by_count(ways)
                 if sampling.greedy
@@ -100,13 +112,20 @@ class TextIndex:
                     token, state = best[rank] if rank < len(best) else (NOTHING, 0)
                     tokens.append(token)
                     states.append(state)
+                    if allowed is not None:
+                        paths.append([*paths[family.parent], token])
         return np.array(tokens, np.int64)
 
-    def _continuations(self, state: int, wanted: int) -> list[Ways]:
+    def _continuations(
+        self, state: int, wanted: int, allowed: Callable[[Collection[int]], set[int]] | None = None
+    ) -> list[Ways]:
         """Tokens behind a state with the states that they lead to, then those of shorter ends until they are enough."""
         found, known = list[Ways](), set[int]()
         while state > 0 and len(known) < wanted:
             ways = self._ways[state]
+            if allowed is not None:
+                fits = allowed(ways)
+                ways = {token: after for token, after in ways.items() if token in fits}
             found.append([way for way in ways.items() if way[0] not in known] if known else list(ways.items()))
             known.update(ways)
             state = self._link[state]

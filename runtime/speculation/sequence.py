@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
+from draftwood.runtime.speculation.constraint import Constraint, constrained_draw
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
+from draftwood.runtime.speculation.guide import Guide
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import TextIndex
-from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
 
 # n committed tokens, T tree rows, F features
 
@@ -29,6 +31,9 @@ class SequenceState:
 
     def __init__(self, kv: Any, draft: DraftCache | None = None, sampling: Sampling | None = None) -> None:
         self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
+        # What tokens may be drawn, where not all, and what is to be drafted then.
+        self.constraint: Constraint | None = None
+        self.guide: Guide | None = None
         self.root = 0
         # The committed tokens; their index is made where a gear looks tokens up.
         self.tokens: list[int] = []
@@ -53,6 +58,16 @@ class SequenceState:
     def bytes(self) -> int:
         """Size of all buffers."""
         return int(self.kv.bytes) + (self.draft.bytes if self.draft else 0)
+
+    def draw(self, logits_V: Logits, position: int) -> int:
+        """The teacher's token at a position, by the text's sampling and constraint.
+
+        Raises:
+            NumericError: the logits are no numbers.
+        """
+        if self.constraint is None:
+            return draw(logits_V, self.sampling, position)
+        return constrained_draw(logits_V, self.sampling, position, self.constraint)
 
     def extended(self, tokens_n: NDArray[np.int64], features: NDArray[np.float32]) -> None:
         """A prefill step has committed tokens; ``features`` of all or the last of them are copied."""
@@ -97,7 +112,7 @@ class SequenceState:
         self._open = None
         if length < len(self.tokens):
             del self.tokens[length:]
-            self._index = None
+            self._index = self.guide = None
         self.kv.rollback(length)
         if self.draft:
             self.draft.rollback(length)
@@ -113,7 +128,7 @@ class SequenceState:
 
     def rewind(self, length: int) -> None:
         """Goes back to the text's first ``length`` tokens; the next one to be read is the one that followed them."""
-        self._open = self._index = self.logprobs = None
+        self._open = self._index = self.logprobs = self.constraint = self.guide = None
         del self.tokens[length:]
         self.kv.rollback(length)
         if self.draft:

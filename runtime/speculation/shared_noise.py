@@ -1,12 +1,13 @@
 """What a draft graph adds to its logits: the noise that the teacher will draw with, so that it proposes what is drawn.
 
 A level's row is that of the level's position, times the temperature, by the ids that the drafter can propose. A
-position is drafted for several times until the text has passed it, so its row is kept.
+position is drafted for several times until the text has passed it, so its row is kept. What must not be proposed gets
+a number in its place that no logit makes up for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,9 +19,11 @@ from draftwood.noise import gumbel_row, key_of
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.sampling import Sampling
 
-# D levels, U draft vocabulary
+# D levels, U draft vocabulary, V vocabulary
 
 _KEPT = 64  # positions
+# Finite: logits stay numbers, and those that are forbidden come last.
+_FORBIDDEN = np.float32(-1e9)
 
 
 class SharedNoise:
@@ -28,33 +31,43 @@ class SharedNoise:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        # By shape: one array that stays zero, and one that is filled anew.
-        self._arrays: dict[tuple[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        # By shape and place.
+        self._arrays: dict[tuple[tuple[int, int], int], NDArray[np.float32]] = {}
         self._row: Callable[[int, int], NDArray[np.float32]] = lru_cache(_KEPT)(self._made)
 
-    def rows(self, spec: TensorSignature, sampling: Sampling, position: int) -> NDArray[np.float32]:
-        """The input ``spec`` [D, U] for levels that begin at a position, valid until the next call.
+    def rows(
+        self,
+        spec: TensorSignature,
+        sampling: Sampling,
+        position: int,
+        place: int = 0,
+        allowed: Sequence[NDArray[np.bool_]] = (),
+    ) -> NDArray[np.float32]:
+        """The input ``spec`` [D, U] for levels that begin at a position, valid until the next call for its ``place`` in
+        a launch.
 
-        Zeros for greedy text, always the same array, so that nothing is computed or bound anew.
+        ``allowed`` bool [V] are the tokens that may be proposed, of the first levels.
 
         Raises:
             BundleError: the graph's draft vocabulary is not the bundle's.
         """
-        shape = self._shape(spec)
-        if shape not in self._arrays:
-            self._arrays[shape] = np.zeros(shape, np.float32), np.empty(shape, np.float32)
-        zeros_DU, noise_DU = self._arrays[shape]
+        shape, ids_U = self.shape(spec), self._bundle.draft_ids
+        noise_DU = self._arrays.setdefault((shape, place), np.empty(shape, np.float32))
         if sampling.greedy:
-            return zeros_DU
-        for level, row_U in enumerate(noise_DU):
-            np.multiply(self._row(sampling.seed, position + level), np.float32(sampling.temperature), out=row_U)
+            noise_DU.fill(0)
+        else:
+            for level, row_U in enumerate(noise_DU):
+                np.multiply(self._row(sampling.seed, position + level), np.float32(sampling.temperature), out=row_U)
+        for row_U, allowed_V in zip(noise_DU, allowed, strict=False):
+            row_U[~(allowed_V if ids_U is None else allowed_V[ids_U])] = _FORBIDDEN
         return noise_DU
 
     def _made(self, seed: int, position: int) -> NDArray[np.float32]:
         row_V, ids_U = gumbel_row(self._bundle.manifest.dims.vocabulary, key_of(seed, position)), self._bundle.draft_ids
         return (row_V if ids_U is None else row_V[ids_U]).astype(np.float32)
 
-    def _shape(self, spec: TensorSignature) -> tuple[int, int]:
+    def shape(self, spec: TensorSignature) -> tuple[int, int]:
+        """[D, U] of the input ``spec``; BundleError where U is not the bundle's draft vocabulary."""
         levels, width = (int(size) for size in spec.shape)
         ids_U = self._bundle.draft_ids
         known = self._bundle.manifest.dims.vocabulary if ids_U is None else len(ids_U)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.logprobs import rows_logprobs
-from draftwood.runtime.speculation.sampling import draw
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.trees import Accepted, TreeBuffers, walk
 
@@ -99,6 +98,7 @@ class Outcome(NamedTuple):
         texts: that shared the launch; all times are of the whole launch.
         match: class of the match behind which a tree was looked up in the text.
         draft: the tree that was verified.
+        invariants: of tree and caches that were looked at, all of which held; None where no engine for comparison ran.
     """
 
     gear: Gear
@@ -118,6 +118,7 @@ class Outcome(NamedTuple):
     texts: int = 1
     match: int = 0
     draft: Draft | None = None
+    invariants: int | None = None
 
     @property
     def total_us(self) -> float:
@@ -198,7 +199,7 @@ def accept(state: SequenceState, draft: Draft, logits_TV: NDArray[np.float32]) -
     """Walks the tree by the teacher's own draws; the row at depth d decides the token at position length + d + 1."""
 
     def drawn(row: int, depth: int) -> int:
-        return draw(logits_TV[row], state.sampling, state.length + depth + 1)
+        return state.draw(logits_TV[row], state.length + depth + 1)
 
     accepted = walk(draft.tree, draft.tokens_T, drawn)
     if state.top is not None:

@@ -46,6 +46,10 @@ class Templates:
     def __contains__(self, name: str) -> bool:
         return name in self._sources
 
+    def source(self, name: str) -> str | None:
+        """A template as it was given."""
+        return self._sources.get(name)
+
     def warm(self) -> None:
         """Starts the process, without waiting until it is ready: the first text then need not wait for it either."""
         with self._lock:

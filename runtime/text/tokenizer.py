@@ -160,6 +160,11 @@ class Tokenizer:
         found: int | None = self._vocabulary.token_to_id(token)
         return found
 
+    def to_json(self) -> str:
+        """The vocabulary as ``tokenizer.json`` has it."""
+        found: str = _called(self._path, self._vocabulary.to_str)
+        return found
+
     @property
     def size(self) -> int:
         """How many tokens it knows, the special ones counted."""
@@ -170,6 +175,16 @@ class Tokenizer:
     def has_chat(self) -> bool:
         """True if there is a chat template."""
         return "default" in self._templates
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template that renders chats with tools; None where there is no template."""
+        return self._templates.source(self._named(True))
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token by its spelling; None where there is none, or a text shows it by itself."""
+        found = self.token_id(token)
+        return found if found in self._skipped else None
 
     def warm(self) -> None:
         """Starts what renders chats, so that the first one need not wait for it."""
@@ -186,13 +201,16 @@ class Tokenizer:
             RequestError: no template, a malformed chat (by field and index), or one that the template refuses.
         """
         asked = Chat.of(chat)
-        name = "tool_use" if asked.tools is not None and "tool_use" in self._templates else "default"
+        name = self._named(asked.tools is not None)
         if name not in self._templates:
             raise RequestError("chat: this bundle has no chat template; send a plain prompt")
         # tools and documents are None, not undefined: templates ask `tools is not none`.
         fixed: dict[str, Any] = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
         fixed["add_generation_prompt"] = True
         return self._templates.render(name, self._template_tokens | asked.chat_template_kwargs | fixed)
+
+    def _named(self, tools: bool) -> str:
+        return "tool_use" if tools and "tool_use" in self._templates else "default"
 
     def chat(self, chat: Any) -> list[int]:
         """Token ids of ``render(chat)``; the template has put the special tokens where they belong.

@@ -132,7 +132,7 @@ def fail_late(error: BaseException) -> Callable[..., None]:
     """A lowering that writes two graphs, then fails."""
     left = iter(range(2))
 
-    def lowering(step: object, program: object, spans: object, weights_file: str, path: Path) -> None:
+    def lowering(step: object, program: object, spans: object, weights_file: str, path: Path, *_: object) -> None:
         if next(left, None) is None:
             raise error
         path.write_text("graph")

@@ -199,7 +199,10 @@ REFUSED = [
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
     ({"pretraining_tp": 2}, "pretraining_tp is 2"),
     ({"sliding_window": 4096}, "sliding_window is 4096"),
-    ({"quantization_config": {"bits": 4}}, "quantization_config is of None; expected compressed-tensors"),
+    (
+        {"quantization_config": {"bits": 4}},
+        "quantization_config is of None; expected AWQ gemm, GPTQ, AutoRound, or",
+    ),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"dtype": "float64"}, "dtype is 'float64'; expected float32"),

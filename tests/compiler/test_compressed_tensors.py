@@ -1,16 +1,17 @@
-"""The package compressed-tensors reads what is written here, and what it writes is read here; run where it is there."""
+"""The package compressed-tensors reads what is written here, and what it writes is read here."""
 
 import json
 from pathlib import Path
 
+import compressed_tensors as ct
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from draftwood.compiler.quantisation.teacher import Request, quantise
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.tests.packed_checkpoints import both
 
-ct = pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
 # Rows of the tiny teacher rounded to int8 move its logits by so much of their size: measured 0.02 at most.
 SHARE = 0.1
 IDS = torch.tensor([[3, 5, 7, 11, 13]])
@@ -63,3 +64,20 @@ def test_theirs_is_read_here(tiny_teacher: Path, tmp_path: Path) -> None:
     assert len(linears) == 14 and len(opened.config.quantised) == 8  # q, k and v are one of ours, gate and up another
     name = "model.layers.0.mlp.down_proj.weight"
     assert torch.equal(opened.matrix("layers.0.down.weight"), held[name].float() * held[f"{name}_scale"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"symmetric": True}, {"group": -1}, {"bits": 8, "group": -1, "symmetric": True}, {"dtype": torch.bfloat16}],
+    ids=str,
+)
+def test_packed_weights_are_unpacked_as_there(tiny_teacher: Path, tmp_path: Path, asked: dict) -> None:
+    from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    number = {"num_bits": asked.get("bits", 4), "symmetric": asked.get("symmetric", False)}
+    grouped = {"strategy": "channel"} if asked.get("group") == -1 else {"strategy": "group", "group_size": 32}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**number, **grouped))
+    for tensors, ours in both(tiny_teacher, tmp_path / "packed", "compressed-tensors", **asked):
+        wanted = PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
+        assert wanted.dtype == ours.dtype and torch.equal(ours, wanted)

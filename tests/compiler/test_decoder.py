@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from draftwood.compiler.teachers.block import CpuText, Form, place
+from draftwood.compiler.teachers.block import Appended, Form, place
 from draftwood.compiler.teachers.decoder import Decoder, StepOutput
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
@@ -142,9 +142,8 @@ class Player:
         bias[0, 0, moved:, self.length :][~visible] = -1e38
         last, total = torch.tensor([seen - 1], dtype=torch.int32), torch.tensor(seen, dtype=torch.int32)
         path = torch.tensor(self.moved, dtype=torch.int64)
-        text = CpuText(tokens, self.length + depths, bias, last, total, path, self.branch)
-        out = self.decoder.step_cpu([text], torch.arange(rows), self.caches)
-        return StepOutput(*out._replace(branches=out.branches[0]))
+        appended = Appended(self.length + depths, bias, last, total)
+        return self.decoder.step_cpu(tokens, torch.arange(rows), path, self.branch, appended, self.caches)
 
     def prefill(self, tokens: tuple[int, ...]) -> StepOutput:
         rows = len(tokens)

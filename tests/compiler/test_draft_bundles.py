@@ -29,9 +29,12 @@ from draftwood.trees import Topology, parse_specs
 from draftwood.trees.spec import Budget
 
 PLAIN = ("plain", Topology.plain())
+DRAFTS = {"eagle3": ["draft-backbone", "draft-planned", "draft-budget"], "fasteagle": ["draft"]}
+LENGTHS = {"eagle3": (128,), "fasteagle": (128, 256)}
+# Of any size, and static at every KV length.
 GRAPHS = {
-    "eagle3": ["extend", "draft-backbone", "draft-planned", "draft-budget"],
-    "fasteagle": ["extend", "draft"],
+    kind: ["extend", *drafts] + [f"{name}-kv{slots}" for slots in LENGTHS[kind] for name in ("extend-t16", *drafts)]
+    for kind, drafts in DRAFTS.items()
 }
 
 
@@ -61,10 +64,11 @@ def test_every_tree_has_its_draft_graph(kind: str, tiny_draft_bundles: dict[str,
     for gear in manifest.gears:
         own = None if gear.tree == "plain" else f"draft-{gear.tree}" if kind == "eagle3" else "draft"
         assert gear.draft == own and gear.graph.startswith("decode" if own is None else "verify-t7")
-    draft = next(graph for graph in manifest.graphs_of("onnx") if graph.kind == "draft")
-    assert (draft.rows, draft.slots) == (0, 0)
-    assert draft.caches[:2] == ["draft_key_cache.0", "draft_value_cache.0"]
-    assert [spec.name for spec in draft.inputs[:4]] == ["tokens", "features", "committed", "accepted"]
+    name, graphs = DRAFTS[kind][0], {graph.name: graph for graph in manifest.graphs_of("onnx")}
+    for draft, sizes in ((graphs[name], (0, 0, False)), (graphs[f"{name}-kv128"], (4, 128, True))):
+        assert (draft.rows, draft.slots, draft.static) == sizes
+        assert draft.caches[:2] == ["draft_key_cache.0", "draft_value_cache.0"]
+        assert [spec.name for spec in draft.inputs[:4]] == ["tokens", "features", "committed", "accepted"]
 
 
 def test_a_budget_tree_has_no_file(tiny_draft_bundles: dict[str, Path]) -> None:
@@ -144,8 +148,10 @@ def test_drafters_that_do_not_fit(tiny_teacher: Path, tiny_drafters: dict[str, P
         fields = json.loads((folder / "config.json").read_text())
         (other / "config.json").write_text(json.dumps(fields | {"aux_layer_ids": [0, 1, 3]}))
         refused(replace(request, drafter=other), tmp_path, CheckpointError, r"\[0, 1, 3\]; expected ascending ids")
-        described = replace(request, drafter=folder, targets=("ge",), weights="none")
-        refused(described, tmp_path, CheckpointError, "only Medusa heads are described by their config.json alone")
+        for path in other.glob("*.safetensors"):
+            path.unlink()
+        described = replace(request, drafter=other, targets=("ge",), weights="none")
+        refused(described, tmp_path, CheckpointError, "model.safetensors")
 
 
 def test_budget_specs() -> None:

@@ -24,7 +24,7 @@ from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.family import Family
 from draftwood.compiler.teachers.registry import described_config, read_config
 from draftwood.errors import BundleError, CheckpointError
-from draftwood.manifest import Manifest, read_manifest
+from draftwood.manifest import read_manifest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -155,15 +155,13 @@ def reference(t: dict[str, Tensor], ids: list[int]) -> Tensor:
     return rms(x[-1], t["last"]) @ t["out"].T
 
 
-def built(source: Path) -> tuple[Path, Manifest]:
-    request = BuildRequest(
-        model=source, drafter=None, trees=(("plain", Topology.plain()),), slots=(128,), prefill_rows=(8,)
-    )
-    return source / "bundle", build(request, source / "bundle")
-
-
-def test_a_toy_family_decodes_like_its_reference(registered: None, tensors: dict, tmp_path: Path) -> None:
-    folder, _ = built(tmp_path)
+def test_a_toy_family_is_described_in_full_and_decodes_like_its_reference(
+    registered: None, tensors: dict, tmp_path: Path
+) -> None:
+    trees, folder = (("plain", Topology.plain()),), tmp_path / "bundle"
+    build(BuildRequest(model=tmp_path, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), folder)
+    described = read_manifest(folder).teacher.config
+    assert described_config(described) == read_config(tmp_path) and described["embedding_scale"] == SCALE
     bundle, ids = Bundle.open(folder), [5, 17, 3]
     options = Options(max_new_tokens=24)
     found = Decoding(CpuEngine(bundle), ids, options, policy_for(bundle)).run()
@@ -183,12 +181,6 @@ def test_a_toy_familys_weights_are_made_of_its_tensors(registered: None, tensors
     assert torch.equal(checkpoint.weight("layers.1.gate_up.weight"), gate_up)
     assert checkpoint.parts["embed.weight"].concatenated == ()
     assert checkpoint.parts["layers.1.gate_up.weight"].concatenated == ("b1.gate", "b1.up")
-
-
-def test_a_manifest_describes_a_toy_teacher_in_full(registered: None, tensors: dict, tmp_path: Path) -> None:
-    folder, _ = built(tmp_path)
-    described = read_manifest(folder).teacher.config
-    assert described_config(described) == read_config(tmp_path) and described["embedding_scale"] == SCALE
 
 
 def test_a_familys_own_refusals_name_its_fields(registered: None, tensors: dict, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sharing import advance
 from draftwood.tools.lab.counting import widest_gear
 from draftwood.trees import Topology
 
@@ -59,7 +60,7 @@ def family(
         model.save_pretrained(source)
     (source / "heads").mkdir()
     save_medusa(source / "heads", heads=2, tied=True)
-    asked = BuildRequest(model=source, drafter=source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,))
+    asked = BuildRequest(model=source, drafter=source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,), texts=2)
     build(asked, source / "bundle")
     return Bundle.open(source / "bundle"), model
 
@@ -84,5 +85,11 @@ def test_texts_are_those_of_transformers(family: tuple[Bundle, Any]) -> None:
         results = [Decoding(engine, prompt, options, policy).run() for prompt in prompts.tolist()]
         assert [result.token_ids for result in results] == expected
         steps[policy] = sum(result.steps for result in results)
+        pair = [Decoding(engine, prompt, options, policy) for prompt in prompts[:2].tolist()]
+        for text in pair:
+            text.start()
+        while not all(text.finished for text in pair):
+            advance(engine, [text for text in pair if not text.finished])
+        assert [tuple(text.tokens) for text in pair] == expected[:2]
     plain, tree = steps.values()
     assert plain == TEXTS * (NEW - 1) and tree < 0.9 * plain  # or equality would prove little

@@ -1,7 +1,7 @@
 """The ONNX files: standard, silent about where they were built, and equal to the eager modules in onnxruntime."""
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.compiler.bundle.build import build
+import draftwood
+from draftwood.compiler.bundle import build as writer
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.bundle.sources import Sources
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.medusa.network import MedusaHeads, medusa_step
 from draftwood.compiler.onnx.lowering import lower_to_onnx
@@ -24,11 +26,13 @@ from draftwood.compiler.steps.prefill import prefill_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.verify import verify_step
+from draftwood.compiler.targets import onnx as target
 from draftwood.trees import Topology, TreeBuffers, tensorize
 
 # fp32 against fp32 in onnxruntime's order of additions and with its exp; logits up to 5. Measured: 4e-6 at most.
 RUNTIME = 1e-4
 
+PACKAGE = Path(draftwood.__file__).parent
 SIZES = StepSizes(branch_rows=7, path_rows=4)
 RAGGED = tensorize(Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]))
 PLAIN = tensorize(Topology.plain())
@@ -258,17 +262,19 @@ def test_weights_are_referred_to_not_stored(built: Any, name: str) -> None:
 @pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
 def test_no_trace_of_the_builder(built: Any, name: str) -> None:
     content = (built.folder / "onnx" / f"{name}.onnx").read_bytes()
-    for word in (
-        b".py",
-        b"site-packages",
-        b"File ",
-        b"/home",
-        b"/work",
-        b"/tmp",
-        b"pkg.torch",
-        str(Path.cwd()).encode(),
-    ):
+    # Lines of this package, below its own folder, are no such trace.
+    for word in (b"site-packages", b"File ", b"/home", b"/work", b"/tmp", b"pkg.torch", str(Path.cwd()).encode()):
         assert word not in content, word
+
+
+@pytest.mark.parametrize("name", [*STATIC, "step", "draft"])
+def test_nodes_are_named_by_their_lines(built: Any, name: str) -> None:
+    """Whatever refuses a node then says where it comes from."""
+    graph = onnx.load(built.folder / "onnx" / f"{name}.onnx", load_external_data=False).graph
+    places = [re.search(r"@([a-z0-9_/]+\.py):(\d+)$", node.name) for node in graph.node]
+    found = [(PACKAGE / place[1], int(place[2])) for place in places if place]
+    assert len(found) > len(places) / 2
+    assert all(0 < line <= len(file.read_text().splitlines()) for file, line in found)
 
 
 @pytest.mark.parametrize("teacher_tied", [True, False], ids=["embedding", "lm_head"])
@@ -296,16 +302,38 @@ def test_tied_heads_use_the_output_matrix_of_the_teacher(
 
 
 def test_int8_drafts_open_where_onnxruntime_makes_uint8_of_their_weights(
-    tiny_teacher: Path, tiny_eagle3: Path, tmp_path: Path
+    tiny_teacher: Path, tiny_eagle3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on processors without VNNI: the levels of a draft read one output matrix."""
     trees = (("plain", Topology.plain()), ("chain-3", Topology.chain(3)))
-    request = BuildRequest(model=tiny_teacher, drafter=tiny_eagle3, trees=trees, slots=(128,), prefill_rows=(32,))
-    build(replace(request, int8_drafter=True), tmp_path / "bundle")
+    request = BuildRequest(
+        model=tiny_teacher, drafter=tiny_eagle3, trees=trees, slots=(128,), prefill_rows=(32,), int8_drafter=True
+    )
+    drafts = target.draft_steps
+    monkeypatch.setattr(target, "static_steps", lambda *_: ())  # nothing but drafts of any size is looked at
+    monkeypatch.setattr(target, "draft_steps", lambda *given: () if given[-1] else drafts(*given))
+    writer._lower("onnx", tmp_path, request, Sources.open(request), lambda _: None)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads, options.log_severity_level = False, 3
     options.add_session_config_entry("session.x64quantprecision", "1")
-    path = tmp_path / "bundle" / "onnx" / "draft-chain-3.onnx"
+    path = tmp_path / "onnx" / "draft-chain-3.onnx"
     levels = [node for node in onnx.load(path, load_external_data=False).graph.node if node.op_type == "MatMulInteger"]
     assert len(levels) > 3 and len({node.input[1] for node in levels}) == len(levels)
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
+def test_graphs_of_several_texts_multiply_with_a_weight_once(kind: str, tiny_bundles: dict[str, Path]) -> None:
+    folder = tiny_bundles[kind] / "onnx"
+    several = [folder / "step-b4.onnx", *sorted(folder.glob("draft*-b4.onnx"))]
+    assert len(several) > 1
+    for path in several:
+        alone, four = (products(each) for each in (path.with_stem(path.stem.removesuffix("-b4")), path))
+        assert alone == four and alone >= 3
+
+
+def products(path: Path) -> int:
+    """Products with a weight."""
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {one.name for one in graph.initializer}
+    return sum(node.op_type in ("MatMul", "Gemm") and node.input[1] in weights for node in graph.node)

@@ -21,13 +21,16 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import default_engine, open_engine
+from draftwood.runtime.engines import Engine, default_engine, open_engine
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.check import check
+from draftwood.tools.comparison.compare import QUANTISED_TOLERANCE, Pair, compare_gear
+from draftwood.tools.reference.eager import EagerEngine
 from draftwood.trees import Topology, tensorize
 
 PLAIN, CHAIN = ("plain", Topology.plain()), ("chain", Topology.chain(2))
@@ -56,7 +59,7 @@ def drafted(
     return bundled(quantised_teacher, drafter, tmp_path_factory.mktemp(request.param) / "bundle")
 
 
-def text(engine: CpuEngine, gear: str | None, sampling: Sampling, tokens: int = 40) -> tuple[int, ...]:
+def text(engine: Engine, gear: str | None, sampling: Sampling, tokens: int = 40) -> tuple[int, ...]:
     options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
     policy = policy_for(engine.bundle, gear)
     return Decoding(engine, [3, 5, 7], options, policy).run().token_ids
@@ -81,6 +84,17 @@ def test_speculative_text_is_plain_text(drafted: Bundle, sampling: Sampling) -> 
     engine = CpuEngine(drafted)
     plain = text(engine, None, sampling)
     assert text(engine, "chain-kv128", sampling) == plain and text(engine, "ragged-kv128", sampling) == plain
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_speculative_text_through_openvino_is_its_plain_text(drafted: Bundle, sampling: Sampling) -> None:
+    pytest.importorskip("openvino")
+    engine = OpenVinoEngine(drafted, 1)
+    plain = text(engine, "plain-kv128", sampling)
+    assert text(engine, "chain-kv128", sampling) == plain and len(plain) == 40
+    pair = Pair("openvino", EagerEngine(drafted), engine, QUANTISED_TOLERANCE)
+    found = [one for gear in drafted.manifest.gears for one in compare_gear(pair, gear, np.arange(3, 30))]
+    assert [one for one in found if not one.ok] == [] and {one.quantity for one in found} >= {"logits", "features"}
 
 
 def test_check_holds_and_catches_every_fault(drafted: Bundle) -> None:
@@ -152,10 +166,10 @@ def test_msmodelslim_is_read_as_it_is_published(quantised_teacher: Path, tmp_pat
 
 GROUP = ("quantization_config", "config_groups", "group_0")
 REFUSED = [
-    (("quantization_config", "quant_method"), "gptq", "is of 'gptq'; expected compressed-tensors"),
-    (("quantization_config", "quant_method"), "awq", "is of 'awq'"),
+    (("quantization_config", "quant_method"), "gptq", "is of 'int-quantized'; expected AWQ gemm, GPTQ"),
+    (("quantization_config", "quant_method"), "awq", "bits is None; expected 4"),
     (("quantization_config", "quant_method"), "fp8", "is of 'fp8'"),
-    (("quantization_config", "format"), "pack-quantized", "is of 'pack-quantized'"),
+    (("quantization_config", "format"), "pack-quantized", "input_activations is .*; expected null beside 'pack-quant"),
     (("quantization_config", "format"), "float-quantized", "is of 'float-quantized'"),
     (("quantization_config", "kv_cache_scheme"), {"num_bits": 8}, "kv_cache_scheme is .*; expected null|or null"),
     (("quantization_config", "transform_config"), {"config_groups": {}}, "transform_config"),

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m draftwood.tests.fuzz", description=__doc__)
     made.add_argument("--cases", type=int, default=2000, metavar="N", help="how many (default 2000)")
     made.add_argument("--seed", type=int, default=0, metavar="S", help="of all random numbers (default 0)")
-    made.add_argument("--only", action="append", default=[], metavar="SUBJECT", help="this subject; repeatable")
+    made.add_argument("--only", action="append", default=[], metavar="SUBJECT", help="these, such as 'layout-*'")
     made.add_argument("--case", type=int, metavar="NUMBER", help="this case alone")
     made.add_argument("--seconds", type=float, default=float("inf"), metavar="T", help="begin no case after this time")
     made.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes")
@@ -46,7 +46,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
+    from draftwood.tests.fuzz.subjects import SUBJECTS, named
+
     args = parser().parse_args()
+    if not named(tuple(args.only)):
+        parser().error(f"--only {' '.join(args.only)}: expected some of {', '.join(one.name for one in SUBJECTS)}")
     os.environ.update(ONE_THREAD)  # what is started from here on has it from its beginning
     with _seeds(args.seeds) as seeds:
         began = time.monotonic()

@@ -16,12 +16,15 @@ from torch import Tensor
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.weights import plan_weights, write_index, write_npu_weights
-from draftwood.compiler.teachers.checkpoint import expected_tensors
+from draftwood.compiler.quantisation.writing import Layout, write
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
+from draftwood.compiler.teachers.quantised import linear_layers
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.tuned import VERSION, Tuned, bundle_digest, machine_name
 from draftwood.runtime.trace import StepEvent, Trace
+from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed
 from draftwood.tools.recipe.tokenizer import save_tokenizer, train_tokenizer
 from draftwood.tools.training.rows import Row
 from draftwood.trees import Topology, write_tree
@@ -53,14 +56,19 @@ TEACHER: dict[str, Any] = {
     "eos_token_id": 1,
     "torch_dtype": "float32",
 }
+# Of a teacher whose layers an NPU's kernel of four bits takes, too.
+WIDE = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32}
+# Layouts of int8 matrices, beside those of packed ones.
+INT8: dict[str, Layout] = {"int-quantized": "compressed-tensors", "msmodelslim": "msmodelslim"}
 RAGGED = Topology.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
 
 
 def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
-    """Writes all seeds below ``folder``: teacher, drafters, files of statistics and trees, and bundles by the kind of
+    """Writes all seeds below ``folder``: teachers, drafters, files of statistics and trees, and bundles by the kind of
     their drafter, which are copied where they are given."""
     torch.set_num_threads(1)
     make_teacher(folder / "teacher")
+    make_layouts(folder)
     rest = shutil.ignore_patterns("config.json", "*.safetensors")
     shutil.copytree(folder / "teacher", folder / "tokenizer", ignore=rest)
     make_medusa(folder / "medusa")
@@ -89,10 +97,10 @@ def _noise(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make_teacher(folder: Path) -> None:
+def make_teacher(folder: Path, **sizes: int) -> None:
     """A random Llama whose output matrix nearly is its embedding, so that its text repeats and drafts hit."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(TEACHER, indent=1))
+    (folder / "config.json").write_text(json.dumps(TEACHER | sizes, indent=1))
     random = _noise(0)
     tensors = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=random) * 0.15
@@ -102,6 +110,22 @@ def make_teacher(folder: Path) -> None:
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + near}, folder / "model.safetensors")
     rows: list[Row] = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
     save_tokenizer(train_tokenizer(rows, VOCABULARY), folder)
+
+
+def make_layouts(folder: Path) -> None:
+    """A teacher in every quantised layout, of packed ones in two forms: with zeros in groups of 64, and of a scale a
+    row, in eight bits where the layout has them."""
+    make_teacher(folder / "wide", **WIDE)
+    for layout in LAYOUTS:
+        bits = 4 if layout.endswith("awq") else 8
+        save_packed(folder / "wide", folder / "layouts" / layout, layout, group=64)
+        rows: dict[str, Any] = {"bits": bits, "group": -1, "symmetric": True, "dtype": torch.bfloat16}
+        save_packed(folder / "wide", folder / "layouts" / f"{layout}-rows", layout, **rows)
+    opened = Checkpoint.open(folder / "wide")
+    layers = tuple(layer for layer in linear_layers(opened.parts) if layer != "lm_head")
+    for name, form in INT8.items():
+        (folder / "layouts" / name).mkdir()
+        write(folder / "layouts" / name, opened, layers, {}, form, lambda _: None)
 
 
 def make_medusa(folder: Path) -> None:

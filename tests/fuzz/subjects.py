@@ -9,15 +9,19 @@ import random
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
 
 import msgspec
 
 from draftwood import manifest as m
-from draftwood.tests.fuzz import graphs, targets
+from draftwood.compiler.checkpoints.packing import CONFIG, FILES
+from draftwood.tests.fuzz import graphs, seeds, targets
 from draftwood.tests.fuzz.mutate import (
+    changed,
     damaged,
+    dumped,
     json_damaged,
     json_lines_damaged,
     not_finite,
@@ -25,6 +29,7 @@ from draftwood.tests.fuzz.mutate import (
     safetensors_damaged,
     special,
 )
+from draftwood.tests.packed_checkpoints import LAYOUTS
 
 # A damage to the text or bytes of one file.
 Damage = Callable[[bytes, random.Random], bytes]
@@ -236,6 +241,34 @@ def _scheme(folder: Path, rng: random.Random) -> str:
     return f"ignore {chosen!r:.100}"
 
 
+def _layout(folder: Path, rng: random.Random) -> str:
+    """A quantised checkpoint whose description is wrong, whose tensors are, or which is described as another."""
+    said = _described(folder, rng)
+    if said and rng.random() < 0.8:
+        return said
+    read = ("config.json", "quant_model_description.json", "*.safetensors", "*.index.json")
+    path = rng.choice([path for path in _files(folder) if any(path.match(name) for name in read)])
+    return f"{said} {_one_of(_damage_of(path), path.name)(folder, rng)}"
+
+
+def _described(folder: Path, rng: random.Random) -> str:
+    """Half of the time, where config.json has a description, a damaged one or that of another layout; says which."""
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    if CONFIG not in config or rng.random() < 0.5:
+        return ""
+    said, layout = config.pop(CONFIG), rng.choice(list(LAYOUTS))
+    if damaged_alone := rng.random() < 0.7:
+        said = changed(said, rng)
+    else:
+        said = LAYOUTS[layout][1](rng.choice((4, 8)), rng.choice((-1, 32, 64, 128)), rng.random() < 0.5)
+    place = rng.choice((path, *(folder / name for name in FILES)))
+    replace(path, dumped(config | ({CONFIG: said} if place == path else {}), rng))
+    if place != path:
+        place.write_bytes(dumped(said, rng))
+    return f"{'damaged' if damaged_alone else layout} in {place.name}"
+
+
 def _shards(folder: Path, rng: random.Random) -> str:
     """The weights in a shard that the index names and that is damaged, or something else than a file."""
     path, shard = folder / "model.safetensors", folder / "shard.safetensors"
@@ -281,6 +314,11 @@ SUBJECTS = (
     Subject("teacher-tensors", ("teacher",), _one_of(safetensors_damaged, "*.safetensors"), targets.teacher, 2),
     Subject("teacher-scheme", ("teacher",), _scheme, targets.teacher, 2),
     Subject("teacher-shards", ("teacher",), _shards, targets.teacher, 1),
+    *(
+        Subject(f"layout-{name}", (f"layouts/{name}", f"layouts/{name}-rows"), _layout, targets.layout)
+        for name in LAYOUTS
+    ),
+    *(Subject(f"layout-{name}", (f"layouts/{name}",), _layout, targets.layout) for name in seeds.INT8),
     Subject("tuned", ("tuned",), _one_of(json_damaged, "tuned.json"), targets.tuned, 2),
     Subject("lock", ("tuned",), _lock, targets.lock, 1),
     Subject("medusa", ("medusa",), _one_of(safetensors_damaged, "*.safetensors"), targets.drafter, 2),
@@ -298,11 +336,14 @@ SUBJECTS = (
     Subject("tokenizers", ("tokenizer",), _one_of(json_damaged, "*.json"), targets.tokenizer, 3),
     Subject("templates", ("tokenizer",), _template, targets.tokenizer, 2),
 )
-BY_NAME = {subject.name: subject for subject in SUBJECTS}
+
+
+def named(only: tuple[str, ...]) -> list[Subject]:
+    """The subjects whose names match one of the patterns, as file names do; all where none is given."""
+    return [one for one in SUBJECTS if not only or any(fnmatchcase(one.name, name) for name in only)]
 
 
 def of_case(number: int, only: tuple[str, ...] = ()) -> Subject:
     """The subject of a case: every subject in turn, as often as its share says."""
-    chosen = [BY_NAME[name] for name in only] or SUBJECTS
-    wheel = [subject for subject in chosen for _ in range(subject.share)]
+    wheel = [subject for subject in named(only) for _ in range(subject.share)]
     return wheel[number % len(wheel)]

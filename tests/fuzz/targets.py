@@ -12,10 +12,12 @@ from pathlib import Path
 
 import draftwood
 from draftwood.compiler.bundle.staging import staged
+from draftwood.compiler.checkpoints.safetensors_file import is_finite
 from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge import weights as compiled
 from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.kept import Precision, in_precision
 from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import check_values, read_index
@@ -41,6 +43,8 @@ from draftwood.trees.spec import Budget
 
 PROMPT = (5, 9, 23, 40, 9, 23)
 NEW_TOKENS = 10
+# Of a packed teacher, and whether an NPU's kernel reads it.
+PRECISIONS: tuple[tuple[Precision, bool], ...] = (("exact", False), ("nbits", False), ("nbits", True), ("w8a8", False))
 # Templates that work, that try to get out of the sandbox, and that try never to end or to fill the memory.
 TEMPLATES = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m.content }}{% endfor %}",
@@ -215,6 +219,18 @@ def teacher(folder: Path, rng: random.Random) -> str:
         checkpoint.weight(name)
     checkpoint.digest()
     return f"{len(checkpoint.entries)} tensors"
+
+
+def layout(folder: Path, rng: random.Random) -> str:
+    """Opens a quantised teacher and reads every weight in one of the precisions that a bundle may keep it in."""
+    checkpoint = Checkpoint.open(folder)
+    precision, npu = rng.choice(PRECISIONS) if checkpoint.packed else PRECISIONS[0]
+    found = in_precision(checkpoint, precision, npu)
+    for name in found.names():
+        if not is_finite(found.weight(name)):
+            raise Wrong(f"{precision}: {name} is no number everywhere")
+    found.digest()
+    return f"{len(found.names())} weights, {precision}"
 
 
 def tuned(folder: Path, rng: random.Random) -> str:

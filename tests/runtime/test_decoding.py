@@ -8,13 +8,14 @@ import pytest
 from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
+from draftwood.tests.decoded import decoded
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -27,13 +28,6 @@ GEARS = ["plain-kv256", "chain-2-kv128", "ragged-kv128", "ragged-kv256"]
 @pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
 def engine(request: pytest.FixtureRequest, bundle: Bundle) -> StagedEngine:
     return request.param(bundle)
-
-
-def decoded(
-    engine: StagedEngine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object
-) -> Result:
-    settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
-    return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -155,7 +149,7 @@ def test_a_bundle_runs_where_there_is_no_torch(
     tiny_bundle: Path, prompt: list[int], bundle: Bundle, python: Callable[..., str]
 ) -> None:
     arguments = ["run", str(tiny_bundle), "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", "20"]
-    arguments += ["--policy", "ragged-kv128", "--ignore-eos", "--json"]
+    arguments += ["--policy", "ragged-kv128", "--json"]
     blocked = ("torch", "onnx", "onnxscript", "networkx", "safetensors", "transformers", "matplotlib")
     printed = python(f"from draftwood.tools.cli import main; main({arguments!r})", blocked=blocked)
     expected = decoded(CpuEngine(bundle), prompt, "plain-kv128", max_new_tokens=20)

@@ -18,9 +18,8 @@ from draftwood.runtime.proving import _prove_apart as prove_apart
 
 
 @pytest.fixture(scope="module")
-def bundles(tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> dict[str, Bundle]:
-    folders = {"medusa": tiny_bundle, **tiny_draft_bundles}
-    return {kind: Bundle.open(folder) for kind, folder in folders.items()}
+def bundles(tiny_bundles: dict[str, Path]) -> dict[str, Bundle]:
+    return {kind: Bundle.open(folder) for kind, folder in tiny_bundles.items()}
 
 
 @pytest.mark.parametrize("engine", [CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])

@@ -1,9 +1,15 @@
 """Calibration by answering: what is counted is the teacher's own text, whoever runs the jobs."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,8 +109,8 @@ def test_the_command_and_a_plan_of_what_it_counted(
     assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
     assert main(["calibrate", *map(str, options), "--out", str(stats), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == 0
-    assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan), "--json"]) == 0
-    trees = json.loads(capsys.readouterr().out)["trees"]
+    assert main(["plan", "--stats", str(stats), "--max-nodes", "5", "--out", str(plan)]) == 0
+    trees = json.loads(plan.read_text())["trees"]
     assert trees and all(tree["promise"]["counted"]["tokens"] >= 1 for tree in trees)
 
 
@@ -182,3 +188,48 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     assert summary["with_confidence"] == summary["with_length"] == summary["contexts"] and summary["grouped"]
     assert main(["calibrate", *options, "--out", str(stats), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == 0
+
+
+@pytest.mark.slow
+def test_a_clusters_processes_and_the_job_may_be_killed(
+    prompts: Path,
+    work: list[Job],
+    tiny_teacher: Path,
+    tiny_heads: Path,
+    head: Callable[..., Any],
+    encrypted: None,
+    tmp_path: Path,
+) -> None:
+    """Every conversation is counted once, whatever ends meanwhile: as by this process alone."""
+    pytest.importorskip("ray", reason="needs the extra cluster")
+    rows = [{"id": f"{n}", "prompt": f"the cat sat on the mat {n}", "source": "cats"} for n in range(80)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["calibrate", str(tiny_teacher), "--drafter", str(tiny_heads), "--prompts", str(prompts)]
+    arguments += ["--max-new-tokens", "100", "--out"]
+    assert main([*arguments, str(tmp_path / "alone")]) == 0
+    command = [sys.executable, "-P", "-m", "draftwood.tools.cli", *arguments, str(tmp_path / "spread")]
+    with head("token") as (address, first):
+        for stopped in (True, False):
+            job = subprocess.Popen([*command, "--workers", address], stderr=subprocess.PIPE, text=True)
+            assert job.stderr is not None
+            assert any(" of " in line for line in job.stderr)
+            if stopped:
+                job.kill()
+            else:
+                os.kill(calls_of(first)[0], signal.SIGKILL)
+            job.communicate(timeout=120)
+            assert stopped or job.returncode == 0
+    spread = read_calibration(tmp_path / "spread")
+    assert spread.to_bytes() == read_calibration(tmp_path / "alone").to_bytes()
+    assert len(spread.sources) == 5
+
+
+def calls_of(first: int) -> list[int]:
+    """Ray's processes below one that make a call now."""
+    found = [first]
+    for process in found:
+        for thread in Path(f"/proc/{process}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, thread.read_text().split())
+    names = {one: Path(f"/proc/{one}/cmdline") for one in found}
+    return [one for one, path in names.items() if path.exists() and path.read_text().startswith("ray::count")]

@@ -13,8 +13,10 @@ from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Policies
+from draftwood.runtime.policy.tuned import bundle_digest
 from draftwood.runtime.speculation import step
 from draftwood.runtime.trace import Trace
+from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.check import check, sample_prompts
@@ -39,8 +41,8 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def output(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict:
-    assert main([str(argument) for argument in (*arguments, "--json")]) == code
+def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    assert main([str(argument) for argument in (*arguments, "--json")]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -75,20 +77,27 @@ def test_run_prints_the_same_text_for_every_gear(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "chat.json").write_text(json.dumps({"messages": CHAT, "chat_template_kwargs": {"thinking": False}}))
-    common = [
-        "run",
-        tiny_bundle,
-        "--chat",
-        tmp_path / "chat.json",
-        "--temperature",
-        "0.8",
-        "--seed",
-        "3",
-        "--ignore-eos",
-    ]
+    common = ["run", tiny_bundle, "--chat", tmp_path / "chat.json", "--temperature", "0.8", "--seed", "3"]
     plain, tree = (output(capsys, *common, *gear) for gear in (["--policy", "plain"], ["--policy", "ragged-kv128"]))
     assert tree["token_ids"] == plain["token_ids"] and tree["text"] == plain["text"]
-    assert tree["steps"] < plain["steps"] and tree["finish_reason"] == "length"
+    assert tree["steps"] < plain["steps"] and tree["finish_reason"] == plain["finish_reason"]
+
+
+def test_run_falls_back_to_what_there_is_and_counts_it(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No NPU is here, and this bundle has no graphs for one."""
+    line = ["run", str(tiny_bundle), "--prompt", "the cat", "--max-new-tokens", "6", "--json"]
+    assert main([*line, "--engine", "npu"]) == 2
+    capsys.readouterr()
+    assert main([*line, "--engine", "npu", "--fallback", "--trace", str(tmp_path / "t.jsonl")]) == 0
+    out, err = capsys.readouterr()
+    result, trace = json.loads(out), Trace.read(tmp_path / "t.jsonl")
+    assert err.startswith("draftwood: --engine npu: ") and err.strip().endswith("; decoding with cpu")
+    assert result["engine"] == trace.meta["engine"] == "cpu" and result["fallback_steps"] == result["steps"] > 0
+    assert main([*line, "--fallback"]) == 0
+    usual = json.loads(capsys.readouterr().out)
+    assert usual["token_ids"] == result["token_ids"] and usual["fallback_steps"] == 0
 
 
 def test_run_takes_the_times_that_were_tuned_with_as_many_threads(
@@ -101,9 +110,10 @@ def test_run_takes_the_times_that_were_tuned_with_as_many_threads(
 
 
 def test_run_writes_a_trace(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--trace", tmp_path / "t.jsonl", "--ignore-eos")
-    events = Trace.read(tmp_path / "t.jsonl").events
-    assert len(events) == result["steps"] + 1
+    result = output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--trace", tmp_path / "t.jsonl")
+    trace = Trace.read(tmp_path / "t.jsonl")
+    assert len(trace.events) == result["steps"] + 1 and all(event.invariants is None for event in trace.events)
+    assert trace.meta["bundle"] == bundle_digest(Bundle.open(tiny_bundle)) and len(trace.meta["prompt"]) == 32
     output(capsys, "run", tiny_bundle, "--prompt", "the cat", "--trace", tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
@@ -141,6 +151,24 @@ def test_bench_finds_all_turns_identical(
     shares = report["accept_by_position"]
     assert shares == sorted(shares, reverse=True) and report["accept_length"]["mean"] == pytest.approx(1 + sum(shares))
     assert set(report["by_source"]) == {"cats", "hats"} and len(report["per_turn"]) == 3
+
+
+def test_bench_counts_the_same_turns_with_and_without_a_grammar(
+    tiny_bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llguidance")
+    (tmp_path / "one.jsonl").write_text(prompts.read_text().splitlines(keepends=True)[0])
+    given = ["--prompts", tmp_path / "one.jsonl", "--max-new-tokens", "24", "--policy", "ragged-kv128"]
+    free = ["bench", tiny_bundle, *given]
+    without = output(capsys, *free)["accept_length"]
+    grammars = {"lark": 'start: "the cat and the hat"', "json": json.dumps({"const": "the cat and the hat"})}
+    for name, text in grammars.items():
+        (tmp_path / name).write_text(text)
+        report = output(capsys, *free, "--grammar", tmp_path / name)
+        assert report["ok"] and report["identical"] == 1 and report["accept_length_without_grammar"] == without
+        assert report["accept_length"]["mean"] > 2  # nothing but what is forced
+    assert main(["bench", str(tiny_bundle), "--grammar", str(tmp_path / "none")]) == 2
+    assert "not a readable text file" in capsys.readouterr().err
 
 
 def test_bench_reports_a_difference_that_is_no_tie(
@@ -183,12 +211,22 @@ def test_noise_of_logits(tiny_bundle: Path) -> None:
     assert noise_of(BitwiseEngine(bundle), ids) == (0.0, 7, 7)
 
 
-def test_check_passes_and_is_stored(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_passes_and_is_stored(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = output(capsys, "check", tiny_bundle)
+    assert report == json.loads((tiny_bundle / "check.json").read_text())
     assert report["ok"] and all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
     assert {c["graphs"] for c in report["comparisons"]} == {"static", "cpu", "bitwise"}
-    assert json.loads((tiny_bundle / "check.json").read_text()) == report
     Bundle.open(tiny_bundle)  # the report is not part of what the manifest vouches for
+
+
+def test_check_of_one_engine(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openvino")
+    report = checked(tiny_bundle, "openvino")
+    assert capsys.readouterr().out.endswith("deliberate faults caught\nok\n")
+    assert report["ok"] and {c["graphs"] for c in report["comparisons"]} == {"openvino"}
+    static = {graph.name for graph in Bundle.open(tiny_bundle).manifest.graphs_of("onnx") if graph.kind != "step"}
+    assert {c["graph"] for c in report["comparisons"]} >= {name for name in static if "prefill-" in name}
+    assert report["mutations"] == report["mutations_caught"] > 10
 
 
 def test_check_fails_where_a_graph_computes_something_else(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

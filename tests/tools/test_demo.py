@@ -9,6 +9,7 @@ from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.tools import demo
 from draftwood.tools.cli import main
 from draftwood.tools.commands import demo as command
+from draftwood.tools.comparison import check
 from draftwood.trees import Topology
 from draftwood.trees.prior import counted_prior
 
@@ -18,23 +19,28 @@ def test_the_demo_runs_the_whole_line(
 ) -> None:
     """At the native size, which is quick; what is answered does not depend on the size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name, value in (("TUNE_SECONDS", 0.1), ("ROUNDS", 1)):
+    for name, value in (("TUNE_SECONDS", 0.1), ("ROUNDS", 1), ("NEW_TOKENS", 32)):
         monkeypatch.setattr(command, name, value)
-    line = ["demo", "--size", "native"]
-    assert main([*line, "--json"]) == 0
+    assert main(["demo", "--size", "native"]) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 answers are plain decoding's" in said and "<- the fixed tree that promises most" in said
+    assert "comparisons with eager PyTorch passed." in said
+    bundle = Bundle.open(next((tmp_path / "draftwood").glob("demo-*/manifest.json")).parent)
+    assert bundle.manifest.drafter is not None and bundle.manifest.planning is not None
+    rows, gears = [line.split() for line in said.splitlines()], [gear.name for gear in bundle.manifest.gears]
+    assert [row[0] for row in rows if row and row[0] in gears] == gears
+    answers = [row for row in rows if len(row) == 8 and row[2] in ("yes", "NO")]
+    assert len(answers) == 12 and sum(float(row[6]) for row in answers) > 12  # some drafts hit
+    assert tuned_times(bundle, "cpu", None)
+    # The same as JSON, of the bundle that is there; what is checked was, above.
+    monkeypatch.setattr(check, "check", lambda *_: {"ok": True})
+    assert main(["demo", "--size", "native", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and report["check_ok"] and len(report["prompts"]) == 12
     assert all(prompt["tokens_equal"] for prompt in report["prompts"])
-    assert set(report["speedup"]) == {"fixed", "adaptive"}
+    assert set(report["speedup"]) == {"fixed", "adaptive"} and report["bundle"] == str(bundle.folder)
     assert all(prompt[way]["tokens_per_s"] > 0 for prompt in report["prompts"] for way in command.WAYS)
-    assert sum(prompt["fixed"]["accept_length"] for prompt in report["prompts"]) > 12  # some drafts hit
-    bundle = Bundle.open(Path(report["bundle"]))
-    assert bundle.manifest.drafter is not None and bundle.manifest.planning is not None
-    assert [gear["gear"] for gear in report["gears"]] == [gear.name for gear in bundle.manifest.gears]
-    assert tuned_times(bundle, "cpu", None)
-    assert main(line) == 0
-    said = capsys.readouterr().out
-    assert "12 of 12 answers are plain decoding's" in said and "<- the fixed tree that promises most" in said
+    assert [gear["gear"] for gear in report["gears"]] == gears
 
 
 def test_the_shipped_models_stay_small() -> None:

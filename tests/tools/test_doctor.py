@@ -14,6 +14,17 @@ from draftwood.tools.commands import doctor
 from draftwood.tools.lab import machine
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+# What a machine without onnxruntime cannot do, an NPU's lines aside.
+EVERYTHING = {
+    "run bundles",
+    "build bundles",
+    "serve bundles",
+    "deploy on Ray",
+    "run with OpenVINO",
+    "run for an HTP",
+    "train",
+    "check --teacher",
+}
 ASK = "from draftwood.tools.cli import main; print(main(['doctor', '--json']))"
 X86 = "processor : 0\nmodel name : Some Xeon\nflags : fpu avx2 avx512f amx_tile amx_int8\n"
 ARM = "processor : 0\nBogoMIPS : 200.00\nFeatures : fp asimd asimddp sve i8mm bf16\n"
@@ -25,9 +36,8 @@ def npu_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "dynamo" / "torchair").mkdir(parents=True)
     monkeypatch.setattr(environment, "torch_npu_folder", lambda: tmp_path)
     monkeypatch.setattr(environment, "cann_available", lambda: True)
-    monkeypatch.setattr(environment, "npu_count", lambda: int(environment.cann_available()))
-    verdicts = [{"ability": "one row with a mask", "works": False, "seen": "differs by 2.0e-01"}]
-    monkeypatch.setattr(machine, "probe_attention", lambda: verdicts)
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.setattr(environment, "npu_chips", lambda: ("Ascend910B3",) * environment.cann_available())
     versions = {"torch_npu": "2.13.0", "torch": "2.13.0+cpu"}
     monkeypatch.setattr(doctor, "version", lambda name: versions.get(name, "1.0"))
     return tmp_path
@@ -52,15 +62,15 @@ def test_this_machine_runs_and_builds() -> None:
 @pytest.mark.parametrize(
     ("blocked", "lost"),
     [
-        (["torch"], {"build bundles", "train"}),
-        (["onnxruntime"], {"run bundles", "build bundles", "serve bundles", "train"}),
-        (["transformers", "matplotlib"], {"train"}),
-        (
-            [name for name in doctor.EXTRAS if name != "torch_npu"],
-            {"run bundles", "build bundles", "serve bundles", "train"},
-        ),
+        (["torch"], {"build bundles", "train", "check --teacher"}),
+        (["onnxruntime"], EVERYTHING),
+        (["ray"], {"deploy on Ray"}),
+        (["openvino"], {"run with OpenVINO"}),
+        (["onnxruntime_qnn"], {"run for an HTP"}),
+        (["transformers", "matplotlib"], {"check --teacher"}),
+        ([name for name in doctor.EXTRAS if name != "torch_npu"], EVERYTHING),
     ],
-    ids=["torch", "onnxruntime", "extras", "everything"],
+    ids=["torch", "onnxruntime", "ray", "openvino", "qnn", "extras", "everything"],
 )
 def test_absent_packages(blocked: list[str], lost: set[str], python: Callable[..., str]) -> None:
     out = python(ASK, blocked=blocked)
@@ -68,7 +78,7 @@ def test_absent_packages(blocked: list[str], lost: set[str], python: Callable[..
     found = json.loads(out.removesuffix("0\n"))
     unable = {name for name, facts in found["can"].items() if not facts["ok"]}
     # What an NPU needs is not there to be lost on every machine.
-    assert unable - {"lower for the NPU", "run on an NPU"} == lost
+    assert unable - {"lower for the NPU", "run on an NPU (npu)", "run on an NPU (acl)"} == lost
     assert all("lower for the NPU" in unable for name in blocked if name in ("torch", "onnxruntime"))
     assert all(found["packages"][name]["version"] is None for name in blocked)
     assert all(facts["missing"] for name, facts in found["can"].items() if name in lost)
@@ -84,20 +94,44 @@ def test_a_broken_onnxruntime_is_reported(python: Callable[..., str], tmp_path: 
 def test_an_npu_host(npu_host: Path) -> None:
     found = doctor.report()
     assert found["ascend"]["torchair"] == "real"
-    assert found["can"]["run on an NPU"]["missing"] == []
+    assert found["can"]["run on an NPU (npu)"]["ok"] and found["can"]["run on an NPU (acl)"]["ok"]
     assert "this machine has an NPU: run the commands below" in found["next_steps"]
     assert len(found["with_an_npu"]) == 10
     assert "draftwood doctor" in doctor.render(found)
     assert "CANN 8.5.0    FusedInferAttentionScore" in doctor.render(found)
-    assert "one row with a mask  no: differs by 2.0e-01" in doctor.render(found)
 
 
 def test_torch_npu_without_cann(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "cann_available", lambda: False)
     found = doctor.report()
     assert found["ascend"]["torchair"] == "offline"
-    assert found["can"]["run on an NPU"]["missing"] == ["cann", "npu"]
+    assert found["can"]["run on an NPU (npu)"]["missing"] == ["cann", "npu"]
     assert any("TORCH_DEVICE_BACKEND_AUTOLOAD=0" in step for step in found["next_steps"])
+
+
+@pytest.mark.parametrize(
+    ("torch_npu", "cann", "chip", "engines"),
+    [
+        ("2.12.0", "9.1.0", "Ascend910B3", "npu acl"),
+        ("2.9.0.post2", "9.0.0", "Ascend910_9362", "npu acl"),
+        ("2.13.0", "9.1.0", "Ascend910B3", "acl"),
+        ("2.8.0", "8.3.RC1", "Ascend910B3", ""),
+        ("2.9.0", "8.5.0", "Ascend310P3", ""),
+        ("2.9.0", "8.5.0", "Ascend310B4", ""),
+    ],
+)
+def test_which_engine_a_machine_can_run(
+    torch_npu: str, cann: str, chip: str, engines: str, npu_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: torch_npu if name == "torch_npu" else "1.0")
+    monkeypatch.setattr(environment, "npu_chips", lambda: (chip,))
+    monkeypatch.setattr(environment, "cann_version", lambda: cann)
+    found = doctor.report()
+    able = [name for name in ("npu", "acl") if found["can"][f"run on an NPU ({name})"]["ok"]]
+    assert " ".join(able) == engines
+    text = doctor.render(found)
+    assert (f"{chip} is not supported: it has no FusedInferAttentionScore" in text) == chip.startswith("Ascend310")
+    assert ("with CANN 9.1.0 goes torch_npu 2.12.0 or" in text) == (torch_npu == "2.13.0")
 
 
 def test_torch_and_torch_npu_of_two_releases(npu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,5 +152,5 @@ def test_extras_are_those_of_the_project() -> None:
     extras: dict[str, Any] = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     for package, extra in doctor.EXTRAS.items():
         name = package.replace("_", "-") if package != "torch_npu" else package
-        assert any(line.startswith((f"{name}=", f"{name}>")) for line in extras[extra]), package
+        assert any(line.startswith((f"{name}=", f"{name}>", f"{name}[")) for line in extras[extra]), package
     assert doctor.CPU_TORCH.split()[2] in PROJECT["optional-dependencies"]["build"]

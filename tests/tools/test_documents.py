@@ -1,7 +1,5 @@
 """Long prompts made of short ones."""
 
-import json
-
 import pytest
 
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -9,6 +7,7 @@ from draftwood.tools import demo
 from draftwood.tools.cli import main
 from draftwood.tools.documents import behind_documents, behind_in_turn
 from draftwood.tools.prompts import BUILT_IN, Prompt, read_prompts
+from draftwood.trees.calibration_file import read_calibration
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +48,9 @@ def test_lengths_that_are_none(text: str, tmp_path, capsys) -> None:
 
 def test_lengths_past_what_the_teacher_knows_are_named_and_left_out(tmp_path, capsys) -> None:
     line = ["calibrate", "demo", "--drafter", "demo-medusa", "--behind", "2600,0", "--max-new-tokens", "24"]
-    assert main([*line, "--limit", "2", "--out", str(tmp_path / "x.stats"), "--json"]) == 0
+    prompts = tmp_path / "two.jsonl"
+    prompts.write_text("".join(BUILT_IN.read_text().splitlines(keepends=True)[:2]))
+    assert main([*line, "--prompts", str(prompts), "--out", str(tmp_path / "x.stats")]) == 0
     said = capsys.readouterr()
-    assert "--behind 2600: a text has 2048 tokens at most" in said.err and json.loads(said.out)["contexts"] > 0
+    assert "--behind 2600: a text has 2048 tokens at most" in said.err
+    assert read_calibration(tmp_path / "x.stats").contexts.total > 0

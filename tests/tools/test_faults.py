@@ -6,20 +6,24 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.proof import TOLERANCE
-from draftwood.tools.comparison.compare import Pair, compare_drafts
-from draftwood.tools.comparison.faults import _drafted, draft_controls
+from draftwood.tools.comparison.batches import DRAFT_FAULT, FAULT, compare_texts
+from draftwood.tools.comparison.compare import Comparison, Pair, compare_drafts
+from draftwood.tools.comparison.faults import Control, _drafted, draft_controls
 from draftwood.tools.reference.eager import EagerEngine
 
 PROMPT = np.random.default_rng(3).integers(2, 300, 40)
 CACHED = {"token before the root in its place", "drafter's caches forgotten"}
 
 
+@pytest.mark.parametrize("opened", [CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
-def test_faults_of_a_draft_are_caught(kind: str, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> None:
-    bundle = Bundle.open({"medusa": tiny_bundle, **tiny_draft_bundles}[kind])
-    pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle), TOLERANCE)
+def test_faults_of_a_draft_are_caught(kind: str, opened: type[StagedEngine], tiny_bundles: dict[str, Path]) -> None:
+    bundle = Bundle.open(tiny_bundles[kind])
+    pair = Pair("cpu", EagerEngine(bundle), opened(bundle), TOLERANCE)
     for gear in bundle.manifest.gears:
         found = {control.fault: control for control in draft_controls(pair, gear, PROMPT)}
         wanted = {"teacher's states misplaced"} | (CACHED if kind != "medusa" else set())
@@ -27,3 +31,22 @@ def test_faults_of_a_draft_are_caught(kind: str, tiny_bundle: Path, tiny_draft_b
         if gear.draft:
             drafts = tuple(_drafted(engine, gear, PROMPT, 7) for engine in (pair.reference, pair.engine))
             assert all(one.ok for one in compare_drafts(pair, gear, [drafts]))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_launches_of_several_texts_are_held_to_eager_texts_alone(kind: str, tiny_bundles: dict[str, Path]) -> None:
+    """By their graph, in full and beside a place that nobody has; and another text's caches are told apart."""
+    bundle = Bundle.open(tiny_bundles[kind])
+    pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle, 1), TOLERANCE)
+    assert pair.engine.batches == (2, 4)
+    for count, graph in ((2, "step-b2"), (3, "step-b4"), (4, "step-b4")):
+        found = list(compare_texts(pair, count, [PROMPT, PROMPT[::-1]]))
+        compared = [one for one in found if isinstance(one, Comparison)]
+        drafts = [one for one in compared if one.quantity.startswith("draft")]
+        assert all(one.ok for one in compared) and {one.gear for one in drafts} == {
+            gear.name for gear in bundle.manifest.gears if gear.draft and gear.slots == 128
+        }
+        rows = [one for one in compared if one not in drafts]
+        assert all(one.graph == graph for one in rows) and len(rows) == 6 * count
+        faults = [one for one in found if isinstance(one, Control)]
+        assert {one.fault for one in faults} == {FAULT, DRAFT_FAULT} and all(one.caught for one in faults)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools.cli import main
 from draftwood.trees import Topology, write_tree
 
@@ -65,15 +66,18 @@ def test_a_bundle_as_json(tiny_bundle: Path, capsys: pytest.CaptureFixture[str])
     assert found["weights"] == {"file": "onnx/weights.safetensors", "bytes": weights.stat().st_size}
     assert found["files_verified"] == len(json.loads((tiny_bundle / "manifest.json").read_text())["files"])
     facts = {"name": "step", "kind": "step", "rows": 0, "slots": 0, "file": "onnx/step.onnx"}
-    assert facts | {"bytes": step.stat().st_size} in found["graphs"]
+    assert facts | {"texts": 1, "bytes": step.stat().st_size} in found["graphs"]
+    assert {graph["texts"] for graph in found["graphs"] if graph["kind"] == "batch"} == {2, 4}
+    assert all(gear["texts"] == [1, 2, 4] for gear in found["gear_figures"])
     assert [tree["name"] for tree in found["trees"]] == ["plain", "chain-2", "ragged"]
+    assert found["engines"] == ["cpu", "bitwise", "static", "openvino", "openvino-gpu", "openvino-npu", "qnn"]
 
 
 def test_a_bundle_as_text_and_picture(tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["inspect", str(tiny_bundle), "--png", str(tmp_path / "trees.png")]) == 0
     out = capsys.readouterr().out
     assert " verified, " in out
-    assert re.search("^  ragged-kv128 +ragged +7 +128 +120 +- +- .*verify-t7-kv128$", out, re.M)
+    assert re.search("^  ragged-kv128 +ragged +7 +128 +120 +1,2,4 +- +- .*verify-t7-kv128$", out, re.M)
     assert (tmp_path / "trees.png").read_bytes().startswith(PNG)
 
 
@@ -195,3 +199,21 @@ def test_a_checkpoint_that_is_beyond_us(
 def test_a_model_goes_with_a_drafter_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "full:2x2", "--model", "demo"]) == 2
     assert "goes with a drafter's checkpoint, which full:2x2 is not" in capsys.readouterr().err
+
+
+def test_a_four_bit_teacher_says_which_matrices_are_packed(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = save_packed(tiny_teacher, tmp_path / "packed", "gptq")
+    (packed,) = show(capsys, tmp_path / "packed")["packed"]
+    assert set(packed.pop("modules")) == set(numbers)
+    assert packed == {"layout": "GPTQ v1", "bits": 4, "group": 32}
+    assert main(["inspect", str(tmp_path / "packed")]) == 0
+    assert re.search(r"4 bits +GPTQ v1, groups of 32: .*2 down_proj", capsys.readouterr().out)
+
+
+def test_gguf_is_refused_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for subject in (tmp_path / "model.gguf", tmp_path):
+        assert main(["inspect", str(subject)]) == 2
+        assert "model.gguf: is GGUF, llama.cpp's blocks; expected a Hugging Face folder" in capsys.readouterr().err

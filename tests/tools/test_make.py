@@ -1,13 +1,17 @@
 """One command from a checkpoint to a bundle, and how it goes on where it stood."""
 
+import argparse
+import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.cli import main
-from draftwood.tools.commands import make
+from draftwood.tools.commands import make, tune
 
 
 @pytest.fixture
@@ -19,15 +23,30 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def report_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
+    """What `make` found, as it keeps it beside the bundle, and what it said on the way."""
     code = main(["make", *map(str, words), "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
-    return json.loads(out), err
+    report = json.loads((Path(f"{words[-1]}.make") / "report.json").read_text())
+    assert json.loads(out) == report
+    return report, err
+
+
+def in_this_process(command: Sequence[str], stdout: IO[bytes]) -> int:
+    """A stage's command, whose output becomes that file's."""
+    with open(stdout.fileno(), "w", closefd=False) as text, contextlib.redirect_stdout(text):
+        return main(command[command.index("draftwood.tools.cli") + 1 :])
 
 
 def test_without_a_drafter_trees_are_looked_up(
-    prompts: Path, tmp_path: Path, tiny_teacher: Path, capsys: pytest.CaptureFixture[str]
+    prompts: Path,
+    tmp_path: Path,
+    tiny_teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(make.subprocess, "call", in_this_process)
+    monkeypatch.setattr(tune, "SECONDS", 0.1)
     out = tmp_path / "bundle"
     line = (tiny_teacher, "--prompts", prompts, "--kv", 256, "--out", out)
     report, said = report_of(capsys, *line)
@@ -36,6 +55,20 @@ def test_without_a_drafter_trees_are_looked_up(
     assert {gear.draft for gear in Bundle.open(out).manifest.gears} == {None, "lookup"}
     assert main(["make", *map(str, line)]) == 2  # the bundle is there
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_four_bit_teacher_is_timed_and_built_in_one_precision(
+    tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, drafted: bool
+) -> None:
+    """So the plan sees how the times of that precision grow with rows."""
+    parser = argparse.ArgumentParser()
+    make.add_arguments(parser)
+    words = [str(tiny_teacher), "--precision", "nbits", "--out", str(tmp_path / "b")]
+    words += ["--drafter", str(tiny_heads)] if drafted else []
+    stages = list(make.stages_of(parser.parse_args(words), tmp_path))
+    named = [stage.words[0] for stage in stages if "nbits" in stage.words]
+    assert named == ["build"] * (1 + drafted) == [stage.words[0] for stage in stages if stage.words[0] == "build"]
 
 
 @pytest.mark.slow

@@ -92,13 +92,10 @@ def test_statistics_add_up(stats: Path, tmp_path: Path) -> None:
             run(calibrate, *files, "--out", out)
 
 
-def test_plan_json_and_file_agree(stats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
+def test_a_plan_is_what_the_counts_say(stats: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    assert run(plan, "--stats", stats, "--max-nodes", 12, "--max-gears", 2,
-               "--out", out, "--json") == 0  # fmt: skip
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads(out.read_text())
+    assert run(plan, "--stats", stats, "--max-nodes", 12, "--max-gears", 2, "--out", out) == 0
+    found = json.loads(out.read_text())
     tree = found["trees"][1]
     assert tree["name"] == "planned-13" and len(tree["paths"]) == 12
     assert len(found["curve"]) == 13 and found["curve"] == sorted(found["curve"]) and found["curve"][0] == 1

@@ -73,35 +73,61 @@ def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypa
         return verify(given, drafts)
 
     monkeypatch.setattr(engine, "verify", seen)
-    times = latency.Times(defaultdict(list), defaultdict(list), [])
+    times = latency.Times()
     for subject in subjects:
         latency._visit(engine, subject, times)
-        subject.state.check()
+        subject.states[0].check()
     assert states[1] == [(128 + step, 0) for step in range(5)]
     # The ragged tree of 7 rows commits the root and row 3 in turn: one row lies out of place.
     assert states[7] == [(128 + 2 * step, min(step, 1)) for step in range(5)]
-    assert {key: len(samples) for key, samples in times.steps.items()} == {(r, 256, 128): 4 for r in (1, 3, 7)}
-    assert len(times.drafts[2, 10]) == 2 * 4  # plain decoding drafts nothing
+    assert {key: len(samples) for key, samples in times.steps.items()} == {(1, r, 256, 128): 4 for r in (1, 3, 7)}
+    assert len(times.drafts[1, 2, 10]) == 2 * 4  # plain decoding drafts nothing
+
+
+def test_texts_that_share_a_launch_are_timed_together(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In real launches of so many texts, for every tree and KV length; plans read them, and people."""
+    sizes: list[int] = []
+    honest = CpuEngine.verify
+
+    def seen(engine, states, drafts):  # type: ignore[no-untyped-def]
+        sizes.append(len(states))
+        assert all(not violations(draft.tree) for draft in drafts)
+        return honest(engine, states, drafts)
+
+    monkeypatch.setattr(CpuEngine, "verify", seen)
+    out = tmp_path / "latency.json"
+    assert run(tiny_bundle, "--texts", "2,3", "--out", out, "--png", tmp_path / "latency.png") == 0
+    table = LatencyTable.from_json(out.read_text(), str(out))
+    assert table.texts == (1, 2, 3) and set(sizes) == {1, 2, 3}
+    for texts in table.texts:
+        assert all(table.rows(slots, texts) == (1, 3, 7) for slots in (128, 256))
+        own = [entry for entry in table.entries if entry.texts == texts]
+        assert all(entry.samples == 2 * latency.STEPS for entry in own if entry.kind in ("decode", "verify"))
+        assert table.draft_s(2, 3, texts) > 0 and table.host_s(texts) > 0
+    assert table.step_s(7, 256, 3) > table.step_s(1, 256, 1)
+    assert "3 texts a launch" in capsys.readouterr().out
 
 
 def test_a_long_visit_ends_where_the_cache_is_full(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "VISIT_SECONDS", 1e6)
     engine = CpuEngine(Bundle.open(tiny_bundle))
     plain, _, ragged = latency._subjects(engine, set(), 128)
-    times = latency.Times(defaultdict(list), defaultdict(list), [])
+    times = latency.Times()
     latency._visit(engine, plain, times)
-    assert plain.state.length == 127  # every slot but the spare one
+    assert plain.states[0].length == 127  # every slot but the spare one
     latency._visit(engine, ragged, times)
-    assert not ragged.state.kv.room(7) and ragged.state.length <= 127
+    assert not ragged.states[0].kv.room(7) and ragged.states[0].length <= 127
     # 63 steps of one token and 29 of two, the first of each not counted.
-    assert {rows: len(samples) for (rows, _, _), samples in times.steps.items()} == {1: 62, 7: 28}
+    assert {rows: len(samples) for (_, rows, _, _), samples in times.steps.items()} == {1: 62, 7: 28}
 
 
 def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
     subjects = [s for slots in (128, 256) for s in latency._subjects(engine, {2, 5}, slots)]
     visits: list[tuple[int, int] | None] = []
-    monkeypatch.setattr(latency, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.state.slots)))
+    monkeypatch.setattr(latency, "_visit", lambda _, s, __: visits.append((s.tree.rows, s.states[0].slots)))
     monkeypatch.setattr(latency, "_host_seconds", lambda *_: visits.append(None) or 0.0)
     latency._time(engine, subjects, rounds=3)
     rounds = [visits[at : at + 11] for at in range(0, len(visits), 11)]
@@ -114,7 +140,7 @@ def test_every_round_visits_every_shape_in_another_order(tiny_bundle: Path, monk
 def test_warm_up_is_not_counted(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CpuEngine(Bundle.open(tiny_bundle))
     counted: list[object] = []
-    monkeypatch.setattr(latency, "_visit_all", lambda engine, subjects, prompt, times, order: counted.append(times))
+    monkeypatch.setattr(latency, "_visit_all", lambda engine, visits, prompt, times, order: counted.append(times))
     times = latency._time(engine, latency._subjects(engine, set(), 128), rounds=2)
     assert counted[0] is not times and counted[1:] == [times, times]
 
@@ -210,6 +236,7 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
         ([], "expected a BUNDLE to measure or --device NAME to model"),
         (["BUNDLE", "--device", "ascend-910b3"], "one of the two"),
         (["BUNDLE", "--model", "demo"], "they go with --device"),
+        (["BUNDLE", "--texts", "8"], "has graphs for at most 4"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
         (["BUNDLE", "--rows", "0"], "--rows 0"),
         (["BUNDLE", "--rows", "80"], "--kv 128: too short to time steps of 80 rows"),

@@ -10,11 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.quantisation.blocks import Blocks
 from draftwood.compiler.quantisation.rounding import migrated
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.runtime.bundle import Bundle
+from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools import cli
+from draftwood.tools.comparison.check import check, sample_prompts
+from draftwood.trees import Topology
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +90,28 @@ def test_msmodelslims_layout_has_the_same_numbers(quantize: Callable, tmp_path: 
     assert kinds.pop("model_quant_type") == "W8A8_DYNAMIC" and kinds.pop("version") and kinds.keys() == stored.keys()
     offset = "model.layers.0.mlp.up_proj.weight_offset"
     assert kinds[offset] == "W8A8_DYNAMIC" and not stored[offset].any() and kinds["lm_head.weight"] == "FLOAT"
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "msmodelslim"])
+def test_a_mixtures_attention_is_quantised_and_its_experts_are_not(
+    quantize: Callable, save_tiny: Callable[..., Path], tmp_path: Path, layout: str
+) -> None:
+    (tmp_path / "moe").mkdir()
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
+    own = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    teacher = save_tiny(tmp_path / "moe", **own, **sizes)
+    out, said = quantize("--layout", layout, model=teacher)
+    made, original = Checkpoint.open(out), Checkpoint.open(teacher)
+    assert made.config.quantised == (
+        "layers.0.qkv", "layers.0.o", "layers.1.qkv", "layers.1.o", "layers.1.gate_up", "layers.1.down"
+    )  # fmt: skip
+    for name in ("layers.0.experts.gate_up", "layers.0.experts.down", "layers.0.router.weight"):
+        assert torch.equal(made.weight(name), original.weight(name))
+    assert 0 < said["difference"]["errors"][0] < 0.05
+    trees = (("plain", Topology.plain()),)
+    build(BuildRequest(model=out, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,)), tmp_path / "bundle")
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert check(bundle, list(sample_prompts(bundle, None, 1)))["ok"]
 
 
 def test_the_scores_are_those_of_the_whole_network(
@@ -159,3 +187,16 @@ def test_inspect_says_that_a_teacher_is_quantised(
     assert cli.main(["inspect", str(quantised_teacher)]) == 0
     assert "quantised    W8A8, 9 linear layers" in capsys.readouterr().out
     assert cli.main(["inspect", str(tiny_teacher)]) == 0 and "quantised" not in capsys.readouterr().out
+
+
+def test_four_bits_become_eight_and_are_compared_with_their_exact_product(
+    quantize: Callable, tiny_teacher: Path, tmp_path: Path
+) -> None:
+    save_packed(tiny_teacher, tmp_path / "packed", "awq")
+    out, found = quantize("--layout", "msmodelslim", model=tmp_path / "packed")
+    exact, made = Checkpoint.open(tmp_path / "packed"), Checkpoint.open(out)
+    assert len(made.config.quantised) == 8 and not made.packed and 0 < found["difference"]["errors"][-1] < 0.1
+    kept = found["difference"]["nbits"]
+    assert 0 < kept["errors"][-1] < found["difference"]["errors"][-1] and kept["agreement"] > 0.8
+    want, got = (opened.matrix("layers.1.down.weight") for opened in (exact, made))
+    assert 0 < float((got - want).abs().max()) < float(want.abs().max()) / 127

@@ -1,26 +1,35 @@
-"""Bundles of several ranks from folder to tokens: interpreted together, and in processes with gloo between them."""
+"""Bundles of several ranks from folder to tokens: interpreted together, and in processes that torchrun starts."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.environment import torch_npu_installed
-from draftwood.errors import BundleError, RequestError
+from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import StagedEngine, register
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tests.checked import checked
+from draftwood.tools.cli import main
+from draftwood.tools.demo import resolve
+from draftwood.tools.prompts import first_turns, read_prompts
+from draftwood.tools.reference import torchrun as ranks_module
 from draftwood.tools.reference.ge import GeEngine
-from draftwood.tools.reference.gloo import GlooEngine
+from draftwood.tools.reference.torchrun import RanksEngine, local_executor
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
 
@@ -36,11 +45,12 @@ def bundle_of(
     tiny_teacher: Path,
     tiny_heads: Path,
     tiny_drafters: dict[str, Path],
+    npu_bundle: Path,
     save_one_pass: dict[str, Callable[[Path], None]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Build:
     """A bundle of a kind of drafter on so many ranks, made once."""
-    folder, made = tmp_path_factory.mktemp("ranks"), dict[tuple[str, int], Bundle]()
+    folder, made = tmp_path_factory.mktemp("ranks"), {("medusa", 1): Bundle.open(npu_bundle)}
 
     def drafter(kind: str) -> Path:
         path = {"medusa": tiny_heads, **tiny_drafters}.get(kind, folder / kind)
@@ -50,11 +60,11 @@ def bundle_of(
 
     def make(kind: str, ranks: int) -> Bundle:
         if (kind, ranks) not in made:
-            trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 2)))
+            trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 3)))
             trees += (("budget", Budget(4, 3, 2)),) if kind == "eagle3" else ()
             out = folder / f"{kind}-{ranks}"
             asked = BuildRequest(
-                model=tiny_teacher, drafter=drafter(kind), trees=trees, slots=(128,), prefill_rows=(8,),
+                model=tiny_teacher, drafter=drafter(kind), trees=trees, slots=(128,), prefill_rows=(16,),
                 targets=("ge",), ranks=ranks,
             )  # fmt: skip
             build(asked, out)
@@ -101,65 +111,97 @@ def test_lowered_graphs_of_ranks_decode_what_one_rank_does(bundle_of: Build, kin
     assert found == one and one_text(found, len(bundle_of(kind, 1).manifest.gears))
 
 
+def torchrun(ranks: int, *words: object) -> tuple[int, str, str]:
+    """How a command of all ranks ended, and what it said."""
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    given = {**os.environ, "PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *map(str, words)], env=given, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout, done.stderr
+
+
+def in_processes(bundle: Bundle, how: str = "") -> list[tuple[int, ...]]:
+    code, out, said = torchrun(bundle.npu_graphs().ranks, __file__, bundle.folder, how)
+    assert code == 0, said
+    return [tuple(text) for text in json.loads(out)]
+
+
+def test_processes_decode_what_one_rank_does(bundle_of: Build) -> None:
+    assert in_processes(bundle_of("medusa", 2)) == texts(GeEngine(bundle_of("medusa", 1)))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_decode_what_one_rank_does(bundle_of: Build, kind: str) -> None:
-    found = []
-    for ranks in (1, 2, 4):
-        engine = GlooEngine(bundle_of(kind, ranks))
-        try:
-            found.append(texts(engine))
-        finally:
-            engine.close()
-    assert found[0] == found[1] == found[2] and one_text(found[0], len(bundle_of(kind, 1).manifest.gears))
-
-
-@pytest.fixture
-def engine(bundle_of: Build) -> Iterator[GlooEngine]:
-    found = GlooEngine(bundle_of("medusa", 2))
-    yield found
-    found.close()
-
-
-def test_a_rank_that_dies_ends_the_others(engine: GlooEngine) -> None:
-    options = Options(max_new_tokens=4, ignore_eos=True)
-    policy = policy_for(engine.bundle)
-    assert len(Decoding(engine, PROMPT, options, policy).run().token_ids) == 4
-    victim, other = engine.executor.processes[1], engine.executor.processes[0]
-    os.kill(victim.pid, signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises(BundleError, match=r"rank 1 of 2 ended \(SIGKILL\); all ranks are ended") as first:
-        Decoding(engine, PROMPT, options, policy).run()
-    assert time.monotonic() - began < 10  # seconds; what is looked at takes one
-    assert "\n" not in str(first.value) and other.poll() is not None and victim.poll() is not None
-    with pytest.raises(BundleError, match="rank 1 of 2 ended"):
-        Decoding(engine, PROMPT, options, policy).run()
-
-
-DIES = """
-import sys
-from pathlib import Path
-from draftwood.runtime.bundle import Bundle
-from draftwood.tools.reference.gloo import GlooEngine
-engine = GlooEngine(Bundle.open(Path(sys.argv[1])))
-print(*(process.pid for process in engine.executor.processes), flush=True)
-sys.stdin.read()
-"""
+def test_processes_decode_with_every_drafter(bundle_of: Build, kind: str, ranks: int) -> None:
+    assert in_processes(bundle_of(kind, ranks)) == texts(GeEngine(bundle_of(kind, 1)))
 
 
 @pytest.mark.slow
-def test_no_rank_outlives_the_one_that_started_it(bundle_of: Build) -> None:
-    words = [sys.executable, "-c", DIES, str(bundle_of("medusa", 2).folder)]
-    started = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    ranks = [int(word) for word in started.stdout.readline().split()]
-    assert len(ranks) == 2
-    started.kill()
-    started.wait()
-    until = time.monotonic() + 20
-    while time.monotonic() < until and any(Path(f"/proc/{rank}/cmdline").exists() for rank in ranks):
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+def test_processes_go_torchairs_way(bundle_of: Build) -> None:
+    """As on devices, but that the traced program is run, and gloo is between the ranks."""
+    found = in_processes(bundle_of("medusa", 2), "torchair")
+    assert one_text(found, 2)
+
+
+@pytest.mark.slow
+def test_the_demos_prompts_on_two_ranks(tmp_path: Path) -> None:
+    ids = []
+    for ranks in (1, 2):
+        trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(3, 2)))
+        demo, heads = resolve("demo"), resolve("demo-medusa")
+        asked = BuildRequest(model=demo, drafter=heads, trees=trees, slots=(128,), targets=("ge",), ranks=ranks)
+        build(asked, tmp_path / str(ranks))
+        bundle = Bundle.open(tmp_path / str(ranks))
+        ids.append(in_processes(bundle, "prompts") if ranks > 1 else prompts_decoded(GeEngine(bundle)))
+    assert len(ids[0]) == 12 and [n for n in range(12) if ids[0][n] != ids[1][n]] == []
+
+
+def test_check_compares_all_ranks(bundle_of: Build) -> None:
+    """With eager PyTorch of the whole model, the heads of all ranks' caches too; all faults are caught."""
+    whole(checked(bundle_of("medusa", 2).folder), 9)
+
+
+@pytest.mark.slow
+def test_check_compares_processes(bundle_of: Build) -> None:
+    folder = bundle_of("medusa", 2).folder
+    code, _, said = torchrun(2, __file__, folder, "check")
+    assert code == 0, said
+    whole(json.loads((folder / "check-ranks.json").read_text()), 7)  # none is planted in a graph
+
+
+def whole(report: dict[str, Any], faults: int) -> None:
+    assert report["mutations"] == report["mutations_caught"] >= faults
+    assert {one["quantity"] for one in report["comparisons"]} >= {"logits", "cache after commit", "draft scores"}
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("killed", "its report names the first that failed|another rank has ended, or did not"),
+        pytest.param("refused", "rank 1: ValueError: no memory", marks=pytest.mark.slow),
+        pytest.param("stopped", "did not come to a collective within 5 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_lost_ends_all(bundle_of: Build, how: str, says: str) -> None:
+    began = time.monotonic()
+    code, out, said = torchrun(2, __file__, bundle_of("medusa", 2).folder, how)
+    ours = [line for line in said.splitlines() if line.startswith("draftwood: error: ")]
+    assert code != 0 and not out and len(re.findall(says, "\n".join(ours))) == 1 and said.count("Traceback") == 1, (
+        said
+    )  # torchrun's own
+    assert time.monotonic() - began < 100  # seconds; torchrun gives a stopped process 30 to end
+
+
+def test_ranks_are_started_by_torchrun(bundle_of: Build) -> None:
+    with pytest.raises(RequestError, match="torchrun did not start this process; start it as torchrun --standalone"):
+        RanksEngine(bundle_of("medusa", 2))
+
+
+@pytest.mark.slow
+def test_as_many_processes_as_ranks(bundle_of: Build) -> None:
+    code, _, said = torchrun(3, __file__, bundle_of("medusa", 2).folder, "check")
+    assert code != 0 and said.count("is of 2 ranks, and torchrun started 3") == 1
 
 
 @pytest.mark.parametrize(
@@ -176,3 +218,58 @@ def test_ranks_that_cannot_be_are_refused(tiny_teacher: Path, tmp_path: Path, ch
     with pytest.raises(RequestError, match=line):
         build(BuildRequest(**asked), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def prompts_decoded(engine: StagedEngine) -> list[tuple[int, ...]]:
+    """The demo's prompts, each with the largest tree."""
+    bundle = engine.bundle
+    policy, options = policy_for(bundle, bundle.manifest.gears[-1].name), Options(max_new_tokens=24)
+    prompts = first_turns(bundle, read_prompts(None)).values()
+    return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in prompts]
+
+
+def faulty(how: str) -> Callable[[Bundle, int], Any]:
+    """Rank 1 fails at its fourth launch, in this way."""
+
+    def made(bundle: Bundle, rank: int) -> Any:
+        executor, left = local_executor(bundle, rank), iter((True, True, True))
+        run = executor.run
+
+        def fails(*given: Any) -> Any:
+            if not next(left, False):
+                if how == "refused":
+                    raise ValueError("no memory")
+                os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[how])
+            return run(*given)
+
+        if rank == 1:
+            executor.run = fails
+        return executor
+
+    return made
+
+
+def of_torchair(bundle: Bundle, rank: int) -> Any:
+    from draftwood.compiler.targets.online import TorchairExecutor
+
+    return TorchairExecutor(bundle.folder, bundle.manifest, "cpu", eagerly=True, rank=rank)
+
+
+def rank_of_a_test(folder: str, how: str) -> None:
+    """What each process of `torchrun` does."""
+    if how == "check":
+        register("ranks", RanksEngine)  # also where this tree is not the one that is installed
+        sys.exit(main(["check", folder, "--engine", "ranks"]))
+    ranks_module.PATIENCE = timedelta(seconds=5 if how == "stopped" else 600)
+    local = {"": local_executor, "prompts": local_executor, "torchair": of_torchair}.get(how) or faulty(how)
+    try:
+        engine = RanksEngine(Bundle.open(Path(folder)), local=local)
+        found = prompts_decoded(engine) if how == "prompts" else texts(engine)
+    except UserError as error:
+        sys.exit(f"draftwood: error: {error}")
+    print(json.dumps(found))
+    engine.close()
+
+
+if __name__ == "__main__":
+    rank_of_a_test(*sys.argv[1:])

@@ -21,10 +21,13 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import FixedTree, policy_for
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import single
 from draftwood.tools.lab.counting import widest_gear
 from draftwood.tools.reference.branch_cache import BranchCache
+from draftwood.tools.reference.eager import EagerEngine
+from draftwood.tools.reference.held import LOOKED_AT
 from draftwood.tools.reference.hf_teacher import HfTeacher
 from draftwood.tools.reference.texts import check_texts, compare_texts
 from draftwood.tools.reference.transformers import HfEngine
@@ -208,9 +211,9 @@ def test_features_are_the_normed_state_or_the_states_that_enter_layers(teacher: 
 
 
 def test_all_engines_give_one_text(tiny_bundle: Path, tiny_teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["check", tiny_bundle, "--teacher", tiny_teacher, "--json"]
-    assert main([str(argument) for argument in arguments]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["check", str(tiny_bundle), "--teacher", str(tiny_teacher)]) == 0
+    assert capsys.readouterr().out.count("2 of 2 prompts equal") == 2
+    found = json.loads((tiny_bundle / "check-teacher.json").read_text())
     assert found["ok"] and [report["temperature"] for report in found["texts"]] == [0.0, 0.8]
     for report in found["texts"]:
         assert report["ok"] and report["equal"] == report["prompts"] == 2 and report["tokens"] > 1
@@ -298,6 +301,26 @@ def test_a_broken_invariant_is_named_as_it_happens(bundle: Bundle, tiny_teacher:
     _, plain = bundle.trees["plain"]
     with pytest.raises(InvariantError, match=r"committed: layer 1, value: slot 2"):
         single.verify(engine, state, np.array([17]), plain)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_every_step_of_the_eager_engine_is_held_to_its_invariants(
+    tiny_bundles: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    """And says so in the trace; a wrong mask stops it, which a causal one of a tree that branches is."""
+    bundle = Bundle.open(tiny_bundles[kind])
+    engine, options = EagerEngine(bundle), Options(max_new_tokens=8, ignore_eos=True)
+    name = "ragged" if kind == "medusa" else "planned"
+    gear = next(one.name for one in bundle.manifest.gears if (one.tree, one.slots) == (name, 128))
+    trace = Trace()
+    Decoding(engine, PROMPT, options, policy_for(bundle, gear), trace).run()
+    trace.write(tmp_path / "t.jsonl")
+    _, *steps = Trace.read(tmp_path / "t.jsonl").events
+    assert steps and all(event.invariants == LOOKED_AT > 9 for event in steps)
+    topology, tree = bundle.trees[name]
+    bundle.trees[name] = topology, replace(tree, mask=np.tri(tree.rows, dtype=np.bool_))
+    with pytest.raises(InvariantError, match="tree: mask-row at row"):
+        Decoding(engine, PROMPT, options, policy_for(bundle, gear)).run()
 
 
 def test_a_tree_that_contradicts_itself_is_refused(bundle: Bundle, teacher: HfTeacher) -> None:

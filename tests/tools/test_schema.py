@@ -36,22 +36,22 @@ def test_the_published_schema_is_that_of_the_reader(capsys: pytest.CaptureFixtur
     assert json.loads(PUBLISHED.read_text()) == json.loads(capsys.readouterr().out) == manifest_schema()
 
 
-def test_what_a_build_writes_is_valid(tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> None:
+def test_what_a_build_writes_is_valid(tiny_bundles: dict[str, Path]) -> None:
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
-    for folder in (tiny_bundle, *tiny_draft_bundles.values()):
+    for folder in tiny_bundles.values():
         VALIDATOR.validate(json.loads((folder / "manifest.json").read_bytes()))
 
 
 def test_what_the_schema_refuses_the_reader_refuses(tiny_bundle: Path, tmp_path: Path) -> None:
     data = (tiny_bundle / "manifest.json").read_bytes()
     refused = 0
-    for number in range(1500):
+    for number in range(500):
         mutated = json_damaged(data, random.Random(number))
         read = by_reader(tmp_path, mutated)
         if not by_schema(mutated):
             assert read is None, f"mutation {number}: {mutated[:2000]!r}"
             refused += 1
-    assert 800 < refused < 1500  # or the mutations show nothing
+    assert 250 < refused < 500  # or the mutations show nothing
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "./a", "a//b", "a\\b", "a\nb", "", ".hidden", "a/"])

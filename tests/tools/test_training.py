@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, Written, drawn
+from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -22,9 +23,10 @@ from draftwood.tools.recipe import teacher as recipe
 from draftwood.tools.recipe.stdlib import stdlib_rows
 from draftwood.tools.recipe.tokenizer import encode_row, save_tokenizer, train_tokenizer
 from draftwood.tools.training.distill import distill
-from draftwood.tools.training.generate import generate, load_teacher
+from draftwood.tools.training.generate import generate
 from draftwood.tools.training.rows import Row, read_data, read_rows
 from draftwood.tools.training.states import States
+from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, shuffled
 from draftwood.trees import RankPaths
 
@@ -119,7 +121,7 @@ def test_the_recipe_makes_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for more in (["--until", "1"], []):
         monkeypatch.setattr("sys.argv", [*words, "--window", "16", *more])
         assert recipe.main() == 0
-    assert load_teacher(tmp_path / "out" / "model").config.vocab_size == 300
+    assert FrozenTeacher.open(tmp_path / "out" / "model").config.vocabulary == 300
     assert "valid_bits_per_byte" in (tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1]
 
 
@@ -135,14 +137,14 @@ def test_chat_template_frames_like_the_corpus(tmp_path: Path) -> None:
 
 
 def test_batched_generation_equals_single_rows(teacher: Path) -> None:
-    model = load_teacher(teacher)
+    model = FrozenTeacher.open(teacher)
     prompts = [list(range(5, 5 + size)) for size in (9, 2, 9, 1, 6)]
     heat, ends = [0.0, 0.8, 0.8, 0.0, 0.8], [1, *range(200, 260)]
     samplings = [Sampling(temperature=heat[row], seed=row) for row in range(5)]
     together = generate(model, prompts, samplings, 14, ends)
     for row in range(5):
         assert generate(model, [prompts[row]], [samplings[row]], 14, ends) == [together[row]]
-    plain = model.generate(
+    plain = LlamaForCausalLM.from_pretrained(teacher).generate(
         torch.tensor([prompts[0]]), max_new_tokens=14, do_sample=False, eos_token_id=ends, pad_token_id=1
     )
     assert plain[0, 9:].tolist() == together[0]
@@ -163,6 +165,19 @@ def test_distillation_resumes_shard_by_shard(teacher: Path, distilled: Path, tmp
         distill(teacher, ROWS, tmp_path / "again", **DISTILL, temperatures=(1.0,))
 
 
+class Waitless(Team):
+    def wait(self) -> None:
+        """Its others are run one after another."""
+
+
+def test_processes_share_the_shards(teacher: Path, distilled: Path, tmp_path: Path) -> None:
+    for rank in (1, 0):
+        distill(teacher, ROWS, tmp_path, **DISTILL, team=Waitless(rank, 2))
+        assert len(list(tmp_path.glob("shard-*.index.npy"))) == 2 - rank
+    for path in distilled.glob("shard-*"):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
 def test_texts_take_the_temperatures_in_turn(teacher: Path, tmp_path: Path) -> None:
     distill(teacher, ROWS, tmp_path, **{**DISTILL, "rows": 40, "new_tokens": 2}, temperatures=(0.0, 0.5, 1.0))
     index = Distilled.open(tmp_path).index_W
@@ -176,7 +191,7 @@ def test_texts_of_another_teacher_are_refused(distilled: Path) -> None:
 
 def test_targets_equal_a_walk_over_the_texts(teacher: Path, distilled: Path) -> None:
     texts, text_B = Distilled.open(distilled), np.array([7, 5, 30])
-    batch = States(load_teacher(teacher), texts, (1,)).batch(text_B)
+    batch = States(FrozenTeacher.open(teacher), texts, (1,)).batch(text_B)
     expected, places = [], []
     for row, text in enumerate(text_B):
         _, prompt, length, _, _ = texts.index_W[text]
@@ -191,8 +206,8 @@ def test_targets_equal_a_walk_over_the_texts(teacher: Path, distilled: Path) -> 
 
 def test_states_are_those_of_transformers(teacher: Path, distilled: Path, tmp_path: Path) -> None:
     """Computed, cached, and read from a cache that only some texts fit in: all as the teacher alone gives them."""
-    model, texts = load_teacher(teacher), Distilled.open(distilled)
-    text_B = np.array([50, 3, 79])
+    model, texts = FrozenTeacher.open(teacher), Distilled.open(distilled)
+    theirs, text_B = LlamaForCausalLM.from_pretrained(teacher).eval().requires_grad_(False), np.array([50, 3, 79])
     bytes_a_token = 3 * 32 * 2
     whole = States(model, texts, (0, 1), tmp_path, len(texts.tokens_N) * bytes_a_token)
     assert whole.fill() == 1 and whole.fill() == 0
@@ -202,7 +217,7 @@ def test_states_are_those_of_transformers(teacher: Path, distilled: Path, tmp_pa
         batch = states.batch(text_B)
         for row, text in enumerate(text_B):
             ids = torch.from_numpy(texts.tokens_of(text).astype(np.int64))[None]
-            out = model.model(ids, output_hidden_states=True)
+            out = theirs.model(ids, output_hidden_states=True)
             size = ids.shape[1]
             assert torch.equal(batch.ids_BS[row, :size], ids[0])
             entering = torch.cat([out.hidden_states[0], out.hidden_states[1]], -1)[0]
@@ -210,11 +225,11 @@ def test_states_are_those_of_transformers(teacher: Path, distilled: Path, tmp_pa
                 # bfloat16 products and storage; states of another slot or layer are off by 100 %.
                 assert (got[row, :size].float() - wanted).norm() < 0.02 * wanted.norm()
     with pytest.raises(RequestError, match="aux layers"):
-        States(model, texts, (1, 2))
+        States(model, texts, (1, 3))
 
 
 def test_another_text_meets_no_file_of_the_cache(teacher: Path, distilled: Path, tmp_path: Path) -> None:
-    model, texts = load_teacher(teacher), Distilled.open(distilled)
+    model, texts = FrozenTeacher.open(teacher), Distilled.open(distilled)
     States(model, texts, (), tmp_path, 10**9).fill()
     tokens_N = texts.tokens_N.copy()
     tokens_N[0] += 1

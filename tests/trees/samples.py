@@ -7,6 +7,7 @@ from fractions import Fraction
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration, Contexts, fold_of
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 
@@ -18,6 +19,15 @@ Path = tuple[int, ...]
 # A text whose contexts are counted and one that is held out: of 8 folds the last is.
 TEXTS = {fold_of(f"text {i}") % 8: f"text {i}" for i in range(200)}
 COUNTED, HELDOUT = TEXTS[0], TEXTS[7]
+
+
+@st.composite
+def topologies(draw, max_nodes=12):
+    paths = {()}
+    for _ in range(draw(st.integers(0, max_nodes))):
+        parent = draw(st.sampled_from(sorted(paths)))
+        paths.add((*parent, draw(st.integers(0, 4))))
+    return Topology.from_paths(paths - {()})
 
 
 def calibrated(counts: dict[Path, int], group: str = COUNTED, **facts: object) -> Calibration:

@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 from draftwood.errors import TreeError
 from draftwood.trees import Topology, tensorize, walk
 
+from .samples import topologies
+
 FIXED = settings(derandomize=True, deadline=None, max_examples=200, database=None)
 VOCABULARY = 3
-
-
-@st.composite
-def topologies(draw, max_nodes=12):
-    paths = {()}
-    for _ in range(draw(st.integers(0, max_nodes))):
-        parent = draw(st.sampled_from(sorted(paths)))
-        paths.add((*parent, draw(st.integers(0, 4))))
-    return Topology.from_paths(paths - {()})
 
 
 def all_shapes(nodes):

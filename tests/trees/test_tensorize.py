@@ -10,20 +10,13 @@ from hypothesis import strategies as st
 from draftwood.errors import TreeError
 from draftwood.trees import Topology, is_tree, require, tensorize, violations
 
+from .samples import topologies
+
 FIXED = settings(derandomize=True, deadline=None, max_examples=150, database=None)
 RAGGED = [
     *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1)),
     *((0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 0, 0)),
 ]
-
-
-@st.composite
-def topologies(draw, max_nodes=12):
-    paths = {()}
-    for _ in range(draw(st.integers(0, max_nodes))):
-        parent = draw(st.sampled_from(sorted(paths)))
-        paths.add((*parent, draw(st.integers(0, 4))))
-    return Topology.from_paths(paths - {()})
 
 
 def walk_up(parents, row):

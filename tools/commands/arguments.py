@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from draftwood.errors import RequestError
@@ -11,9 +12,10 @@ from draftwood.files import read_text
 
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.decoding import Asked, Options
+    from draftwood.runtime.decoding import Asked
     from draftwood.runtime.opened import Prompt
     from draftwood.runtime.policy import Policies
+    from draftwood.runtime.text.grammar import Grammar
 
 
 # What decides a text: flags by name.
@@ -23,14 +25,13 @@ _DECODING: dict[str, dict[str, Any]] = {
     "top-p": {"type": float, "default": 1.0, "metavar": "P"},
     "top-k": {"type": int, "default": 0, "metavar": "K", "help": "0 keeps every token (default)"},
     "seed": {"type": int, "default": 0, "metavar": "S"},
-    "ignore-eos": {"action": "store_true", "help": "go on past the end token"},
     "stop": {"action": "append", "default": [], "metavar": "TEXT", "help": "stop before this text; repeatable"},
     "threads": {"type": int, "metavar": "N", "help": "processors to use (default: all)"},
 }
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
-    """What decides a text: the flags that are named, without names all of them. ``options`` reads them back."""
+    """What decides a text: the flags that are named, without names all of them; ``decoding_options`` reads them."""
     for name in names or _DECODING:
         parser.add_argument(f"--{name}", **_DECODING[name])
 
@@ -43,8 +44,10 @@ def add_engine_argument(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=engine_names(),
         help="cpu: onnxruntime; bitwise: the same, and every row of every tree has the bits of plain decoding (of a"
-        " bundle that was built with --bitwise); npu: an Ascend NPU; ge: the NPU's graphs, interpreted, slow; static"
-        " and eager are there to compare with (default: npu where the machine and the bundle have one, else cpu)",
+        " bundle that was built with --bitwise); npu: an Ascend NPU; npu-captured: the same, its launches captured and"
+        " not compiled; ge: the NPU's graphs, interpreted, slow; openvino, openvino-gpu, openvino-npu: OpenVINO on an"
+        " Intel CPU, GPU or NPU; qnn: Qualcomm's HTP, or its emulator, slow; static and eager are there to compare with"
+        " (default: npu where the machine and the bundle have one, else cpu)",
     )
 
 
@@ -65,8 +68,21 @@ def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
     from draftwood.runtime.policy import Policies
     from draftwood.runtime.policy.tuned import tuned_times
 
-    times = tuned_times(bundle, args.engine or default_engine(bundle), getattr(args, "threads", None))
+    times = tuned_times(bundle, args.engine or default_engine(bundle), None)
     return Policies(bundle, args.policy, times)
+
+
+def read_grammar(path: Path) -> Grammar:
+    """A file's grammar: an object is a JSON schema, all else a grammar's text; RequestError where it cannot be read."""
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise RequestError(f"{path}: not a readable text file ({error})") from error
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
 
 
 def decoding_options(args: argparse.Namespace) -> Asked:
@@ -75,13 +91,6 @@ def decoding_options(args: argparse.Namespace) -> Asked:
 
     # What a command has no flag for is left out, and so has its default.
     return cast(Asked, {name: value for name, value in vars(args).items() if name in Asked.__annotations__})
-
-
-def options(args: argparse.Namespace) -> Options:
-    """The same as a value, for tools that decode with engines of their own; RequestError where one makes no sense."""
-    from draftwood.runtime.decoding import Options
-
-    return Options.of(**decoding_options(args))
 
 
 def given_prompt(args: argparse.Namespace) -> Prompt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,22 @@ from draftwood.tools.commands.arguments import (
     add_engine_argument,
     add_policy_argument,
     policies_of,
+    read_grammar,
 )
+
+# The two ways that are compared, as the report names them.
+WAYS = ("plain", "speculative")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl", help="default: the built-in prompts")
-    parser.add_argument("--limit", type=int, metavar="N", help="turns to run (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
     parser.add_argument("--texts", type=int, default=1, metavar="N", help="that share launches (default: 1)")
+    parser.add_argument(
+        "--grammar", type=Path, metavar="FILE", help="that answers are held to: a JSON schema, Lark, or GBNF"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_policy_argument(parser)
     add_engine_argument(parser)
@@ -38,8 +45,9 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.lab.joining import bench_joining
     from draftwood.tools.prompts import read_prompts
 
-    bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts, args.limit)
-    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature)
+    bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts)
+    grammar = read_grammar(args.grammar) if args.grammar else None
+    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature, grammar=grammar)
     if bundle.tokenizer is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads()
@@ -67,6 +75,8 @@ def _print(report: dict[str, Any]) -> None:
     print(f"speed-up     {spread}")
     print(f"tokens/step  mean {accept['mean']:.2f}, p50 {accept['p50']:.0f}, p99 {accept['p99']:.0f}")
     print("  by depth   " + "  ".join(f"{100 * share:.0f} %" for share in report["accept_by_position"]))
+    if (free := report["accept_length_without_grammar"]) is not None:
+        print(f"  without    mean {free['mean']:.2f}; held to the grammar {accept['mean'] / free['mean']:.2f} of that")
     print(
         f"tokens/s     {report['plain_tokens_per_s']:.0f} plain, {report['speculative_tokens_per_s']:.0f} speculative"
     )
@@ -82,8 +92,9 @@ def _print_batches(report: dict[str, Any]) -> None:
     print(f"             {report['speculative_tokens_per_s']:.0f} speculative, {texts} texts a launch")
     shared, fast = report["plain_over_alone"]["mean"], report["speedup"]["mean"]
     print(f"speed-up     {shared:.2f} by sharing launches, then {fast:.2f} by speculation")
-    print(f"tokens/step  mean {report['tokens_per_launch']:.2f} of a text")
+    print(f"tokens/step  mean {report['tokens_per_step']:.2f} of a text")
     print(f"host share   {100 * report['host_share']:.1f} % of the time outside graphs")
+    _print_occupancies(report["occupancies"])
     turn, long = report["second_turn"], report["long_prompt"]
     print(f"second turn  behind {turn['behind_tokens']} tokens: first token in {turn['ratio']:.3f} of the time")
     print(
@@ -91,6 +102,16 @@ def _print_batches(report: dict[str, Any]) -> None:
         f" {long['prompt_launch_ms']:.0f} ms, a step {long['step_ms']:.0f} ms"
     )
     _print_differences(report)
+
+
+def _print_occupancies(occupancies: Sequence[dict[str, Any]]) -> None:
+    """A line for each number of texts that was there."""
+    print("by texts     tokens/s and ms a token of a text, plain and as chosen; texts of a launch: gear and its share")
+    for one in occupancies:
+        if one["plain_steps"] and one["speculative_steps"]:
+            rates, waits = ([one[f"{way}_{what}"] for way in WAYS] for what in ("tokens_per_s", "ms_per_token"))
+            chosen = ", ".join(f"{c['launch']}: {c['gear']} {100 * c['share']:.0f} %" for c in one["chosen"][:4])
+            print(f"  {one['texts']:3} {rates[0]:8.0f} {rates[1]:6.0f} {waits[0]:8.1f} {waits[1]:6.1f}   {chosen}")
 
 
 def _print_differences(report: dict[str, Any]) -> None:

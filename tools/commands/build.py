@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--int8-drafter", action="store_true", help="the drafter's linear layers in eight bits; no text changes"
     )
     parser.add_argument(
+        "--precision",
+        default="exact",
+        choices=("exact", "nbits", "w8a8"),
+        help="of a four-bit teacher's layers: their exact product; as they are packed, rows rounded block by block, and"
+        " also those of a W8A8 teacher; or requantised to W8A8",
+    )
+    parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
     parser.add_argument(
@@ -123,6 +130,7 @@ def main(args: argparse.Namespace) -> int:
         targets=parse_targets(args.target),
         weights=args.weights,
         soc=_soc(args.soc),
+        precision=args.precision,
         int8_drafter=args.int8_drafter,
         bitwise=args.bitwise,
         whole=args.one_launch,

@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked; or demo-medusa ...")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
-    parser.add_argument("--limit", type=int, metavar="N", help="prompts to use (default: all)")
     parser.add_argument(
         "--behind",
         metavar="N[,N...]",
@@ -43,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--temperature", default="0", metavar="T[,T...]", help="of the answers (default 0: greedy)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="tokens an answer at most")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that answer, of a teacher")
+    parser.add_argument(
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N",
+        help="processes that answer, of a teacher; or HOST:PORT of a Ray cluster whose processors do",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -92,7 +97,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
             f"{bundle.folder}: has no {'tokenizer' if bundle.manifest.drafter else 'drafter'} to count with"
         )
     share_threads()
-    engine, prompts = open_engine(bundle), read_prompts(args.prompts, args.limit)
+    engine, prompts = open_engine(bundle), read_prompts(args.prompts)
     if args.behind is not None:
         prompts = _behind(prompts, args, bundle.tokenizer, bundle.manifest.dims.context)
     for temperature in parse_temperatures(args.temperature):
@@ -119,13 +124,14 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
 
     if len(args.sources) > 1:
         raise RequestError(f"--drafter {args.drafter}: expected one teacher before it, got {' '.join(args.sources)}")
-    if min(args.workers, args.max_new_tokens) < 1:
+    if min(args.workers if isinstance(args.workers, int) else 1, args.max_new_tokens) < 1:
         raise RequestError("--workers and --max-new-tokens: expected 1 or more of each")
-    teacher, prompts = resolve(args.sources[0]), read_prompts(args.prompts, args.limit)
+    teacher, prompts = resolve(args.sources[0]).resolve(), read_prompts(args.prompts)
     if args.behind is not None:
         prompts = _behind(prompts, args, Tokenizer.load(teacher), Checkpoint.open(teacher).config.max_positions)
     temperatures = parse_temperatures(args.temperature)
-    work = jobs(prompts, teacher, resolve(args.drafter), temperatures=temperatures, max_new_tokens=args.max_new_tokens)
+    drafter = resolve(args.drafter).resolve()
+    work = jobs(prompts, teacher, drafter, temperatures=temperatures, max_new_tokens=args.max_new_tokens)
     with executor_of(args.workers) as executor:
         for number, _ in enumerate(count_all(work, calibration, executor), 1):
             write_calibration(calibration, args.out)
@@ -160,9 +166,24 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     return found
 
 
+def _workers(given: str) -> int | str:
+    return given if ":" in given else int(given)
+
+
+_workers.__name__ = "number, or HOST:PORT"
+
+
 @contextmanager
-def executor_of(workers: int) -> Iterator[Executor | None]:
-    """Processes of this machine; None where one is enough."""
+def executor_of(workers: int | str) -> Iterator[Executor | None]:
+    """Processes of this machine, or of a cluster's; None where one is enough."""
+    if isinstance(workers, str):
+        from draftwood.tools.cluster.connection import joined
+
+        with joined(workers):
+            from draftwood.tools.cluster.executor import RayExecutor  # imports Ray, which may be used by then
+
+            yield RayExecutor()
+        return
     if workers == 1:
         yield None
         return

@@ -12,7 +12,6 @@ from draftwood.errors import RequestError
 from draftwood.tools.commands.arguments import (
     add_decoding_arguments,
     add_engine_argument,
-    add_policy_argument,
     decoding_options,
 )
 
@@ -25,8 +24,7 @@ HELP = "/new begins anew, /plain switches drafts off and on, /quit or Ctrl-D end
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="a folder, or demo")
-    add_decoding_arguments(parser, "max-new-tokens", "temperature", "seed", "threads")
-    add_policy_argument(parser)
+    add_decoding_arguments(parser, "max-new-tokens", "temperature")
     add_engine_argument(parser)
 
 
@@ -35,21 +33,21 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.tools.commands.serve import DEMO, demo_bundle
 
-    share_threads(args.threads)
+    share_threads()
     folder = demo_bundle() if args.bundle == DEMO and not Path(DEMO).is_dir() else Path(args.bundle)
-    with draftwood.open(folder, engine=args.engine, threads=args.threads) as model:
+    with draftwood.open(folder, engine=args.engine) as model:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:
             raise RequestError(f"{folder}: has no chat template; draftwood run continues a text")
-        Conversation(model, args.policy, decoding_options(args)).run()
+        Conversation(model, decoding_options(args)).run()
     return 0
 
 
 class Conversation:
     """Turns, each of which sees those before it."""
 
-    def __init__(self, model: OpenedBundle, policy: str, options: Any) -> None:
-        self._model, self._policy, self._options = model, policy, options
+    def __init__(self, model: OpenedBundle, options: Any) -> None:
+        self._model, self._options = model, options
         self._messages: list[dict[str, str]] = []
         self._plain = False
 
@@ -90,9 +88,11 @@ class Conversation:
                 print(f"{error}\n/new begins anew", file=sys.stderr)
 
     def _answer(self) -> str:
-        policy = "plain" if self._plain else self._policy
-        decoding, pieces = self._model.stream(list(self._messages), policy=policy, **self._options), list[str]()
-        try:
+        policy = "plain" if self._plain else "adaptive"
+        decoding: Decoding | None = None
+        pieces: list[str] = []
+        try:  # rendering the chat is part of what an interrupt stops
+            decoding = self._model.stream(list(self._messages), policy=policy, **self._options)
             for piece in decoding:
                 pieces.append(piece)
                 print(piece, end="", flush=True)
@@ -103,9 +103,9 @@ class Conversation:
         return "".join(pieces)
 
 
-def _tell(decoding: Decoding) -> None:
+def _tell(decoding: Decoding | None) -> None:
     """The figures of a turn."""
-    result = decoding.result
+    result = None if decoding is None else decoding.result
     if result is None:
         print("stopped", file=sys.stderr)
         return

@@ -21,6 +21,8 @@ TEMPERATURES = (0.0, 0.8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from draftwood.runtime.engines import engine_names
+
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: two)')
     parser.add_argument(
@@ -30,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code from the teacher's folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--engine",
+        choices=engine_names(),
+        help="compare this one alone (default: all that bundle and machine have, but OpenVINO's and qnn)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,12 +48,13 @@ def main(args: argparse.Namespace) -> int:
     bundle = Bundle.open(args.bundle)
     if args.teacher is not None:
         return _check_texts(bundle, args)
-    report = check(bundle, list(sample_prompts(bundle, args.prompts, _limit(args))), progress=_progress)
+    prompts = list(sample_prompts(bundle, args.prompts, _limit(args)))
+    report = check(bundle, prompts, _progress, args.engine)
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
-    _keep(report, args.bundle / "check.json")
+    _keep(report, args.bundle / (f"check-{args.engine}.json" if args.engine else "check.json"))
     return 0 if report["ok"] else 1
 
 
@@ -93,6 +101,7 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     else:
         for report in reports:
             print_texts(report)
+    _keep({"ok": ok, "texts": reports}, bundle.folder / "check-teacher.json")
     return 0 if ok else 1
 
 
@@ -128,4 +137,7 @@ def _print(report: dict[str, Any]) -> None:
         if not c["caught"]:
             print(f"NOT CAUGHT: {c['gear']}, {c['graphs']}: {c['fault']} (difference {c['difference']:.2e})")
     print(f"{report['mutations_caught']} of {report['mutations']} deliberate faults caught")
+    for name, nodes in report["nodes"].items():
+        left = nodes.get("CPUExecutionProvider", 0)
+        print(f"{name}: {sum(nodes.values()) - left} nodes on its device, {left} left to the CPU")
     print("ok" if report["ok"] else "FAILED")

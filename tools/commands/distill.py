@@ -26,13 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.tools.training.distill import distill
     from draftwood.tools.training.rows import held_out, read_data
+    from draftwood.tools.training.team import Team
 
     if min(args.rows, args.max_new_tokens) < 1:
         raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
     rows = [row for row in read_data(args.data) if not held_out(row)]
-    distill(
-        args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens,
-        temperatures=TEMPERATURES,
-    )  # fmt: skip
+    with Team.join() as team:
+        distill(
+            args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, temperatures=TEMPERATURES,
+            team=team,
+        )  # fmt: skip
     print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
     return 0

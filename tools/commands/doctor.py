@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,35 @@ from draftwood.files import write_whole
 from draftwood.tools.lab import machine
 from draftwood.tools.lab.npu_report import describe, npu_report
 from draftwood.version import __version__
-from draftwood.versions import LEAST
+from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported
 
 RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
+SERVE = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 BUILD = ("torch", "onnx", "onnxscript", "safetensors", "networkx")
 # Package -> the extra that brings it; "" is the base installation.
 EXTRAS = {
     **dict.fromkeys(RUN, ""),
     **dict.fromkeys((*BUILD, "matplotlib"), "build"),
-    "transformers": "train",
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), "serve"),
+    "transformers": "reference",
+    **dict.fromkeys(SERVE, "serve"),
+    "ray": "cluster",
     "torch_npu": "npu",
+    "openvino": "openvino",
+    "onnxruntime_qnn": "qnn",
 }
 # What each ability needs beside packages: "cann" and "npu".
 NEEDS = {
     "run bundles": RUN,
-    "serve bundles": (*RUN, "starlette", "uvicorn", "prometheus_client"),
+    "serve bundles": (*RUN, *SERVE),
+    "deploy on Ray": (*RUN, *SERVE, "ray"),
     "build bundles": (*RUN, *BUILD),
+    "run with OpenVINO": (*RUN, "openvino"),
+    "run for an HTP": (*RUN, "onnxruntime_qnn"),
     "lower for the NPU": (*RUN, *BUILD, "torch_npu"),
-    "run on an NPU": (*RUN, *BUILD, "torch_npu", "cann", "npu"),
-    "train": (*RUN, *BUILD, "transformers"),
+    "run on an NPU (npu)": (*RUN, *BUILD, "torch_npu", "cann", "npu"),
+    "run on an NPU (acl)": (*RUN, "cann", "npu"),
+    "train": (*RUN, *BUILD),
+    "check --teacher": (*RUN, *BUILD, "transformers"),
 }
 CPU_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
@@ -62,32 +72,34 @@ def main(args: argparse.Namespace) -> int:
 
 def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
     """Tries the device and writes the file; 0 if all that was tried works."""
-    tried = npu_report(found)
+    tried = npu_report(found, lambda text: print(text, file=sys.stderr))
     text = json.dumps(tried, indent=2)
     try:
         write_whole(args.npu, text.encode() + b"\n")
     except OSError as error:
         raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
     print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
-    return 0 if all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts) else 1
+    works = all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts)
+    return 0 if works and not any(one.get("code") for one in tried["commands"]) else 1
 
 
 def report() -> dict[str, Any]:
     """Everything the doctor knows, as plain values; see ``render`` for people."""
     packages = {name: {"version": version(name), "install": install(name)} for name in EXTRAS}
     ascend = machine.ascend(countable=bool(packages["torch"]["version"]))
+    openvino = machine.openvino_devices() if packages["openvino"]["version"] else {}
     can = {name: _ability(name, packages, ascend) for name in NEEDS}
     return {
         "draftwood": __version__,
         "python": {"version": platform.python_version(), "platform": platform.platform(terse=True)},
         "packages": packages,
         "onnxruntime_providers": _providers() if packages["onnxruntime"]["version"] else [],
+        "openvino_devices": openvino,
         "ascend": ascend,
-        "attention": machine.probe_attention() if ascend["npus"] else [],
         "cpu": machine.processor(),
         "memory": machine.memory(),
         "can": can,
-        "next_steps": _next_steps(packages, ascend, can),
+        "next_steps": _next_steps(packages, ascend, can) + _intel_steps(packages, openvino),
         "npu_needs": [need._asdict() for need in LEAST],
         "with_an_npu": with_an_npu(),
     }
@@ -142,15 +154,27 @@ def _providers() -> list[str]:
 def _ability(name: str, packages: dict[str, Any], ascend: dict[str, Any]) -> dict[str, Any]:
     have = {package for package, facts in packages.items() if facts["version"]}
     have |= {"cann"} if ascend["cann"] else set()
-    have |= {"npu"} if ascend["npus"] else set()
+    have |= {"npu"} if ascend["npus"] or ascend["npu_device_files"] else set()
     missing = [need for need in NEEDS[name] if need not in have]
     # Needs go from the base to the widest extra, and a wider one brings the narrower ones along.
     installs = [install(need) for need in missing if need in EXTRAS]
+    why = _against(name, packages["torch_npu"]["version"], ascend)
     return {
-        "ok": not missing,
+        "ok": not missing and not why,
         "missing": missing,
         "install": installs[-1] if installs else None,
+        "why": why,
     }
+
+
+def _against(name: str, torch_npu: str | None, ascend: dict[str, Any]) -> str:
+    """What speaks against running on this machine's NPU although all is there; "" for nothing, or another ability."""
+    engine = name.partition("run on an NPU (")[2].rstrip(")")
+    if not engine:
+        return ""
+    chips = [problem for chip in ascend["chips"] if (problem := unsupported(chip))]
+    cann = ascend["cann_version"] if ascend["cann"] else None
+    return chips[0] if chips else npu_problem(torch_npu, cann) if engine == "npu" else acl_problem(cann)
 
 
 def _next_steps(packages: dict[str, Any], ascend: dict[str, Any], can: dict[str, Any]) -> list[str]:
@@ -185,6 +209,17 @@ def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
     return steps
 
 
+def _intel_steps(packages: dict[str, Any], openvino: dict[str, str]) -> list[str]:
+    """Intel's kernel driver makes a file of an NPU; OpenVINO needs a user-space driver beside it."""
+    if "NPU" in openvino:
+        return ["this machine has an Intel NPU: draftwood check BUNDLE --engine openvino-npu"]
+    if not any(Path("/dev/accel").glob("accel*")):
+        return []
+    if not packages["openvino"]["version"]:
+        return [f"the machine may have an Intel NPU: {install('openvino')}"]
+    return ["OpenVINO finds no NPU; if the machine has one: https://github.com/intel/linux-npu-driver/releases"]
+
+
 def render(found: dict[str, Any]) -> str:
     """The report as text."""
     python, cpu, memory = found["python"], found["cpu"], found["memory"]
@@ -197,8 +232,10 @@ def render(found: dict[str, Any]) -> str:
     lines.append(f"  features      {' '.join(cpu['features']) or 'none known'}")
     lines.append(f"  memory        {sizes[0]}, {sizes[1]} available")
     lines.append(f"  onnxruntime   {', '.join(found['onnxruntime_providers']) or 'absent'}")
-    lines += [*_ascend_lines(found["ascend"]), *_attention_lines(found["attention"]), "", "this machine can"]
-    lines += [f"  {name:<18} {_answer(facts)}" for name, facts in found["can"].items()]
+    devices = [f"{name} ({full})" for name, full in found["openvino_devices"].items()]
+    lines.append(f"  OpenVINO      {', '.join(devices) or 'absent'}")
+    lines += [*_ascend_lines(found["ascend"]), "", "this machine can"]
+    lines += [f"  {name:<20} {_answer(facts)}" for name, facts in found["can"].items()]
     lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]
     lines += ["", "graphs for an NPU need at least"]
     lines += [f"  CANN {need['cann']:<8} {need['feature']}" for need in found["npu_needs"]]
@@ -210,27 +247,23 @@ def render(found: dict[str, Any]) -> str:
 def _ascend_lines(ascend: dict[str, Any]) -> list[str]:
     torchair = {"real": "real", "offline": "offline: the stand-in can be used", None: "absent"}
     return [
-        f"  CANN          {ascend['cann_folder'] or 'available' if ascend['cann'] else 'not found'}",
+        f"  CANN          {_cann(ascend)}",
         f"  torchair      {torchair[ascend['torchair']]}",
-        f"  NPUs          {ascend['npus']}",
+        f"  NPUs          {ascend['npus']} {' '.join(ascend['chips'])}".rstrip(),
     ]
 
 
-def _attention_lines(verdicts: list[dict[str, Any]]) -> list[str]:
-    """What the fused attention was found to do, by trying it."""
-    if not verdicts:
-        return []
-    width = max(len(verdict["ability"]) for verdict in verdicts)
-    return [
-        "",
-        "the NPU's fused attention, tried",
-        *(f"  {v['ability']:<{width}}  {'works' if v['works'] else 'no: ' + v['seen']}" for v in verdicts),
-    ]
+def _cann(ascend: dict[str, Any]) -> str:
+    if not ascend["cann"]:
+        return "not found"
+    return f"{ascend['cann_version'] or 'of unknown release'} {ascend['cann_folder'] or ''}".rstrip()
 
 
 def _answer(facts: dict[str, Any]) -> str:
     if facts["ok"]:
         return "yes"
+    if not facts["missing"]:
+        return f"no   {facts['why']}"
     names = {"cann": "CANN", "npu": "an NPU"}
     how = f" ({facts['install']})" if facts["install"] else ""
     missing = "missing " + ", ".join(names.get(need, need) for need in facts["missing"]) + how

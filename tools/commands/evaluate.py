@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.files import cache_home
+from draftwood.tools.commands.arguments import add_engine_argument
+
+if TYPE_CHECKING:
+    from draftwood.tools.lab.suite import Suite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,12 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--suite", required=True, metavar="quick|cells|paper|FILE", help="what to measure; FILE.toml is one of your own"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="rows and manifest; kept and resumed")
-    parser.add_argument("--sizes", metavar="S[,S...]", help="native, 110m, 500m (default: the suite's)")
     parser.add_argument("--sections", metavar="NAME[,NAME...]", help="only these of the suite's sections")
     parser.add_argument(
         "--prompts", action="append", default=[], metavar="[FAMILY=]FILE.jsonl",
         help="may be given again; FAMILY names its figures (default: the suite's, or the built-in prompts)",
     )  # fmt: skip
+    parser.add_argument(
+        "--bundle", action="append", default=[], metavar="[NAME=]DIR",
+        help="measure this bundle in the place of the demo pairs; again for more of the same teacher",
+    )  # fmt: skip
+    add_engine_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -30,7 +40,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.lab.run import evaluate
     from draftwood.tools.lab.suite import read_suite
 
-    suite = read_suite(args.suite, SECTIONS).only(_names(args.sizes), _names(args.sections), args.prompts)
+    if args.engine and not args.bundle:
+        raise RequestError(f"--engine {args.engine}: runs bundles; give --bundle as well")
+    suite = read_suite(args.suite, SECTIONS).only(args.sections.split(",") if args.sections else (), args.prompts)
+    suite = _over(suite, args) if args.bundle else suite
     try:
         work = cache_home() / "draftwood" / "evaluate"
     except OSError as error:
@@ -46,5 +59,17 @@ def main(args: argparse.Namespace) -> int:
     return 1 if differing else 0
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
-    return tuple(text.split(",")) if text else None
+def _over(suite: Suite, args: argparse.Namespace) -> Suite:
+    """The suite over the bundles that are given; says which sections are left out."""
+    from draftwood.manifest import Manifest
+    from draftwood.tools.lab.given import read_given
+    from draftwood.tools.lab.registry import SECTIONS
+
+    def takes(name: str, manifest: Manifest) -> bool:
+        given = SECTIONS[name].given
+        return given is not None and given(manifest)
+
+    found = suite.of(read_given(args.bundle), args.engine, takes)
+    if left := [name for name in suite.sections if name not in found.sections]:
+        print(f"left out, for these bundles are not measured so: {', '.join(left)}", file=sys.stderr)
+    return found

@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.manifest import GraphSet, GraphSignature
+    from draftwood.manifest import GraphSet, GraphSignature, Manifest
     from draftwood.runtime.bundle import Bundle
     from draftwood.trees import Topology
 
 
 MANIFEST = "manifest.json"
-TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin")
+TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
+# What is shown of a graph: texts of a launch, rows of each.
+GRAPH = ("name", "kind", "texts", "rows", "slots", "bytes")
 # How the names of shipped models and shapes begin.
 NAMED = ("demo", "shape:")
+# Engines by the kind of a graph that each needs.
+ONNX_ENGINES = {
+    "cpu": "step",
+    "bitwise": "bitwise",
+    **dict.fromkeys(("static", "openvino", "openvino-gpu", "openvino-npu", "qnn"), "decode"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,6 +194,7 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         "folder": str(bundle.folder),
         **{key: values[key] for key in keep},
         "teacher": values["teacher"],
+        "engines": _engines(manifest),
         "gear_figures": gear_figures(bundle, default_engine(bundle)),
         "graphs": [_graph(graph, sizes) for graph in manifest.graphs_of("onnx")],
         "weights": {"file": cpu.weights, "bytes": sizes[cpu.weights]} if cpu else None,
@@ -194,6 +203,13 @@ def bundle_figures(bundle: Bundle) -> dict[str, Any]:
         "bytes": sum(sizes.values()),
         "invariants_hold": True,  # or the bundle had not opened
     }
+
+
+def _engines(manifest: Manifest) -> list[str]:
+    """What runs the bundle, here or on a machine that has the device."""
+    kinds, ranks = {graph.kind for graph in manifest.graphs_of("onnx")}, len(manifest.rank_sets("ge"))
+    npu = {0: [], 1: ["ge", "npu", "acl"]}.get(ranks, ["ge", "ranks"])
+    return [name for name, kind in ONNX_ENGINES.items() if kind in kinds] + npu
 
 
 def _npu(sets: Sequence[GraphSet], sizes: dict[str, int]) -> dict[str, Any]:
@@ -211,7 +227,7 @@ def _npu(sets: Sequence[GraphSet], sizes: dict[str, int]) -> dict[str, Any]:
 
 def _graph(graph: GraphSignature, sizes: dict[str, int]) -> dict[str, Any]:
     facts = {key: getattr(graph, key) for key in ("name", "kind", "rows", "slots", "file")}
-    return {**facts, "bytes": sizes[graph.file]}
+    return {**facts, "texts": graph.batch, "bytes": sizes[graph.file]}
 
 
 def bundle_text(found: dict[str, Any]) -> str:
@@ -221,15 +237,18 @@ def bundle_text(found: dict[str, Any]) -> str:
     drafter = {key: value for key, value in (found["drafter"] or {"kind": "none"}).items() if key != "config"}
     tokenizer = "with" if found["tokenizer"] else "without"
     layers = found["teacher"]["config"].get("quantised", ())
+    packed = found["teacher"]["config"].get("packed", ())
     int8 = (found["drafter"] or {}).get("config", {}).get("quantised", ())
     sections = {
         f"bundle {found['folder']}, schema {found['schema_version']}, {tokenizer} tokenizer": [
             ("files", f"{found['files_verified']} verified, {found['bytes'] / 1e6:.1f} MB"),
             *([("weights", _weights(found["weights"]))] if found["weights"] else []),
+            ("engines", ", ".join(found["engines"])),
         ],
         "teacher": [
             ("digest", found["teacher"]["digest"]),
             *([("quantised", f"W8A8, {len(layers)} linear layers")] if layers else []),
+            *([("packed", f"{len(packed)} linear layers")] if packed else []),
             *found["dims"].items(),
         ],
         "drafter": [*drafter.items(), *([("quantised", f"W8A8, {len(int8)} linear layers")] if int8 else [])],
@@ -239,8 +258,8 @@ def bundle_text(found: dict[str, Any]) -> str:
         ],
         "gears: tokens a step, as expected; ms behind half of the longest text": gear_rows(found["gear_figures"]),
         "graphs, 0 = chosen at run time": [
-            ("name", "kind", "rows", "slots", "bytes"),
-            *(tuple(graph[key] for key in ("name", "kind", "rows", "slots", "bytes")) for graph in found["graphs"]),
+            GRAPH,
+            *(tuple(graph[key] for key in GRAPH) for graph in found["graphs"]),
         ],
         **(_npu_section(found["npu"]) if found["npu"] else {}),
         "built with": list(found["provenance"].items()),
@@ -253,10 +272,9 @@ def _weights(weights: dict[str, Any]) -> str:
 
 
 def _npu_section(npu: dict[str, Any]) -> dict[str, list[tuple[Any, ...]]]:
-    keys = ("name", "kind", "rows", "slots", "bytes")
     ranks = f" of {npu['ranks']} ranks, each" if npu["ranks"] > 1 else ""
     title = f"NPU graphs{ranks}, {npu['dtype']} for {npu['soc']}, weights {_weights(npu['weights'])}; --npu tells more"
-    return {title: [keys, *(tuple(graph[key] for key in keys) for graph in npu["graphs"])]}
+    return {title: [GRAPH, *(tuple(graph[key] for key in GRAPH) for graph in npu["graphs"])]}
 
 
 def _columns(rows: list[tuple[Any, ...]]) -> list[str]:

@@ -35,8 +35,8 @@ SAMPLED = 0.8
 # Long copies of the prompt; a plan says which other trees are worth their rows.
 LOOKED_UP = ("lookup:chain:3", "lookup:chain:7", "lookup:chain:15")
 BESIDE = LOOKED_UP[1]
-# Of the conversations of a prompt file every fourth judges and is not counted.
-JUDGES = 4
+# So many prompts of a file are used, and of its conversations every fourth judges and is not counted.
+MOST, JUDGES = 64, 4
 COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
 
 
@@ -62,9 +62,16 @@ class Stage:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="DIR", help="its drafter; without one, trees are looked up in the text")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="like those to be served (default: built in)")
-    parser.add_argument("--limit", type=int, default=64, metavar="N", help="prompts to use (default: 64)")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help=f"like those to be served, {MOST} at most (default: built in)"
+    )
     parser.add_argument("--kv", default="1024", metavar="C[,C...]", help="KV lengths in slots (default: 1024)")
+    parser.add_argument(
+        "--precision",
+        default="exact",
+        choices=("exact", "nbits", "w8a8"),
+        help="of a four-bit teacher, as build has it",
+    )
     parser.add_argument("--device", metavar="NAME", help="plan and lower for it, such as ascend-910b3")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -96,9 +103,9 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     if args.drafter:
         yield from _planning(args, work, source)
         tree = f"plan:{work / 'plan.json'},{BESIDE}"
-    yield Stage("build", ("build", *source, "--tree", tree, "--kv", args.kv, *target, "--out", str(args.out)), args.out,
-                "freezes teacher, drafter and trees")  # fmt: skip
-    yield Stage("check", ("check", str(args.out), "--json"), work / "check.json", "holds every graph to eager PyTorch")
+    made = ("--tree", tree, "--kv", args.kv, *target, *_precision(args), "--out", str(args.out))
+    yield Stage("build", ("build", *source, *made), args.out, "freezes teacher, drafter and trees")
+    yield Stage("check", ("check", str(args.out)), args.out / "check.json", "holds every graph to eager PyTorch")
     yield Stage("tune", ("tune", str(args.out)), work / "tune.txt", "times every gear on this machine")
     judging = ("--prompts", str(work / JUDGING))
     yield Stage("bench", ("bench", str(args.out), *judging, "--json"), work / "bench.json",
@@ -109,8 +116,8 @@ def _planning(args: argparse.Namespace, work: Path, source: Sequence[str]) -> It
     """The stages from a drafter to a plan."""
     first, latency, plan = work / "first", work / "latency.json", work / "plan.json"
     counted = ("--prompts", str(work / COUNTED))
-    yield Stage("first bundle", ("build", *source, "--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1],
-                "--out", str(first)), first, "has one wide tree, to count with")  # fmt: skip
+    wide = ("--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1], *_precision(args), "--out", str(first))
+    yield Stage("first bundle", ("build", *source, *wide), first, "has one wide tree, to count with")
     stats = work / "greedy.stats", work / "sampled.stats"
     for out, temperature in zip(stats, (0, SAMPLED), strict=True):
         counts = ("calibrate", str(first), *counted, "--temperature", f"{temperature:g}", "--out", str(out))
@@ -125,6 +132,10 @@ def _planning(args: argparse.Namespace, work: Path, source: Sequence[str]) -> It
     files = ("--stats", *map(str, stats), "--latency", str(latency))
     words = ("plan", *files, "--max-nodes", str(NODES), "--explain", "--out", str(plan))
     yield Stage("plan", words, plan, "chooses trees and gears")
+
+
+def _precision(args: argparse.Namespace) -> tuple[str, ...]:
+    return () if args.precision == "exact" else ("--precision", args.precision)
 
 
 def _counting_tree(args: argparse.Namespace) -> str:
@@ -157,7 +168,7 @@ def _split_prompts(args: argparse.Namespace, work: Path) -> None:
     """Whole conversations to count with, and others to judge by."""
     from draftwood.tools.prompts import read_prompts
 
-    prompts = read_prompts(args.prompts, args.limit)
+    prompts = read_prompts(args.prompts, MOST)
     names = list(dict.fromkeys(prompt.conversation for prompt in prompts))
     judging = set(names[JUDGES - 1 :: JUDGES])
     if not judging:
@@ -225,7 +236,7 @@ def _remove(path: Path) -> None:
 def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> dict[str, Any]:
     from draftwood.runtime.bundle import Bundle
 
-    checked, judged = (json.loads((work / f"{name}.json").read_text()) for name in ("check", "bench"))
+    checked, judged = (json.loads(path.read_text()) for path in (args.out / "check.json", work / "bench.json"))
     bundle = Bundle.open(args.out)
     return {
         "ok": bool(checked["ok"] and judged["ok"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN", help="for build --tree plan:PLAN")
     parser.add_argument("--explain", action="store_true", help="say why, and draw pictures beside PLAN")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON, as PLAN has it")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -57,17 +55,13 @@ def main(args: argparse.Namespace) -> int:
     occupancy = Occupancy.parse(args.texts, max(table.texts)) if args.texts and table else None
     stats, sampled = read_statistics(args.stats)
     plan = draftwood.plan(stats, limits, table, args.classes, sampled, occupancy)
-    text = format_plan(plan)
-    write_out(args.out, text.encode())
+    write_out(args.out, format_plan(plan).encode())
     if args.explain:
         from draftwood.tools.show.plan_pictures import draw_plan
 
         pictures = draw_plan(plan, args.out)
-        words = explanation(plan) + "".join(f"\npicture: {path}" for path in pictures)
-        print(words, file=sys.stderr if args.json else sys.stdout)
-    if args.json:
-        print(text, end="")
-    elif not args.explain:
+        print(explanation(plan) + "".join(f"\npicture: {path}" for path in pictures))
+    else:
         print(summary(plan))
     return 0
 

@@ -37,12 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument(
+        "--precision", choices=("exact", "nbits"), default="exact", help="of a packed teacher to model, as for build"
+    )
+    parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
     parser.add_argument(
         "--kv", metavar="C[,C...]", help="KV lengths in slots (default: the bundle's; of a model, 1024 to 8192)"
     )
-    parser.add_argument("--texts", metavar="B[,B...]", help="texts of one launch, of a model (default: 1)")
+    parser.add_argument("--texts", metavar="B[,B...]", help="texts that share a launch (default: 1)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -66,7 +69,8 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     from draftwood.compiler.bundle.request import PREFILL_ROWS
     from draftwood.compiler.device.devices import device
     from draftwood.compiler.device.table import modelled_table
-    from draftwood.compiler.teachers.registry import read_config
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.kept import in_precision
     from draftwood.manifest import file_digest
     from draftwood.tools.demo import resolve
 
@@ -74,7 +78,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     if args.model is None:
         raise RequestError(f"--device {args.device}: needs --model, the teacher to model")
     folder = resolve(args.model)
-    config = read_config(folder)
+    config = in_precision(Checkpoint.describe(folder), args.precision, npu=True).config
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
     drafter, int8 = parse_drafter(args.drafter, folder) if args.drafter else (None, False)
@@ -159,14 +163,16 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.ranks != 1 or args.texts:
-        raise RequestError("--model, --drafter, --ranks and --texts: they go with --device; a bundle has its own")
+    if args.model or args.drafter or args.ranks != 1 or args.precision != "exact":
+        raise RequestError("--model, --drafter, --ranks and --precision: they go with --device; a bundle has its own")
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
     share_threads()
-    engine = CpuEngine(bundle)
+    engine, texts = CpuEngine(bundle), parse_texts(args.texts) if args.texts else (1,)
+    if texts[-1] > engine.max_batch:
+        raise RequestError(f"--texts {args.texts}: {args.bundle} has graphs for at most {engine.max_batch}")
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
-    return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=default_threads())
+    return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=default_threads(), texts=texts)
 
 
 def _widened(bundle: Bundle, rows: int) -> Bundle:

@@ -1,4 +1,7 @@
-"""``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs."""
+"""``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs.
+
+Of a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.quantisation.report import difference
     from draftwood.compiler.quantisation.teacher import Request, quantise
     from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.kept import in_precision
     from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.calibration_texts import read_texts
     from draftwood.tools.demo import resolve
@@ -49,16 +53,21 @@ def main(args: argparse.Namespace) -> int:
     texts = read_texts(args.calibration, Tokenizer.load(model), _TEXTS, _TOKENS)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
     made = quantise(request, args.out, _say)
-    found = difference(Checkpoint.open(model), made, texts.withheld, _say)
-    (args.out / REPORT).write_text(json.dumps(found.figures(), indent=2) + "\n")
+    original = Checkpoint.open(model)
+    found = difference(original, made, texts.withheld, _say)
+    figures = found.figures()
+    kept = difference(original, in_precision(original, "nbits"), texts.withheld, _say) if original.packed else None
+    if kept:
+        figures["nbits"] = kept.figures()
+    (args.out / REPORT).write_text(json.dumps(figures, indent=2) + "\n")
     summary: dict[str, object] = {
         "folder": str(args.out),
         "layout": args.layout,
         "quantised": len(made.config.quantised),
         "bytes": _bytes(args.out),
-        "difference": found.figures(),
+        "difference": figures,
     }
-    print(json.dumps(summary) if args.json else _text(summary, found))
+    print(json.dumps(summary) if args.json else _text(summary, found, kept))
     return 0
 
 
@@ -70,12 +79,18 @@ def _say(stage: str) -> None:
     print(stage, file=sys.stderr, flush=True)
 
 
-def _text(summary: dict[str, object], found: Difference) -> str:
+def _text(summary: dict[str, object], found: Difference, kept: Difference | None) -> str:
     size = summary["bytes"]
     assert isinstance(size, int)
+    lines = [f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB", _said(found)]
+    if kept:
+        lines.append(f"built with --precision nbits from the packed weights: {_said(kept)}")
+    return "\n".join(lines)
+
+
+def _said(found: Difference) -> str:
     return "\n".join(
         (
-            f"{summary['folder']}: {summary['quantised']} linear layers in int8, {size / 1e6:.1f} MB",
             f"perplexity {found.perplexity:.3f}, original {found.original_perplexity:.3f} ({100 * found.worse:+.2f} %),"
             f" on {found.tokens} tokens of {found.texts} withheld texts",
             f"best tokens alike at {100 * found.agreement:.2f} % of positions; states differ by"

@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decoding_arguments(parser)
     add_policy_argument(parser)
     add_engine_argument(parser)
+    parser.add_argument(
+        "--fallback", action="store_true", help="where the engine does not run, take what does, and say so"
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help=".jsonl: events; .json: Chrome trace format")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of streaming the text")
 
@@ -43,22 +46,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import draftwood
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.trace import Trace, form_of, save
+    from draftwood.runtime.policy.tuned import bundle_digest
+    from draftwood.runtime.trace import Trace, form_of, prompt_digest, save
 
     prompt, options = given_prompt(args), decoding_options(args)
     if args.trace:
         form_of(args.trace)  # a suffix that cannot be written is refused before the work
     trace = Trace() if args.trace else None
     share_threads(args.threads)
-    with draftwood.open(args.bundle, engine=args.engine, threads=args.threads) as model:
+    with draftwood.open(args.bundle, engine=args.engine, threads=args.threads, fallback=args.fallback) as model:
+        if model.refused:
+            print(f"draftwood: {model.refused}; decoding with {model.engine_name}", file=sys.stderr)
         stream = model.stream(prompt, **options, policy=args.policy, trace=trace)
         for piece in stream:
             if not args.json:
                 print(piece, end="", flush=True)
         assert stream.result is not None
+    ran = {"engine": model.engine_name, "fallback_steps": stream.result.steps if model.refused else 0}
     if trace is not None:
+        trace.meta |= {"bundle": bundle_digest(model.bundle), "prompt": prompt_digest(stream.prompt), **ran}
         save(trace, args.trace)
-    print(json.dumps(asdict(stream.result)) if args.json else _ending(stream.result))
+    print(json.dumps(asdict(stream.result) | ran) if args.json else _ending(stream.result))
     return 0
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
 from draftwood.files import cache_home
 from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument
+
+if TYPE_CHECKING:
+    from draftwood.tools.serve.metrics import ModelMetrics
+    from draftwood.tools.serve.model import ServedModel
 
 DEMO = "demo"
 KEYS = "DRAFTWOOD_API_KEYS"
@@ -18,32 +24,40 @@ KEYS = "DRAFTWOOD_API_KEYS"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="a folder, NAME=FOLDER, or demo")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_number(0, 65535), default=8000, help="default: %(default)s; 0: any")
+    parser.add_argument("--port", type=number(0, 65535), default=8000, help="default: %(default)s; 0: any")
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help=f"keys, one a line; else those of {KEYS}, by commas"
     )
     parser.add_argument("--no-key", action="store_true", help="listen beyond this machine without keys")
     parser.add_argument(
-        "--texts", type=_number(1, 256), default=8, metavar="N", help="decoded at the same time (default: %(default)s)"
+        "--cache-bytes",
+        type=number(1, 1 << 50),
+        metavar="N",
+        help="of all texts' caches (default: for twice the texts of a launch)",
+    )
+    parser.add_argument("--no-prefixes", action="store_true", help="keep no caches of ended texts for prompts alike")
+    parser.add_argument(
+        "--waiting",
+        type=number(0, 10**6),
+        default=64,
+        metavar="N",
+        help="texts that wait for room; more get 503 (default: 64)",
     )
     parser.add_argument(
-        "--waiting", type=_number(0, 10**6), default=64, metavar="N", help="that wait; more get 503 (default: 64)"
+        "--per-key", type=number(0, 10**6), default=0, metavar="N", help="requests of a key at once; more get 429"
     )
     parser.add_argument(
-        "--per-key", type=_number(0, 10**6), default=0, metavar="N", help="requests of a key at once; more get 429"
+        "--max-tokens", type=number(1, 2**31 - 1), default=4096, metavar="N", help="of an answer (default: 4096)"
     )
     parser.add_argument(
-        "--max-tokens", type=_number(1, 2**31 - 1), default=4096, metavar="N", help="of an answer (default: 4096)"
+        "--max-body", type=number(1, 1 << 30), default=4 << 20, metavar="BYTES", help="of a request (default: 4 MiB)"
     )
     parser.add_argument(
-        "--max-body", type=_number(1, 1 << 30), default=4 << 20, metavar="BYTES", help="of a request (default: 4 MiB)"
-    )
-    parser.add_argument(
-        "--deadline", type=_number(1, 3600), default=20, metavar="S", help="for a request to be whole (default: 20)"
+        "--deadline", type=number(1, 3600), default=20, metavar="S", help="for a request to be whole (default: 20)"
     )
     parser.add_argument(
         "--drain",
-        type=_number(0, 86400),
+        type=number(0, 86400),
         default=30,
         metavar="S",
         help="for answers at SIGTERM (default: 30)",
@@ -55,14 +69,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from draftwood.tools.serve.messages import EngineArguments
+    from draftwood.tools.serve.model import ServedModel
+
+    def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
+        arguments = EngineArguments(
+            bundle=str(bundle),
+            waiting=args.waiting,
+            engine=args.engine,
+            threads=args.threads,
+            cache_bytes=args.cache_bytes,
+            prefixes=not args.no_prefixes,
+        )
+        return ServedModel(name, arguments, metrics)
+
+    return run(args, served)
+
+
+def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], ServedModel]) -> int:
+    """Serves the bundles that were given until a signal, each as ``served`` makes it."""
     import asyncio
     import logging
 
     from draftwood.tools.serve.app import Service, Settings
     from draftwood.tools.serve.life import listening, read_keys, serve
     from draftwood.tools.serve.metrics import Metrics, ModelMetrics
-    from draftwood.tools.serve.model import ServedModel
-    from draftwood.tools.serve.process import EngineArguments
 
     keys = read_keys(args.api_key_file) if args.api_key_file else keys_of(os.environ.get(KEYS, ""))
     local = _local(args.host)
@@ -82,10 +113,8 @@ def main(args: argparse.Namespace) -> int:
         page=not args.no_page,
         any_host=not local,
     )
-    metrics, models = Metrics(), dict[str, ServedModel]()
-    for name, bundle in named(args.bundles).items():
-        arguments = EngineArguments(bundle=bundle, places=args.texts, engine=args.engine, threads=args.threads)
-        models[name] = ServedModel(name, arguments, args.waiting, ModelMetrics(metrics, name))
+    metrics = Metrics()
+    models = {name: served(name, bundle, ModelMetrics(metrics, name)) for name, bundle in named(args.bundles).items()}
     with listening(args.host, args.port) as listener:
         asyncio.run(serve(Service(models, settings, metrics), listener, args.drain))
     return 0
@@ -126,7 +155,9 @@ def _local(host: str) -> bool:
         return host == "localhost"
 
 
-def _number(least: int, most: int) -> type[int]:
+def number(least: int, most: int) -> type[int]:
+    """For argparse: whole numbers within bounds."""
+
     def read(given: str) -> int:
         if not least <= int(given) <= most:
             raise ValueError

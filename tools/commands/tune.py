@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftwood.tools.commands.arguments import add_engine_argument
 
-# So long all gears together are timed.
+# So long all gears together are timed; and as long again for every number of texts that share a launch.
 SECONDS = 5.0
 
 
@@ -29,10 +29,10 @@ def main(args: argparse.Namespace) -> int:
     share_threads(args.threads)
     opened = open_engine(bundle, engine)
     assert isinstance(opened, StagedEngine), "every engine of ours has a step's parts"
-    times = tune(opened, SECONDS)
+    times = tune(opened, SECONDS, opened.batches)
     kept = keep_times(bundle, engine, args.threads, times)
-    print(f"{'gear':28} {'text':>6} {'late':>5} {'ms a step':>10}   late: tokens that the drafter had to catch up with")
+    print(f"{'gear':28} {'texts':>5} {'length':>6} {'late':>5} {'ms a step':>10}   late: tokens to catch up with")
     for one in times:
-        print(f"{one.gear:28} {one.length:6} {one.late:5} {one.us / 1000:10.3f}")
+        print(f"{one.gear:28} {one.texts:5} {one.length:6} {one.late:5} {one.us / 1000:10.3f}")
     print(f"kept in {kept}")
     return 0

@@ -21,16 +21,16 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
-from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.proof import HALF_TOLERANCE, TOLERANCE
+from draftwood.tools.comparison.batches import compare_texts
 from draftwood.tools.comparison.compare import (
     QUANTISED_TOLERANCE,
     ROUNDED_TOLERANCE,
     Comparison,
     Pair,
+    compare_chunk,
     compare_gear,
-    compare_prefill,
     worst,
 )
 from draftwood.tools.comparison.device_steps import compare_acceptance, compare_whole, in_parts
@@ -48,18 +48,31 @@ from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference.eager import EagerEngine
 
 PROMPT_TOKENS = 96
+# Engines of the NPU's graphs, which are held against eager PyTorch in the NPU's type.
+_NPU = ("ge", "npu", "npu-captured", "acl", "ranks")
 
 
 def check(
-    bundle: Bundle, prompts: list[NDArray[np.int64]], progress: Callable[[str], None] = lambda _: None
+    bundle: Bundle,
+    prompts: list[NDArray[np.int64]],
+    progress: Callable[[str], None] = lambda _: None,
+    engine: str | None = None,
 ) -> dict[str, Any]:
-    """The whole report: ``ok``, ``comparisons``, ``controls``, both by graph, and faults of ``trees`` by name."""
+    """The whole report: ``ok``, ``comparisons``, ``controls``, both by graph, and faults of ``trees`` by name.
+
+    With ``engine`` of that one alone.
+    """
     found: list[Comparison] = []
     caught: list[Control] = []
-    pairs = _pairs(bundle)
+    pairs = _pairs(bundle, engine)
     for pair in pairs.values():
         found += _compare(bundle, pair, prompts, progress)
-        if pair.name in ("cpu", "bitwise", "ge", "npu"):
+        for count in pair.engine.batches:
+            progress(f"{pair.name}, {count} texts a launch")
+            both = list(compare_texts(pair, count, prompts))
+            found += worst(one for one in both if isinstance(one, Comparison))
+            caught += [one for one in both if isinstance(one, Control)]
+        if pair.name in ("cpu", "static", "bitwise", "ge", "npu", engine):
             for gear in bundle.manifest.gears:
                 progress(f"{pair.name} faults, {gear.name}")
                 caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
@@ -73,6 +86,7 @@ def check(
         "tolerances": {pair.name: pair.tolerance for pair in pairs.values()},
         "draft_tolerances": {pair.name: pair.draft_tolerance for pair in pairs.values()},
         "prompts": len(prompts),
+        "nodes": {pair.name: dict(pair.engine.nodes) for pair in pairs.values() if pair.engine.nodes},
         "trees": trees,
         "comparisons": [asdict(c) for c in found],
         "controls": [asdict(c) for c in caught],
@@ -97,34 +111,33 @@ def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[ND
         yield np.array(ids[: min(PROMPT_TOKENS, most)] or [0], np.int64)
 
 
-def _pairs(bundle: Bundle) -> dict[str, Pair]:
-    """Every engine the bundle can be run with, each with its reference; what is opened last needs most."""
+def _pairs(bundle: Bundle, only: str | None) -> dict[str, Pair]:
+    """The engines that the bundle can be run with, or one, each with its reference; what is opened last needs most."""
+    manifest, references = bundle.manifest, dict[bool, EagerEngine]()
+    names = _engines(bundle) if only is None else [only]
     pairs = []
-    eager = EagerEngine(bundle) if bundle.manifest.graph_set("onnx") else None
-    least, drafts = (QUANTISED_TOLERANCE if int8 else 0.0 for int8 in (bundle.manifest.quantised, bundle.manifest.int8))
-    if eager is not None:
-        allowed = max(TOLERANCE, least), max(TOLERANCE, drafts)
-        pairs += [Pair(name, eager, _opened(bundle, name), *allowed) for name in ("cpu", "static")]
-        if any(graph.name == "bitwise" for graph in bundle.manifest.graphs_of("onnx")):
-            pairs.append(Pair("bitwise", eager, BitwiseEngine(bundle), *allowed))
-    npu = bundle.manifest.graph_set("ge")
-    if npu is not None and npu.ranks > 1 and eager is None:
-        raise RequestError(
-            f"{bundle.folder}: graphs of {npu.ranks} ranks, and one rank's are compared; decode with --engine ge, which"
-            " compares the ranks, or build it with --target onnx,ge"
-        )
-    if npu is not None and npu.ranks == 1:
-        rounded = EagerEngine(bundle, npu=True)
-        names = [
-            "ge",
-            *(["npu"] if npu_count() else []),
-            *(["acl"] if cann_available() and is_compiled(bundle.folder) else []),
-        ]
-        allowed = max(HALF_TOLERANCE, least), max(HALF_TOLERANCE, drafts)
-        pairs += [Pair(name, rounded, _opened(bundle, name), *allowed) for name in names]
-        if eager is not None:
-            pairs.append(Pair("eager", eager, rounded, ROUNDED_TOLERANCE))
+    for name in names:
+        engine, npu = _opened(bundle, name), name in _NPU
+        if npu not in references:
+            references[npu] = EagerEngine(bundle, npu=npu)
+        tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
+        least = (QUANTISED_TOLERANCE if int8 else 0.0 for int8 in (manifest.quantised, manifest.int8))
+        pairs.append(Pair(name, references[npu], engine, *(max(tolerance, one) for one in least)))
+    if len(references) > 1:
+        pairs.append(Pair("eager", references[False], references[True], ROUNDED_TOLERANCE))
     return {pair.name: pair for pair in pairs}
+
+
+def _engines(bundle: Bundle) -> list[str]:
+    """Those that are compared unless one is named. OpenVINO's are not: they run the graphs of ``static``."""
+    onnx, npu = bundle.manifest.graphs_of("onnx"), bundle.manifest.graph_set("ge")
+    names = ["cpu", "static"] if onnx else []
+    names += ["bitwise"] if any(graph.name == "bitwise" for graph in onnx) else []
+    if npu is not None:
+        names += ["ge"]
+        names += ["npu"] if npu.ranks == 1 and npu_count() else []
+        names += ["acl"] if npu.ranks == 1 and cann_available() and is_compiled(bundle.folder) else []
+    return names or ["ge"]
 
 
 def _opened(bundle: Bundle, name: str) -> StagedEngine:
@@ -146,10 +159,10 @@ def _compare(
             if pair.engine.on_device.has_whole and not gear.looks_up:
                 found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
-        for graph in pair.engine.graphs:
-            if graph.kind == "prefill":
+        for graph in [*pair.engine.graphs, *pair.engine.drafting.extends]:
+            if graph.kind in ("prefill", "extend"):
                 progress(f"{pair.name}, {graph.name}")
-                found.append(compare_prefill(pair, graph, prompts[0]))
+                found += compare_chunk(pair, graph, prompts[0])
     return found
 
 
@@ -171,7 +184,7 @@ def _located(bundle: Bundle, pair: Pair, one: Comparison, prompts: list[NDArray[
     eager, engine = pair.reference, pair.engine
     assert isinstance(eager, EagerEngine) and isinstance(engine, GeEngine)
     graph = next((g for g in engine.graphs if g.name == one.graph), None)
-    if graph is None or graph.kind not in ("decode", "verify"):
+    if graph is None or graph.kind not in ("decode", "verify") or engine.ranks > 1:
         return None
     gear = next(g for g in bundle.manifest.gears if g.graph == one.graph)
     inputs = engine.inputs_of(gear, prompts[0], tree_of(eager, gear, prompts[0]))

@@ -114,7 +114,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
         want, got = (single.verify(e, s, tokens_T, tree) for e, s in zip(engines, states, strict=True))
         for quantity, found, expected in _quantities(got, want):
             yield pair.compared(gear.name, gear.graph, quantity, found, expected, where)
-        rows = _path(tree, step)
+        rows = step_path(tree, step)
         for state in states:
             state.commit(rows)
             state.check()
@@ -128,7 +128,8 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
     pair.reference.prefill(fresh, np.array(text[:length], np.int64))
     for i, (buffer, reference) in enumerate(zip(states[1].kv.buffers, fresh.kv.buffers, strict=True)):
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
-        held, fresh_one = host(states[1].kv.text(buffer, length)), host(reference[:, :length])
+        fresh_one = host(reference[:, :length])
+        held = host(states[1].kv.text(buffer, length), len(fresh_one))
         yield pair.compared(gear.name, gear.graph, "cache after commit", held, fresh_one, name)
     if gear.neural and fresh.draft and fresh.draft.buffers:
         yield from _draft_caches(pair, gear, text[length], states[1], fresh)
@@ -173,20 +174,37 @@ def _draft_caches(
     """The drafter's caches after many drafts against those of the same text in one piece."""
     for engine, one in ((pair.engine, state), (pair.reference, fresh)):
         single.draft(engine, one, gear, root)
+    yield from _compared_draft_caches(pair, gear.name, gear.draft or "", state, fresh, state.length)
+
+
+def _compared_draft_caches(
+    pair: Pair, gear: str, graph: str, state: SequenceState, fresh: SequenceState, length: int
+) -> Iterator[Comparison]:
     assert state.draft and fresh.draft
-    length = state.length
     for i, (buffer, reference) in enumerate(zip(state.draft.buffers, fresh.draft.buffers, strict=True)):
         name = f"drafter's layer {i // 2} {'value' if i % 2 else 'key'}"
-        mine, theirs = host(buffer[:, :length]), host(reference[:, :length])
-        yield pair.compared(gear.name, gear.draft or "", "draft cache", mine, theirs, name, pair.draft_tolerance)
+        theirs = host(reference[:, :length])
+        mine = host(buffer[:, :length], len(theirs))
+        yield pair.compared(gear, graph, "draft cache", mine, theirs, name, pair.draft_tolerance)
 
 
-def compare_prefill(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) -> Comparison:
-    """One prefill graph, on a chunk that fills it; the prompt is repeated where it is shorter."""
+def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
+    """A graph for prompts, or one that extends a drafter's caches, on a chunk that fills it; the prompt is repeated
+    where it is shorter."""
     assert isinstance(pair.engine, StaticEngine)
-    tokens = np.resize(prompt, min(graph.rows, graph.slots // 2))
-    want, got = (single.prefill(e, e.begin(graph.slots), tokens) for e in (pair.reference, pair.engine))
-    return pair.compared("", graph.name, "logits", got.logits_RV, want.logits_RV, f"{len(tokens)} tokens")
+    rows = min(graph.rows, graph.slots // 2)
+    # The last token waits for the one behind it.
+    tokens, where = np.resize(prompt, rows + (graph.kind == "extend")), f"{rows} tokens"
+    engines = pair.reference, pair.engine
+    states = [engine.begin(graph.slots) for engine in engines]
+    want, got = (single.prefill(engine, state, tokens) for engine, state in zip(engines, states, strict=True))
+    if graph.kind == "prefill":
+        yield pair.compared("", graph.name, "logits", got.logits_RV, want.logits_RV, where)
+        return
+    for engine, state in zip(engines, states, strict=True):
+        engine.drafting.settle(state, 1)
+        assert state.draft and state.draft.length == rows
+    yield from _compared_draft_caches(pair, "", graph.name, states[1], states[0], rows)
 
 
 def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
@@ -199,8 +217,12 @@ def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
     return list(found.values())
 
 
-def host(values: Any) -> NDArray[np.float32]:
-    """A cache's values as fp32 in the host's memory, wherever the engine keeps them."""
+def host(values: Any, heads: int = 0) -> NDArray[np.float32]:
+    """A cache's values as fp32 in the host's memory, wherever the engine keeps them; all ``heads`` of several ranks."""
+    if hasattr(values, "parts"):
+        parts = [host(part) for part in values.parts]
+        # Where there are fewer heads than ranks, several hold the same.
+        return np.concatenate(parts[:: len(parts) * len(parts[0]) // heads])
     return np.asarray(values.float().cpu().numpy() if hasattr(values, "float") else values)
 
 
@@ -212,7 +234,7 @@ def _quantities(got: TeacherOutput, want: TeacherOutput) -> Iterator[tuple[str, 
     yield "choice", want.logits_RV[rows, got.choice_R], want.logits_RV[rows, want.choice_R]
 
 
-def _path(tree: TreeBuffers, step: int) -> list[int]:
+def step_path(tree: TreeBuffers, step: int) -> list[int]:
     """A root path to commit: over the steps every kind occurs, from the root alone to the last deepest row.
 
     Which path the teacher would accept does not matter here, only that all engines commit the same one.

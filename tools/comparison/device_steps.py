@@ -6,7 +6,7 @@ by tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -139,11 +139,18 @@ class _GraphNoise(SharedNoise):
         self._ids_U = None if ids_U is None else torch.from_numpy(np.array(ids_U, np.int64))
         self._places = bundle.manifest.dims.path_rows
 
-    def rows(self, spec: TensorSignature, sampling: Sampling, position: int) -> NDArray[np.float32]:
-        found = np.zeros([int(size) for size in spec.shape], np.float32)
-        if not sampling.greedy:
-            levels = min(len(found), self._places)
-            keys = np.stack(keys_of(sampling.seed, range(position, position + levels)))[..., 0]
-            noise_LU = level_noise(torch.from_numpy(keys), self._vocabulary, self._ids_U)
-            found[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
+    def rows(
+        self,
+        spec: TensorSignature,
+        sampling: Sampling,
+        position: int,
+        place: int = 0,
+        allowed: Sequence[NDArray[np.bool_]] = (),
+    ) -> NDArray[np.float32]:
+        assert not allowed, "no text of a comparison is held to a grammar"
+        found = np.zeros(self.shape(spec), np.float32)
+        levels = min(len(found), self._places)
+        keys = np.stack(keys_of(sampling.seed, range(position, position + levels)))[..., 0]
+        noise_LU = level_noise(torch.from_numpy(keys), self._vocabulary, self._ids_U)
+        found[:levels] = noise_LU.numpy() * np.float32(sampling.temperature)
         return found

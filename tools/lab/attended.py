@@ -35,7 +35,7 @@ def features_of(engine: EagerEngine, ids: Sequence[int]) -> Tensor:
 @torch.inference_mode()
 def by_distance(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, levels: int) -> list[NDArray[np.float64]]:
     """For every level of a draft behind ``ids``, whose last token is the root: the weight that its query gives to what
-    lies 0 (itself), 1, 2, ... positions back, the mean over heads and over the layers of a level; each sums to 1.
+    lies 0 (itself), 1, 2, ... positions back, [heads, S], of all layers of a level; each row sums to 1.
 
     A level of FastEagle is a layer, whose query is the root's; a level of EAGLE-3 is a pass, whose query is that of the
     token it has ranked first on the level before. Its keys are those of the text and of the draft so far.
@@ -55,17 +55,17 @@ def by_distance(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, le
                 rows = rows.below(token, torch.zeros(1, dtype=torch.int64), torch.zeros(1, level, dtype=torch.bool))
     weights = list(_weights(passes))
     share = 1 if drafter.root_states > 1 else block.layers
-    return [np.mean(weights[at : at + share], axis=0) for at in range(0, len(weights), share)]
+    return [np.concatenate(weights[at : at + share]) for at in range(0, len(weights), share)]
 
 
 def _weights(passes: Sequence[Pass]) -> Iterator[NDArray[np.float64]]:
-    """Of the last row of every pass, over all rows that its layer has seen; nearest first."""
+    """Of the last row of every pass and each head, over all rows that its layer has seen; nearest first."""
     held: dict[DraftLayer, Tensor] = {}
     for layer, q_PND, k_PKD in passes:
         held[layer] = torch.cat((held[layer], k_PKD)) if layer in held else k_PKD
         grouped_KGD = q_PND[-1].double().unflatten(0, (k_PKD.shape[1], -1))
         scores_KGS = torch.einsum("kgd,skd->kgs", grouped_KGD, held[layer].double()) * q_PND.shape[-1] ** -0.5
-        yield torch.softmax(scores_KGS, -1).mean((0, 1)).flip(0).numpy()
+        yield torch.softmax(scores_KGS, -1).flatten(0, 1).flip(1).numpy()
 
 
 @contextmanager

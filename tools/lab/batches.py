@@ -1,16 +1,16 @@
 """Texts that share launches, against plain decoding: equal tokens, and tokens a second of all texts together.
 
-Only launches with every place taken are timed: a text that ends makes room for the next, whose prompt is not timed.
+A text that ends makes room for the next, whose prompt is not timed. Figures are of steps with every place taken, but
+where they are told for every number of texts: at the end of a round there are fewer and fewer.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,16 +18,18 @@ from draftwood.errors import RequestError
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policies
-from draftwood.runtime.sharing import advance
+from draftwood.runtime.sharing import Launched, advance
 from draftwood.tools.lab.conversations import turn_prompts
 from draftwood.tools.lab.differences import explain, logit_noise
-from draftwood.tools.lab.runner import PLAIN, Way, decode, in_turns, warm_up
+from draftwood.tools.lab.runner import PLAIN, Way, decode, warm_up
 from draftwood.tools.lab.spread import spread
 from draftwood.tools.prompts import Prompt
 
 FAST = "speculative"
 # Turns of a round, by places: all but the last of them begin while others run.
 TURNS_A_PLACE = 2
+# How long one way decodes before the other does.
+SLICE_SECONDS = 0.3
 
 
 class Turn(NamedTuple):
@@ -38,20 +40,45 @@ class Turn(NamedTuple):
     alone: Result
 
 
+@dataclass(slots=True)
+class Steps:
+    """Steps of so many texts. ``chosen`` are their launches, each by its number of texts and gear, a text at a time."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    graph_seconds: float = 0.0
+    steps: int = 0
+    chosen: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def __add__(self, other: Steps) -> Steps:
+        return Steps(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Steps)))
+
+    def add(self, launched: Sequence[Launched], seconds: float) -> None:
+        """A step has ended."""
+        self.steps, self.seconds = self.steps + 1, self.seconds + seconds
+        for one in launched:
+            self.graph_seconds += (one.outcomes[0].draft_us + one.outcomes[0].verify_us) / 1e6
+            self.tokens += sum(outcome.gained for outcome in one.outcomes)
+            self.chosen.update((len(one.outcomes), outcome.gear.name) for outcome in one.outcomes)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """Turns that were decoded together. ``tokens`` and times in seconds are of launches with every place taken."""
+    """Turns that were decoded together, and its steps by how many texts were there."""
 
     results: list[Result]
-    tokens: int
-    seconds: float
-    graph_seconds: float
-    launches: int
+    occupancies: dict[int, Steps]
+    texts: int
+
+    @property
+    def full(self) -> Steps:
+        """Steps with every place taken."""
+        return self.occupancies[self.texts]
 
     @property
     def rate(self) -> float:
-        """Tokens a second of all texts."""
-        return self.tokens / self.seconds
+        """Tokens a second of all texts, with every place taken."""
+        return self.full.tokens / self.full.seconds
 
 
 def bench_batches(
@@ -71,45 +98,73 @@ def bench_batches(
         raise RequestError(f"--texts {texts}: {engine.bundle.folder} has graphs for at most {engine.max_batch}")
     if len(prompts) < texts * TURNS_A_PLACE:
         raise RequestError(f"--texts {texts}: needs {texts * TURNS_A_PLACE} prompts or more, got {len(prompts)}")
+    engine.open_all()
     ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}
     rounds: list[tuple[list[Turn], dict[str, Pass]]] = []
     asked = _alone(ways[PLAIN], prompts, options)
     for number in range(len(prompts) // (texts * TURNS_A_PLACE)):
         group = list(islice(asked, texts * TURNS_A_PLACE))
-        takers = {name: partial(together, way, group, options, texts) for name, way in ways.items()}
-        if not number:
-            for take in takers.values():  # opens the graphs
-                take()
-        rounds.append((group, {name: taken[0] for name, taken in in_turns(takers, 1, number).items()}))
+        if not number:  # warms up
+            side_by_side(ways, group, options, texts)
+        rounds.append((group, side_by_side(ways, group, options, texts, number)))
         _progress(rounds)
     return _report(engine, rounds, options, texts)
 
 
-def together(way: Way, turns: Sequence[Turn], options: Options, texts: int) -> Pass:
-    """Decodes the turns, ``texts`` of them at a time."""
-    waiting = deque(
-        Decoding(way.engine, turn.ids, options, way.policies.new(options.sampling.greedy, options.max_new_tokens))
-        for turn in turns
-    )
-    ordered, running = list(waiting), list[Decoding]()
-    tokens, seconds, graph_seconds, launches = 0, 0.0, 0.0, 0
-    while waiting or running:
-        while waiting and len(running) < texts:
-            waiting[0].start()
-            running.append(waiting.popleft())
+class _Texts:
+    """A way's turns, ``texts`` of them at a time."""
+
+    def __init__(self, way: Way, turns: Sequence[Turn], options: Options, texts: int) -> None:
+        told = options.sampling.greedy, options.max_new_tokens, options.grammar is not None
+        self._engine, self._texts = way.engine, texts
+        self._waiting = deque(Decoding(way.engine, turn.ids, options, way.policies.new(*told)) for turn in turns)
+        self._ordered, self._running = list(self._waiting), list[Decoding]()
+        self._found = defaultdict[int, Steps](Steps)
+
+    @property
+    def going(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def run(self) -> None:
+        """Steps, for about `SLICE_SECONDS`."""
+        until = time.perf_counter() + SLICE_SECONDS
+        while self.going and time.perf_counter() < until:
+            while self._waiting and len(self._running) < self._texts:
+                text = self._waiting.popleft()
+                text.start()
+                if text.finished:  # by its first token
+                    text.end()
+                else:
+                    self._running.append(text)
+            if self._running:
+                self._step()
+
+    def _step(self) -> None:
         began = time.perf_counter()
-        outcomes = advance(way.engine, running)
-        if len(running) == texts:
-            seconds += time.perf_counter() - began
-            graph_seconds += (outcomes[0].draft_us + outcomes[0].verify_us) / 1e6
-            tokens += sum(outcome.gained for outcome in outcomes)
-            launches += 1
-        for text in running:
+        launched = advance(self._engine, self._running)
+        self._found[len(self._running)].add(launched, time.perf_counter() - began)
+        for text in self._running:
             if text.finished:
                 text.end()
-        running = [text for text in running if not text.finished]
-    results = [text.result for text in ordered if text.result is not None]
-    return Pass(results=results, tokens=tokens, seconds=seconds, graph_seconds=graph_seconds, launches=launches)
+        self._running = [text for text in self._running if not text.finished]
+
+    def passed(self) -> Pass:
+        """All turns have ended."""
+        results = [text.result for text in self._ordered if text.result is not None]
+        return Pass(results=results, occupancies=dict(self._found), texts=self._texts)
+
+
+def side_by_side(
+    ways: Mapping[str, Way], turns: Sequence[Turn], options: Options, texts: int, number: int = 0
+) -> dict[str, Pass]:
+    """Decodes the turns in every way, a few steps of each in turn, so that the machine's changes meet all alike; the
+    order alternates with the round's ``number``."""
+    going = {name: _Texts(way, turns, options, texts) for name, way in ways.items()}
+    order = list(going.values())[:: -1 if number % 2 else 1]
+    while any(one.going for one in order):
+        for one in order:
+            one.run()
+    return {name: one.passed() for name, one in going.items()}
 
 
 def _alone(way: Way, prompts: Sequence[Prompt], options: Options) -> Iterator[Turn]:
@@ -134,7 +189,7 @@ def _report(
 ) -> dict[str, Any]:
     """Rates in tokens a second; a speed-up is of one round."""
     differences = [
-        asdict(explain(engine, turn.id, turn.ids, turn.alone.token_ids, one.token_ids, options.sampling, noise))
+        asdict(explain(engine, turn.id, turn.ids, turn.alone.token_ids, one.token_ids, options, noise))
         for turns, passes in rounds
         for name in (PLAIN, FAST)
         for turn, one in zip(turns, passes[name].results, strict=True)
@@ -155,19 +210,40 @@ def _report(
         "alone_tokens_per_s": sum(alone) / len(alone),
         "plain_tokens_per_s": _rate(plain),
         "speculative_tokens_per_s": _rate(fast),
-        "tokens_per_launch": sum(one.tokens for one in fast) / sum(one.launches for one in fast) / texts,
+        "tokens_per_step": _full(fast).tokens / _full(fast).steps / texts,
         "plain_host_share": _host_share(plain),
         "host_share": _host_share(fast),
+        "occupancies": [_occupancy(count, plain, fast) for count in range(1, texts + 1)],
         "temperature": options.sampling.temperature,
     }
 
 
+def _full(passes: Sequence[Pass]) -> Steps:
+    return sum((one.full for one in passes), Steps())
+
+
 def _rate(passes: Sequence[Pass]) -> float:
-    return sum(one.tokens for one in passes) / sum(one.seconds for one in passes)
+    return _full(passes).tokens / _full(passes).seconds
 
 
 def _host_share(passes: Sequence[Pass]) -> float:
-    return 1 - sum(one.graph_seconds for one in passes) / sum(one.seconds for one in passes)
+    return 1 - _full(passes).graph_seconds / _full(passes).seconds
+
+
+def _occupancy(count: int, plain: Sequence[Pass], fast: Sequence[Pass]) -> dict[str, Any]:
+    """Steps of so many texts, if there were any: goodput in tokens a second, ms that a text waits for a token, and the
+    share of texts' steps with each gear in launches of each number of texts."""
+    found: dict[str, Any] = {"texts": count}
+    for name, passes in ((PLAIN, plain), (FAST, fast)):
+        steps = sum((one.occupancies.get(count, Steps()) for one in passes), Steps())
+        found[f"{name}_steps"] = steps.steps
+        found[f"{name}_tokens_per_s"] = steps.tokens / steps.seconds if steps.steps else None
+        found[f"{name}_ms_per_token"] = 1e3 * count * steps.seconds / steps.tokens if steps.steps else None
+    chosen = sorted(steps.chosen.items(), key=lambda one: -one[1])
+    found["chosen"] = [
+        {"launch": size, "gear": gear, "share": number / steps.chosen.total()} for (size, gear), number in chosen
+    ]
+    return found
 
 
 def _progress(rounds: Sequence[tuple[list[Turn], dict[str, Pass]]]) -> None:

@@ -1,6 +1,7 @@
 """One bundle against plain decoding: token equality and speed, turn by turn.
 
-A turn's speed-up is the ratio of its two decode times (prefill left out: it is the same work).
+A turn's speed-up is the ratio of its two decode times (prefill left out: it is the same work). Where texts are held to
+a grammar, the same turns are decoded without it, too: what drafts gain then is what the grammar should not cost.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,11 +24,13 @@ from draftwood.tools.prompts import Prompt
 
 NOISE_TURNS = 24  # turns whose logits are compared row by row
 FAST = "speculative"
+FREE = "free"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn, decoded both ways. Times in seconds; ``accepted`` are the tokens gained by each step."""
+    """One turn, decoded both ways. Times in seconds; ``accepted`` are the tokens gained by each step, ``free`` those
+    without the grammar, where there is one."""
 
     id: str
     source: str
@@ -38,6 +41,7 @@ class Turn:
     speedup: float
     accept_length: float
     accepted: tuple[int, ...]
+    free: tuple[int, ...]
     host_share: float
     finish_reason: str
 
@@ -54,23 +58,26 @@ def bench(
     for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, answers)):
         if not turns:
             warm_up(ways, ids, options)
-        texts = in_turns({name: partial(decode, way, ids, options) for name, way in ways.items()}, 1, number)
-        base, fast = texts[PLAIN][0], texts[FAST][0]
+        takers = {name: partial(decode, way, ids, options) for name, way in ways.items()}
+        if options.grammar is not None:
+            takers[FREE] = partial(decode, ways[FAST], ids, replace(options, grammar=None))
+        texts = {name: taken[0] for name, taken in in_turns(takers, 1, number).items()}
+        base, fast = texts[PLAIN], texts[FAST]
         answers[prompt.conversation] = base.result.token_ids
-        turns.append(_turn(prompt, base.result, fast))
+        turns.append(_turn(prompt, base.result, fast, texts.get(FREE)))
         if not turns[-1].equal:
             differing.append((prompt.id, ids, base.result, fast.result))
         if number % max(1, len(prompts) // NOISE_TURNS) == 0:
             noise = noise.with_(noise_of(engine, [*ids, *base.result.token_ids]))
         _progress(number + 1, len(prompts), turns)
     explained = [
-        explain(engine, name, ids, base.token_ids, fast.token_ids, options.sampling, noise.apart)
+        explain(engine, name, ids, base.token_ids, fast.token_ids, options, noise.apart)
         for name, ids, base, fast in differing
     ]
     return _report(turns, explained, noise, options)
 
 
-def _turn(prompt: Prompt, base: Result, decoded: Decoded) -> Turn:
+def _turn(prompt: Prompt, base: Result, decoded: Decoded, free: Decoded | None) -> Turn:
     fast = decoded.result
     return Turn(
         id=prompt.id,
@@ -82,10 +89,15 @@ def _turn(prompt: Prompt, base: Result, decoded: Decoded) -> Turn:
         # A turn that ended with its first token has no decode step to compare.
         speedup=base.decode_seconds / fast.decode_seconds if base.steps and fast.steps else 1.0,
         accept_length=fast.accept_length_mean,
-        accepted=tuple(event.accepted for event in decoded.trace.events if event.kind != "prefill"),
+        accepted=_accepted(decoded),
+        free=_accepted(free) if free else (),
         host_share=fast.host_share,
         finish_reason=base.finish_reason,
     )
+
+
+def _accepted(decoded: Decoded) -> tuple[int, ...]:
+    return tuple(event.accepted for event in decoded.trace.events if event.kind != "prefill")
 
 
 def by_position(accepted: Sequence[int]) -> list[float]:
@@ -101,6 +113,7 @@ def _report(turns: list[Turn], differences: list[Difference], noise: Noise, opti
     plain, fast = (max(sum(getattr(turn, f"{side}_seconds") for turn in measured), 1e-9) for side in (PLAIN, FAST))
     ties = sum(difference.tie for difference in differences)
     accepted = [n for turn in measured for n in turn.accepted]
+    free = [n for turn in turns for n in turn.free]
     sources = {turn.source: [one for one in measured if one.source == turn.source] for turn in measured}
     return {
         "ok": ties == len(differences) and ties <= math.ceil(tokens * TIES_PER_TOKEN),
@@ -115,6 +128,7 @@ def _report(turns: list[Turn], differences: list[Difference], noise: Noise, opti
         "speedup": spread([turn.speedup for turn in measured], (1, 50, 99)),
         "accept_length": spread(accepted, (50, 99)),
         "accept_by_position": by_position(accepted),
+        "accept_length_without_grammar": spread(free, (50, 99)) if free else None,
         "plain_tokens_per_s": decoded / plain,
         "speculative_tokens_per_s": decoded / fast,
         "host_share": sum(turn.host_share * turn.speculative_seconds for turn in measured) / fast,

@@ -44,12 +44,14 @@ def planned_specs(drafter: str, nodes: int) -> tuple[str, Specs]:
         return text, read_specs(f"plan:{file}")
 
 
-def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callable[[str], None]) -> Path:
-    """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens; built unless it is there."""
+def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callable[[str], None], texts: int = 1) -> Path:
+    """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens, of which a launch takes
+    ``texts``; built unless it is there."""
     text, specs = planned_specs(drafter, NODES)
-    folder = work / bundle_name("planned", size, drafter, (kv_lengths(reach), text))
+    name = f"planned-b{texts}" if texts > 1 else "planned"
+    folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text))
     if not folder.exists():
-        _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan)
+        _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan, texts=texts)
     return folder
 
 
@@ -143,6 +145,7 @@ def _build(
     trees: Sequence[tuple[str, Topology | Budget]],
     plan: object = None,
     own: Path | None = None,
+    texts: int = 1,
 ) -> None:
     """Builds ``folder``; ``own`` takes the place of the shipped drafter."""
     say(f"building {folder.name}")
@@ -160,5 +163,6 @@ def _build(
         int8_drafter=demo.in_int8(drafter),
         prefill_rows=PREFILL_ROWS,
         plan=plan,  # type: ignore[arg-type]
+        texts=texts,
     )
     draftwood.build(request, folder)

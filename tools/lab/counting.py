@@ -4,7 +4,7 @@ There are two ways to the same statistics:
 
 * `count_traffic`: a bundle answers, and its own steps are counted. Nodes that its tree does not have were never
   proposed, so a plan from such counts can shape trees better or make them smaller, not larger.
-* `count_all`: a teacher (transformers) answers in batches, and every context of its answers is ranked along the true
+* `count_all`: a teacher, run eagerly, answers in batches, and every context of its answers is ranked along the true
   text, as draft trees that hold the true path would rank it. Sampled text was drawn with noise, and candidates are
   ranked with the same noise, as engines rank them.
 """
@@ -187,9 +187,6 @@ def count_all(work: Sequence[Job], calibration: Calibration, executor: Executor 
 
 def count(job: Job) -> bytes:
     """One job's statistics, as ``Calibration.to_bytes`` writes them."""
-    from draftwood.environment import hide_torch_npu
-
-    hide_torch_npu()
     text, model, drafter = _loaded(job.teacher, job.drafter)
     turns, texts = _answers(job, text, model)
     calibration = Calibration()
@@ -230,7 +227,7 @@ def _contexts(
 
     def noise_of(text_B: np.ndarray, batch: Batch) -> SharedNoise:
         samplings = [sampling_of(job, turns[number]) for number in text_B]
-        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocab_size)
+        return SharedNoise(batch, samplings, drafter.ids_V, model.config.vocabulary)
 
     shared = noise_of if job.temperature else None
     ended_W, states = texts.ended(), States(model, texts, drafter.aux)
@@ -253,10 +250,10 @@ def _contexts(
 @lru_cache(maxsize=1)
 def _loaded(teacher: Path, drafter: Path) -> tuple[Tokenizer, Any, Any]:
     """Once a process: tokenizer, teacher and drafter."""
-    from draftwood.tools.training.generate import load_teacher
+    from draftwood.compiler.training.teacher import FrozenTeacher
     from draftwood.tools.training.students import load
 
-    model = load_teacher(teacher)
+    model = FrozenTeacher.open(teacher)
     return Tokenizer.load(teacher), model, load(drafter, model, LEVELS)
 
 
@@ -303,5 +300,5 @@ def _distilled(texts: Sequence[tuple[list[int], list[int]]], temperature: float,
     index_W["length"] = [len(prompt) + len(new) for prompt, new in texts]
     index_W["start"] = np.cumsum(index_W["length"]) - index_W["length"]
     index_W["temperature"] = temperature
-    tokens_N = np.array([token for prompt, new in texts for token in (*prompt, *new)], np.uint16)
+    tokens_N = np.array([token for prompt, new in texts for token in (*prompt, *new)], np.uint32)
     return Distilled(tokens_N, index_W, checkpoint.digest(), tuple(checkpoint.config.eos))

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines import Engine, StagedEngine
-from draftwood.runtime.speculation.sampling import Sampling, margin
+from draftwood.runtime.speculation.sampling import margin
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, tensorize
 
@@ -89,14 +90,19 @@ def explain(
     ids: Sequence[int],
     plain: Sequence[int],
     found: Sequence[int],
-    sampling: Sampling,
+    options: Options,
     noise: float,
 ) -> Difference:
     """The first difference of two texts behind a prompt, and whether noise in the logits explains it."""
     at = agreement(plain, found)
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
     logits_V = single.prefill(engine, state, np.array([*ids, *plain[:at]])).logits_RV[0]
-    distance = margin(logits_V, sampling, len(ids) + at)
+    if options.grammar is not None:
+        grammar = engine.bundle.grammars.begin(options.grammar)
+        for place, drawn in enumerate(plain[:at]):
+            grammar.take(place, drawn)
+        logits_V = np.where(grammar.allowed(at), logits_V, np.float32(-np.inf))
+    distance = margin(logits_V, options.sampling, len(ids) + at)
     allowed = NOISE_FACTOR * noise
     token = [text[at] if at < len(text) else -1 for text in (plain, found)]
     return Difference(

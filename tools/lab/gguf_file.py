@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.compiler.checkpoints.weight import shapes_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
@@ -46,7 +47,7 @@ def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
     file.add_vocab_size(config.vocabulary)
     file.add_file_type(gguf.LlamaFileType[f"MOSTLY_{form}"])
     file.add_tokenizer_model("none")
-    for name in teacher.entries:
+    for name in shapes_of(teacher.parts):
         value = _value(teacher, name)
         plain = value.ndim == 1
         stored = value if plain else gguf.quants.quantize(value, kind)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,7 +24,8 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import Policy, policy_for
+from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.lab.counting import widest_gear
@@ -43,33 +44,42 @@ HOST_TOKENS = 48  # new tokens of a text that is decoded for the host's share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One entry to time: a tree behind a cache, and the rows of it that every step commits."""
+    """One entry to time: a tree behind the caches of texts, and the rows of it that every step commits."""
 
     topology: Topology
     tree: TreeBuffers
     path: tuple[int, ...]
-    state: SequenceState
+    states: list[SequenceState]
     filled: int
     # Drafts for this tree; None where nothing does.
     gear: Gear | None
 
 
 def measure(
-    engine: StagedEngine, rows: Iterable[int], slots: Sequence[int], rounds: int = LEAST_ROUNDS, threads: int = 0
+    engine: StagedEngine,
+    rows: Iterable[int],
+    slots: Sequence[int],
+    rounds: int = LEAST_ROUNDS,
+    threads: int = 0,
+    texts: Sequence[int] = (1,),
 ) -> LatencyTable:
-    """Times the steps of the bundle's trees, and bushy trees of other ``rows``, at every KV length."""
+    """Times the steps of the bundle's trees, and bushy trees of other ``rows``, at every KV length, for each number of
+    ``texts`` that share a launch."""
     if rounds < 1:
         raise RequestError(f"--rounds {rounds}: expected at least 1")
-    bundle = engine.bundle
-    subjects = [subject for length in slots for subject in _subjects(engine, set(rows), length)]
-    times = _time(engine, subjects, rounds)
+    bundle, asked = engine.bundle, set(rows)
+    subjects = [one for length in slots for one in _subjects(engine, asked, length, texts)]
+    times = _time(engine, subjects, rounds, texts)
     entries = [
-        _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled)
-        for (count, length, filled), samples in times.steps.items()
+        _entry("verify" if count > 1 else "decode", samples, rows=count, slots=length, filled=filled, texts=number)
+        for (number, count, length, filled), samples in times.steps.items()
     ]
-    entries += [_entry("draft", taken, depth=depth, width=width) for (depth, width), taken in times.drafts.items()]
+    entries += [
+        _entry("draft", taken, depth=depth, width=width, texts=number)
+        for (number, depth, width), taken in times.drafts.items()
+    ]
     offered = bundle.manifest.drafter
-    entries.append(_entry("host", times.hosts))
+    entries += [_entry("host", taken, texts=number) for number, taken in times.hosts.items()]
     return LatencyTable(
         source="measured",
         kv_read="filled",
@@ -92,15 +102,15 @@ NOTES = (
 
 @dataclass(slots=True)
 class Times:
-    """Samples in seconds; steps by (rows, slots, filled), drafts by (depth, width)."""
+    """Samples in seconds by texts: steps then by (rows, slots, filled), drafts by (depth, width)."""
 
-    steps: dict[tuple[int, int, int], list[float]]
-    drafts: dict[tuple[int, int], list[float]]
-    hosts: list[float]
+    steps: dict[tuple[int, int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    drafts: dict[tuple[int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    hosts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def _subjects(engine: StagedEngine, rows: set[int], slots: int) -> list[Subject]:
-    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, behind one cache."""
+def _subjects(engine: StagedEngine, rows: set[int], slots: int, texts: Sequence[int] = (1,)) -> list[Subject]:
+    """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, behind the same caches."""
     trees = {topology.rows: topology for topology, _ in engine.bundle.trees.values()}
     trees |= {count: bushy(count) for count in rows - trees.keys()}
     filled, needed = slots // 2, max(trees) + (STEPS + 1) * max(len(committed_path(tree)) for tree in trees.values())
@@ -109,18 +119,20 @@ def _subjects(engine: StagedEngine, rows: set[int], slots: int) -> list[Subject]
             f"--kv {slots}: too short to time steps of {max(trees)} rows behind {filled} tokens; expected at least"
             f" {2 * needed + 2}, or fewer --rows"
         )
-    state = engine.begin(slots)
-    tokens = np.random.default_rng(0).integers(0, engine.bundle.manifest.dims.vocabulary, filled)
-    engine.prefill(state, tokens)
+    states = [engine.begin(slots) for _ in range(max(texts))]
+    for number, state in enumerate(states):
+        tokens = np.random.default_rng(number).integers(0, engine.bundle.manifest.dims.vocabulary, filled)
+        engine.prefill(state, tokens)
     return [
         Subject(
             topology=tree,
             tree=tensorize(tree),
             path=committed_path(tree),
-            state=state,
+            states=states[:count],
             filled=filled,
             gear=_drafting(engine.bundle, tree),
         )
+        for count in texts
         for _, tree in sorted(trees.items())
     ]
 
@@ -155,50 +167,54 @@ def committed_path(topology: Topology) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _time(engine: StagedEngine, subjects: list[Subject], rounds: int) -> Times:
-    times, prompt, order = Times(defaultdict(list), defaultdict(list), []), _prompt(engine.bundle), random.Random(0)
-    _visit_all(engine, subjects, prompt, Times(defaultdict(list), defaultdict(list), []), order)  # warm-up
+def _time(engine: StagedEngine, subjects: list[Subject], rounds: int, texts: Sequence[int] = (1,)) -> Times:
+    times, prompt, order = Times(), _prompt(engine.bundle), random.Random(0)
+    visits: list[Subject | int] = [*texts, *subjects]
+    _visit_all(engine, visits, prompt, Times(), order)  # warm-up
     began = time.perf_counter()
 
     def visit() -> None:
-        _visit_all(engine, subjects, prompt, times, order)
+        _visit_all(engine, visits, prompt, times, order)
         passed = time.perf_counter() - began
-        said = f"round {len(times.hosts)} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
+        said = f"round {len(times.hosts[texts[0]])} of at least {rounds}: {len(subjects)} shapes, {passed:.0f} s"
         print(said, file=sys.stderr, flush=True)
 
-    in_rounds(visit, rounds, SECONDS * (len(subjects) + 1))
+    in_rounds(visit, rounds, SECONDS * len(visits))
     return times
 
 
 def _visit_all(
-    engine: StagedEngine, subjects: list[Subject], prompt: list[int], times: Times, order: random.Random
+    engine: StagedEngine, visits: Sequence[Subject | int], prompt: list[int], times: Times, order: random.Random
 ) -> None:
-    visits: list[Subject | None] = [None, *subjects]
-    order.shuffle(visits)
-    for subject in visits:
-        if subject is None:
-            times.hosts.append(_host_seconds(engine, prompt))
+    """Every subject, and for each number of texts the host."""
+    for visited in order.sample(visits, len(visits)):
+        if isinstance(visited, int):
+            times.hosts[visited].append(_host_seconds(engine, prompt, visited))
         else:
-            _visit(engine, subject, times)
+            _visit(engine, visited, times)
 
 
 def _visit(engine: StagedEngine, subject: Subject, times: Times) -> None:
-    """Some steps of one tree; the cache grows by what they commit and is rolled back by the next visit."""
-    state, tree, drafter = subject.state, subject.tree, engine.bundle.manifest.drafter
-    tokens = np.random.default_rng(tree.rows)
-    state.rollback(subject.filled)
+    """Some steps of one tree; the caches grow by what they commit and are rolled back by the next visit."""
+    states, tree, drafter = subject.states, subject.tree, engine.bundle.manifest.drafter
+    tokens, count, slots = np.random.default_rng(tree.rows), len(subject.states), subject.states[0].slots
+    for state in states:
+        state.rollback(subject.filled)
     ranked = _ranks_levels(engine.bundle)
     entered, step = time.perf_counter(), 0
-    while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and state.kv.room(tree.rows)):
-        tokens_T = tokens.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
-        state.root = int(tokens_T[0])
-        spent = time_step(engine, state, subject.gear, Draft(tokens_T, np.zeros(0, np.float32), tree), subject.path)
+    while step <= STEPS or (time.perf_counter() - entered < VISIT_SECONDS and states[0].kv.room(tree.rows)):
+        drafts = []
+        for state in states:
+            tokens_T = tokens.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
+            state.root = int(tokens_T[0])
+            drafts.append(Draft(tokens_T, np.zeros(0, np.float32), tree))
+        spent = time_step(engine, states, subject.gear, drafts, subject.path)
         if step:  # the first step has no rows to move, and finds another tree's work in the processor's caches
-            times.steps[tree.rows, state.slots, subject.filled].append(spent.verify / 1e6)
+            times.steps[count, tree.rows, slots, subject.filled].append(spent.verify / 1e6)
             if subject.gear and drafter:
                 shape = subject.topology.depth, subject.topology.width
                 offered = (drafter.levels, drafter.candidates) if ranked else shape
-                times.drafts[offered].append(spent.draft / 1e6)
+                times.drafts[count, *offered].append(spent.draft / 1e6)
         step += 1
 
 
@@ -209,12 +225,25 @@ def _prompt(bundle: Bundle) -> list[int]:
     return ids[: max(1, room)]
 
 
-def _host_seconds(engine: StagedEngine, prompt: list[int]) -> float:
-    """What a step of a real text spends outside graphs: the mean of plain decoding's and the largest tree's."""
-    options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
+def _host_seconds(engine: StagedEngine, prompt: list[int], texts: int) -> float:
+    """What a step of real texts spends outside graphs: the mean of plain decoding's and the largest tree's."""
     policies = [policy_for(engine.bundle), policy_for(engine.bundle, widest_gear(engine.bundle))]
-    results = [Decoding(engine, prompt, options, policy).run() for policy in policies]
-    return sum(result.decode_seconds * result.host_share / result.steps for result in results) / len(results)
+    return sum(_host_step_seconds(engine, prompt, policy, texts) for policy in policies) / len(policies)
+
+
+def _host_step_seconds(engine: StagedEngine, prompt: list[int], policy: Policy, texts: int) -> float:
+    options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
+    going = [Decoding(engine, prompt[number % len(prompt) :], options, policy) for number in range(texts)]
+    for text in going:
+        text.start()
+    seconds = graph_seconds = 0.0
+    steps = 0
+    while not any(text.finished for text in going):
+        began = time.perf_counter()
+        launched = advance(engine, going)
+        seconds, steps = seconds + time.perf_counter() - began, steps + 1
+        graph_seconds += sum(one.outcomes[0].draft_us + one.outcomes[0].verify_us for one in launched) / 1e6
+    return (seconds - graph_seconds) / max(steps, 1)
 
 
 def _entry(kind: EntryKind, samples: list[float], **shape: Any) -> LatencyEntry:

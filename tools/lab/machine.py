@@ -17,6 +17,11 @@ FEATURES = (
     *("asimddp", "sve", "i8mm", "bf16"),
 )
 PROBE_SECONDS = 300
+OPENVINO = """
+import json, openvino
+core = openvino.Core()
+print(json.dumps({name: core.get_property(name, "FULL_DEVICE_NAME") for name in core.available_devices}))
+"""
 SET_ENV = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "~/Ascend/ascend-toolkit/set_env.sh")
 
 
@@ -61,15 +66,31 @@ def memory() -> dict[str, int | None]:
 def ascend(countable: bool) -> dict[str, Any]:
     """CANN, torchair, the NPUs that torch_npu counts (if `countable`) and the driver's device files."""
     cann, folder = environment.cann_available(), environment.torch_npu_folder()
+    chips = environment.npu_chips() if countable else ()
     torchair = folder is not None and (folder / "dynamo" / "torchair").is_dir()
     return {
         "cann": cann,
         "cann_folder": _cann_folder() if cann else None,
+        "cann_version": environment.cann_version(),
         "torchair": ("real" if cann else "offline") if torchair else None,
-        "npus": environment.npu_count() if countable else 0,
+        "npus": len(chips),
+        "chips": sorted(set(chips)),
         "npu_device_files": len(list(Path("/dev").glob("davinci[0-9]*"))),
         "set_env": _set_env(),
     }
+
+
+def openvino_devices() -> dict[str, str]:
+    """Full names of the devices that OpenVINO finds, by its short ones; asked in a process of its own, since drivers
+    take part."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", OPENVINO], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+        )
+        found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}
+    return found
 
 
 def _set_env() -> str | None:
@@ -87,23 +108,20 @@ def _cann_folder() -> str | None:
     return str(folder) if folder else None
 
 
-def probed(module: str) -> list[dict[str, Any]]:
+def probed(module: str, *arguments: str) -> list[dict[str, Any]]:
     """The verdicts of a probe, from its last line, or how it ended. It has a process of its own: what fails on a device
     may take its process along."""
     try:
-        done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=PROBE_SECONDS)
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
-        return [{"ability": "the probe", "works": False, "seen": type(error).__name__}]
+        return [{"ability": f"the probe {' '.join(arguments)}".strip(), "works": False, "seen": type(error).__name__}]
     with contextlib.suppress(ValueError, IndexError):
         found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
         return found
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return [{"ability": "the probe", "works": False, "seen": f"exit code {done.returncode}: {last[:200]}"}]
-
-
-def probe_attention() -> list[dict[str, Any]]:
-    """What the fused attention of the NPU at hand can do."""
-    return probed("draftwood.tools.lab.npu_probe")
+    ability = f"the probe {' '.join(arguments)}".strip()
+    return [{"ability": ability, "works": False, "seen": f"exit code {done.returncode}: {last[:200]}"}]
 
 
 def read_text(path: Path) -> str:

@@ -1,107 +1,302 @@
-"""What the fused attention of the NPU at hand can do, found out by trying: versions and documents contradict it.
+"""What the NPU at hand does with what the graphs are made of: each piece alone, compiled as the graphs are.
 
-Each probe runs a small attention whose result tells a mask that is honoured from one that is not.
+    python -m draftwood.tools.lab.npu_probe NAME
+
+runs one probe and prints its verdict; what fails on a device may take its process along. A probe's module is compiled
+by torchair and launched on the device, and has to give what it gives in eager PyTorch on the host.
 """
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from draftwood.compiler.ge.torchair_bridge import device_of
-from draftwood.kernels import eager_attention
+from draftwood.compiler.ge.torchair_bridge import compile_step, device_of, profiled
 from draftwood.tools.lab.acl_probe import Verdict
 
-# N query heads, K key/value heads, T rows, C slots, D head dimension
-HEADS, KV_HEADS, DIM = 8, 2, 128
-# bf16 and another order of sums; an ignored mask moves the result by 1e-1 and more.
+# N query heads, K key/value heads, T rows, C slots, D head dimension, V vocabulary
+HEADS, KV_HEADS, DIM, SLOTS, WIDTH, VOCABULARY = 8, 2, 128, 1024, 512, 4096
+# bf16 and another order of sums; what is left out or misplaced moves a result by 1e-1 and more.
 TOLERANCE = 3e-2
-
-Attention = Callable[..., Any]
-
-
-def probe(device: str = "npu:0", attention: Attention | None = None) -> list[Verdict]:
-    """All verdicts; ``attention`` stands in for the operator in tests."""
-    run = attention or _operator(device)
-    return [
-        _verdict("one row with a mask past 512 slots", _masked, run, device, rows=1, slots=1024),
-        _verdict("tree rows with a mask (sparse_mode 1)", _masked, run, device, rows=16, slots=1024),
-        _verdict("17 tree rows with a mask", _masked, run, device, rows=17, slots=1024),
-        _verdict("tree mask of rows alone (sparse_mode 9)", _tree_masked, run, device, rows=16, slots=1024),
-        _verdict("lengths of keys as a tensor", _tensor_lengths, run, device, rows=2, slots=1024),
-    ]
+Compile = Callable[[nn.Module], Callable[..., tuple[Tensor, ...]]]
 
 
-def _operator(device: str) -> Attention:
-    device_of(device)  # loads torch_npu, which registers it
-    return torch.ops.npu.npu_fused_infer_attention_score
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A piece of a graph: its module, what it is given, and how near the result has to be."""
+
+    ability: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    tolerance: float = 0.0
 
 
-def _verdict(ability: str, trial: Callable[..., Tensor], run: Attention, device: str, rows: int, slots: int) -> Verdict:
-    try:
-        difference = float(trial(run, device, rows, slots))
-    except Exception as error:  # an operator that refuses raises classes of every kind
-        return Verdict(ability, False, (str(error).strip().splitlines() or [type(error).__name__])[0][:200])
-    return Verdict(ability, difference <= TOLERANCE, f"differs by {difference:.1e}")
+def _random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _case(rows: int, slots: int) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    for heads, length in ((HEADS, rows), (KV_HEADS, slots), (KV_HEADS, slots)):
-        yield torch.randn((1, heads, length, DIM), generator=generator, dtype=torch.float32).to(torch.bfloat16)
+class Attention(nn.Module):
+    """Tree rows over a cache, rows side by side (BSND), one boolean mask for all heads."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, masked: Tensor) -> tuple[Tensor, ...]:
+        out, _ = torch.ops.npu.npu_fused_infer_attention_score(
+            query, key, value, atten_mask=masked, num_heads=HEADS, num_key_value_heads=KV_HEADS,
+            scale=DIM**-0.5, input_layout="BSND", sparse_mode=1,
+        )  # fmt: skip
+        return (out,)
 
 
-def _apart(got: Any, want: Tensor) -> Tensor:
-    return (got[0].cpu().float() - want.float()).abs().max()
+def _attention(rows: int) -> Probe:
+    """Every row sees half of the slots, another half each."""
+    query = _random(1, rows, HEADS, DIM)
+    key, value = (_random(1, SLOTS, KV_HEADS, DIM, seed=seed) for seed in (1, 2))
+    masked = (torch.arange(SLOTS) + torch.arange(rows)[:, None]) % 2 == 0
+    said = f"attention of {rows} rows with a mask [1, 1, {rows}, {SLOTS}], BSND"
+    return Probe(said, Attention(), (query, key, value, masked[None, None]), TOLERANCE)
 
 
-def _call(run: Attention, device: str, tensors: list[Tensor], mask: Tensor | None, **options: Any) -> Any:
-    query, key, value = (tensor.to(device) for tensor in tensors)
-    return run(
-        query,
-        key,
-        value,
-        atten_mask=None if mask is None else mask.to(device),
-        num_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        scale=DIM**-0.5,
-        input_layout="BNSD",
-        **options,
+class Ranks(nn.Module):
+    def forward(self, scores: Tensor) -> tuple[Tensor, ...]:
+        values, places = scores.topk(4, -1)
+        return values, places
+
+
+def _ranks(dtype: torch.dtype) -> Probe:
+    """No two scores of a row are equal, so that there is one order."""
+    order = torch.stack([torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(i)) for i in range(5)])
+    # bf16 tells 256 whole numbers apart.
+    distinct = order[:, :256].argsort(-1) if dtype == torch.bfloat16 else order
+    return Probe(f"TopK of {str(dtype).removeprefix('torch.')}", Ranks(), (distinct.to(dtype),))
+
+
+class Turned(nn.Module):
+    def forward(self, rows: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        return (torch.ops.npu.npu_rotary_mul(rows, cos, sin),)
+
+
+def _turned() -> Probe:
+    """Whole rows by tables [1, T, 1, D]; heads that keep their place are turned by no angle."""
+    angle = _random(1, 13, 1, DIM // 2, dtype=torch.float32, seed=1).repeat(1, 1, 1, 2)
+    rows = _random(1, 13, HEADS + KV_HEADS, DIM)
+    return Probe(
+        "RotaryMul with whole tables", Turned(), (rows, angle.cos().bfloat16(), angle.sin().bfloat16()), TOLERANCE
     )
 
 
-def _masked(run: Attention, device: str, rows: int, slots: int) -> Tensor:
-    """Every row sees half of the slots, another half each."""
-    tensors = list(_case(rows, slots))
-    masked = (torch.arange(slots) + torch.arange(rows)[:, None]) % 2 == 0
-    want = eager_attention(tensors[0], tensors[1], tensors[2], masked[None, None], DIM**-0.5)
-    return _apart(_call(run, device, tensors, masked[None, None], sparse_mode=1), want)
+class Written(nn.Module):
+    """A cache that the graph writes in place, and reads through what was written."""
+
+    def forward(self, index: Tensor, rows: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+        written = torch.ops.npu.npu_scatter_nd_update(cache, index, rows)
+        cache.copy_(written)
+        return (written.index_select(0, index.flatten()),)
 
 
-def _tree_masked(run: Attention, device: str, rows: int, slots: int) -> Tensor:
-    """The last rows of the keys are the tree: row i sees itself and every second row before it."""
-    tensors = list(_case(rows, slots))
-    order = torch.arange(rows)
-    tree = (order[None] > order[:, None]) | ((order[:, None] - order[None]) % 2 == 1)
-    full = torch.zeros((rows, slots), dtype=torch.bool)
-    full[:, slots - rows :] = tree
-    want = eager_attention(tensors[0], tensors[1], tensors[2], full[None, None], DIM**-0.5)
-    return _apart(_call(run, device, tensors, tree[None], sparse_mode=9), want)
+def _written() -> Probe:
+    index = torch.tensor([[3], [5], [SLOTS - 1], [SLOTS - 1]])
+    rows = _random(3, WIDTH).index_select(0, torch.tensor([0, 1, 2, 2]))  # the spare slot is written twice
+    return Probe(
+        "a cache written in place (RefData, ScatterNdUpdate)",
+        Written(),
+        (index, rows, torch.zeros(SLOTS, WIDTH).bfloat16()),
+    )
 
 
-def _tensor_lengths(run: Attention, device: str, rows: int, slots: int) -> Tensor:
-    """Half of the slots are valid, which a tensor on the device says."""
-    tensors, valid = list(_case(rows, slots)), slots // 2
-    masked = (torch.arange(slots) >= valid).expand(rows, slots)
-    want = eager_attention(tensors[0], tensors[1], tensors[2], masked[None, None], DIM**-0.5)
-    lengths = torch.tensor([valid], device=device)
-    return _apart(_call(run, device, tensors, None, actual_seq_lengths_kv=lengths), want)
+class Wrapped(nn.Module):
+    """The whole numbers that noise is made of: products that wrap around, cut, shifted."""
+
+    def forward(self, keys: Tensor) -> tuple[Tensor, ...]:
+        mixed = keys * 1540483477
+        mixed = mixed + keys
+        return mixed, mixed & 65535, (mixed & 0x7FFFFFFF) >> 13
+
+
+def _wrapped() -> Probe:
+    keys = torch.arange(1, 8193, dtype=torch.int32) * 262139
+    return Probe("int32 that wraps around", Wrapped(), (keys,))
+
+
+class Cut(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x[:, 1:3], x[:, :1], x[2:, -4:]
+
+
+def _cut() -> Probe:
+    return Probe("slices of bf16 (SplitV)", Cut(), (_random(5, 16),))
+
+
+class Products(nn.Module):
+    """The fused operators between attentions, and a product with a float32 bias behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(_random(2 * WIDTH, WIDTH, seed=3) * 0.05, requires_grad=False)
+        self.bias = nn.Parameter(_random(2 * WIDTH, seed=4), requires_grad=False)
+        self.gamma = nn.Parameter(_random(WIDTH, seed=5), requires_grad=False)
+
+    def forward(self, x: Tensor, more: Tensor) -> tuple[Tensor, ...]:
+        normed, _, total = torch.ops.npu.npu_add_rms_norm(x, more, self.gamma, 1e-5)
+        gated = torch.ops.npu.npu_swiglu(torch.ops.draftwood.linear(normed, self.weight, self.bias.float()))
+        return gated, total
+
+
+def _products() -> Probe:
+    return Probe(
+        "norm, product with a float32 bias, SwiGlu",
+        Products(),
+        (_random(13, WIDTH), _random(13, WIDTH, seed=1)),
+        TOLERANCE,
+    )
+
+
+class Rounded(nn.Module):
+    """W8A8: rows rounded on the device, whole numbers multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randint(-127, 128, (WIDTH, WIDTH), generator=torch.Generator().manual_seed(6))
+        self.weight = nn.Parameter(whole.to(torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.full((WIDTH,), 1e-3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.ops.draftwood.quantised_linear(x, self.weight, self.scale, None),)
+
+
+def _rounded() -> Probe:
+    return Probe("products of int8 rows and weights", Rounded(), (_random(13, WIDTH),), TOLERANCE)
+
+
+# In the order of risk, by name.
+PROBES: dict[str, Callable[[], Probe]] = {
+    "topk-bf16": lambda: _ranks(torch.bfloat16),
+    "topk-fp32": lambda: _ranks(torch.float32),
+    "attention-16": lambda: _attention(16),
+    "attention-17": lambda: _attention(17),
+    "attention-2": lambda: _attention(2),
+    "in-place": _written,
+    "rotary": _turned,
+    "int32": _wrapped,
+    "slices": _cut,
+    "products": _products,
+    "int8": _rounded,
+}
+
+
+def verdict(name: str, device: str = "npu:0", made: Compile | None = None) -> Verdict:
+    """Compiles and launches a probe's module; ``made`` stands in for the compilation in tests."""
+    probe = PROBES[name]()
+    try:
+        launch = (made or _compiled(device))(probe.module.to(device_of(device)))
+        given, here = [value.clone().to(device) for value in probe.inputs], [value.clone() for value in probe.inputs]
+        got, want = launch(*given), type(probe.module)()(*here)
+        # Inputs as well: a cache is written in place.
+        seen = _apart([*got, *given], [*want, *here], probe.tolerance)
+        engines = kernels_of(lambda: launch(*given), device)
+    except Exception as error:  # torchair, GE and operators raise classes of every kind
+        return Verdict(probe.ability, False, _first_line(error))
+    on = "".join(f"; {kind} on {engine}" for kind, engine in sorted(engines.items()))
+    return Verdict(probe.ability, not seen and "AI_CPU" not in engines.values(), f"{seen or 'as on the host'}{on}")
+
+
+def _compiled(device: str) -> Compile:
+    """torchair's whole way; on a CPU it stops before GE and runs the traced program."""
+    cache = Path(tempfile.mkdtemp(prefix="npu-probe-"))
+    return lambda module: compile_step(module, cache / type(module).__name__, device == "cpu", lambda _: None)
+
+
+def _apart(got: Iterable[Tensor], want: Iterable[Tensor], tolerance: float) -> str:
+    """What differs most; "" where all is near enough."""
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        here = one.cpu()
+        if here.dtype != other.dtype or here.shape != other.shape:
+            return f"result {number} is {here.dtype} {list(here.shape)}, expected {other.dtype} {list(other.shape)}"
+        apart = float((here.float() - other.float()).abs().max())
+        if not apart <= tolerance * max(float(other.float().abs().max()), 1.0):
+            return f"result {number} differs by {apart:.1e}"
+    return ""
+
+
+def kernels_of(launch: Callable[[], object], device: str) -> dict[str, str]:
+    """Kernel type -> the core that it ran on, by torch_npu's profiler; empty where there is none."""
+    if not device.startswith("npu"):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        with profiled(folder):
+            launch()
+        return {
+            k: v for path in sorted(Path(folder).rglob("kernel_details.csv")) for k, v in kernel_engines(path).items()
+        }
+
+
+def kernel_engines(path: Path) -> dict[str, str]:
+    """Type -> core of a ``kernel_details.csv`` of the profiler."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["Type"]: row["Accelerator Core"] for row in csv.DictReader(file) if row.get("Type")}
+
+
+# What no graph of ours uses yet, called through torch_npu; each gives its result and what it should be.
+Operator = Callable[..., Any]
+
+
+def _half(rows: int) -> tuple[list[Tensor], Tensor]:
+    """Query, key and value, and the attention to the first half of the slots, [1, T, N, D]."""
+    tensors = [_random(1, rows, HEADS, DIM), *(_random(1, SLOTS, KV_HEADS, DIM, seed=seed) for seed in (1, 2))]
+    masked = (torch.arange(SLOTS) >= SLOTS // 2).expand(1, 1, rows, SLOTS)
+    return tensors, Attention()(*tensors, masked)[0]
+
+
+def _lengths(run: Operator, device: str) -> tuple[Tensor, Tensor]:
+    tensors, want = _half(2)
+    valid = torch.tensor([SLOTS // 2], device=device)
+    return _called(run, [t.to(device) for t in tensors], actual_seq_lengths_kv=valid), want
+
+
+def _tables(run: Operator, device: str) -> tuple[Tensor, Tensor]:
+    """The cache in pages of 128 slots, which lie in the order of a table."""
+    (query, *caches), want = _half(2)
+    order = torch.randperm(SLOTS // 128, generator=torch.Generator().manual_seed(7))
+    pages = [cache.view(-1, 128, KV_HEADS * DIM)[order].to(device) for cache in caches]
+    table = order.argsort().to(torch.int32)[None].to(device)
+    options = {"block_table": table, "block_size": 128, "actual_seq_lengths_kv": [SLOTS // 2]}
+    return _called(run, [query.to(device), *pages], **options), want
+
+
+def _called(run: Operator, tensors: list[Tensor], **options: Any) -> Tensor:
+    heads = {"num_heads": HEADS, "num_key_value_heads": KV_HEADS, "scale": DIM**-0.5}
+    out: Tensor = run(*tensors, input_layout="BSND", **heads, **options)[0]
+    return out
+
+
+CALLED: dict[str, tuple[str, Callable[[Operator, str], tuple[Tensor, Tensor]]]] = {
+    "lengths": ("attention with lengths of keys as a tensor", _lengths),
+    "tables": ("attention over pages by a block table", _tables),
+}
+
+
+def called(name: str, device: str = "npu:0", run: Operator | None = None) -> Verdict:
+    """Calls an operator as it is; ``run`` stands in for it in tests."""
+    ability, trial = CALLED[name]
+    try:
+        device_of(device)  # loads torch_npu, which registers it
+        got, want = trial(run or torch.ops.npu.npu_fused_infer_attention_score, device)
+        seen = _apart([got], [want], TOLERANCE)
+    except Exception as error:  # as above
+        return Verdict(ability, False, _first_line(error))
+    return Verdict(ability, not seen, seen or "as on the host")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(verdict) for verdict in probe()]))
+    print(json.dumps([asdict((verdict if name in PROBES else called)(name)) for name in sys.argv[1:]]))

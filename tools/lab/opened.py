@@ -16,8 +16,7 @@ from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
-from draftwood.runtime.engines import Engine, open_engine
-from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines import Engine, StagedEngine, default_engine, open_engine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_times
@@ -27,6 +26,8 @@ from draftwood.tools.demo import counted
 from draftwood.tools.demo.sizes import models
 from draftwood.tools.lab import bundles
 from draftwood.tools.lab.conversations import Conversation, by_conversation, long_texts, tokenizer_of
+from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.lab.given import own_trees
 from draftwood.tools.lab.peers import Generate, open_peer
 from draftwood.tools.lab.prefilled import Prefilled
 from draftwood.tools.lab.suite import Ask, Suite
@@ -38,9 +39,10 @@ TUNE_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Opened:
-    """An engine on one bundle, with the step times that were measured on this machine."""
+    """An engine on one bundle, by its name ``runs``, with the step times that were measured on this machine."""
 
-    engine: CpuEngine
+    engine: StagedEngine
+    runs: str
     drafter: str
     digest: str
     times: tuple[StepTime, ...]
@@ -65,7 +67,10 @@ class Opened:
 
     @cached_property
     def tree(self) -> str:
-        """The gear of the fixed tree that promises most."""
+        """The gear of the fixed tree that promises most; of a bundle of one's own, of which nothing was counted, the
+        largest."""
+        if self.drafter not in demo.ALL_DRAFTERS:
+            return widest_gear(self.engine.bundle)
         return best_fixed(self.engine.bundle, counted(self.drafter, sampled=False).rank_paths(), self.times)
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -95,13 +100,19 @@ class Lab:
         """Prompts by conversation; ``limit`` of them, of every source alike."""
         return by_conversation(self.prompts, limit)
 
-    def planned(self, size: str, drafter: str) -> Opened:
-        """The pair with planned trees, tuned on this machine; one bundle for all sections of the suite."""
+    def planned(self, size: str, drafter: str, texts: int = 1) -> Opened:
+        """The pair with planned trees, tuned on this machine; one bundle for all sections of the suite, but for those
+        in which ``texts`` share a launch.
+
+        Where bundles were given, the one of the drafter's name.
+        """
 
         def bundle() -> Bundle:
-            return Bundle.open(bundles.planned_bundle(size, drafter, self._reach, self.work, self.say))
+            if drafter in self.suite.bundles:
+                return Bundle.open(Path(self.suite.bundles[drafter]))
+            return Bundle.open(bundles.planned_bundle(size, drafter, self._reach, self.work, self.say, texts))
 
-        return self._opened(("planned", size, drafter), bundle, tuned=True)
+        return self._opened(("planned", size, drafter, texts), bundle, tuned=True)
 
     @property
     def _reach(self) -> int:
@@ -109,7 +120,12 @@ class Lab:
         return max(max(ask.lengths, default=0) + ask.max_new_tokens for ask in self.suite.sections.values())
 
     def trees(self, size: str, drafter: str, trees: bundles.Trees, reach: int = 0) -> Opened:
-        """The pair with ``trees``, not tuned; those of a drafter that ranks levels need no build of their own."""
+        """The pair with ``trees``, not tuned; those of a drafter that ranks levels need no build of their own.
+
+        A bundle that was given has the trees that it has.
+        """
+        if drafter in self.suite.bundles:
+            return self.planned(size, drafter)
 
         def bundle() -> Bundle:
             found = Bundle.open(bundles.tree_bundle(size, drafter, reach, trees, self.work, self.say))
@@ -117,9 +133,13 @@ class Lab:
 
         return self._opened(("trees", size, drafter, bundles.kv_lengths(reach), trees), bundle, tuned=False)
 
+    def own_names(self, drafter: str) -> dict[str, str]:
+        """What a bundle that was given calls its trees, by M and D; nothing of a demo pair."""
+        return own_trees(self.suite.bundles[drafter])[1] if drafter in self.suite.bundles else {}
+
     def on(self, opened: Opened, engine: str) -> Engine:
-        """The bundle on another engine, opened once; the CPU's is there already."""
-        if engine == "cpu":
+        """The bundle on another engine, opened once; its own is there already."""
+        if engine == opened.runs:
             return opened.engine
         if engine not in opened.others:
             opened.others[engine] = open_engine(opened.engine.bundle, engine)
@@ -143,7 +163,7 @@ class Lab:
         sampling = Sampling(temperature=temperature, seed=self.suite.seed)
         return Options(max_new_tokens=ask.max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)
 
-    def text(self, engine: CpuEngine, length: int, number: int) -> tuple[str, list[int]]:
+    def text(self, engine: Engine, length: int, number: int) -> tuple[str, list[int]]:
         """The ``number``-th text of a length, from 0; RequestError where the prompts do not make so many."""
         found = next(islice(long_texts(engine, self.prompts, length), number, None), None)
         if found is None:
@@ -175,17 +195,19 @@ class Lab:
             # One size at a time, or the memory of a large one would be held beside the next.
             self._open = {held: one for held, one in self._open.items() if held[1] == key[1]}
             bundle = make()
-            engine = CpuEngine(bundle)
-            times = self._times(engine) if tuned else ()
-            self._open[key] = Opened(engine, str(key[2]), bundle_digest(bundle), times)
+            runs = (self.suite.engine or default_engine(bundle)) if self.suite.bundles else "cpu"
+            engine = open_engine(bundle, runs)
+            assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
+            times = self._times(engine, runs) if tuned else ()
+            self._open[key] = Opened(engine, runs, str(key[2]), bundle_digest(bundle), times)
         return self._open[key]
 
-    def _times(self, engine: CpuEngine) -> tuple[StepTime, ...]:
+    def _times(self, engine: StagedEngine, runs: str) -> tuple[StepTime, ...]:
         """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""
         threads = len(os.sched_getaffinity(0))
-        kept = tuned_times(engine.bundle, "cpu", threads)
+        kept = tuned_times(engine.bundle, runs, threads)
         if not kept:
             self.say(f"timing the gears of {engine.bundle.folder.name}")
-            kept = tuple(tune(engine, TUNE_SECONDS))
-            keep_times(engine.bundle, "cpu", threads, kept)
+            kept = tuple(tune(engine, TUNE_SECONDS, engine.batches))
+            keep_times(engine.bundle, runs, threads, kept)
         return kept

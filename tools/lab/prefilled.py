@@ -19,6 +19,7 @@ class Prefilled:
     """An `Engine` for one prompt: ``start`` copies what a prefill has left, instead of running it."""
 
     max_batch = 1
+    padded = False
 
     def __init__(self, engine: StagedEngine, prompt_n: NDArray[np.int64], slots: int) -> None:
         self.bundle, self.behind = engine.bundle, engine

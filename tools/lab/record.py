@@ -59,8 +59,13 @@ def begin(folder: Path, suite: Suite) -> None:
                 f"--out {folder}: holds a run that asked otherwise of {name!r}, suite {held['name']}; give its"
                 " arguments again, or another --out"
             )
-    if held["seed"] != suite.seed or held["prompts"] != list(suite.prompts):
-        raise RequestError(f"--out {folder}: holds a run of other prompts or another seed; take another --out")
+    fixed = {
+        name: value for name, value in suite.builtins().items() if name in ("seed", "prompts", "bundles", "engine")
+    }
+    if any((held.get(name) or None) != (value or None) for name, value in fixed.items()):
+        raise RequestError(
+            f"--out {folder}: holds a run of other prompts, bundles, another engine or seed; take another --out"
+        )
     here = machine()
     value["machines"] += [here] if here not in value["machines"] else []
     value["commands"].append(command)

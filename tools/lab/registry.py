@@ -4,6 +4,7 @@ from draftwood.tools.lab.section import Section
 from draftwood.tools.lab.sections import (
     ablations,
     attention,
+    batches,
     budget,
     exactness,
     lengths,
@@ -22,6 +23,7 @@ SECTIONS: dict[str, Section] = {
         exactness.SECTION,
         peers.SECTION,
         steps.SECTION,
+        batches.SECTION,
         shapes.SECTION,
         budget.SECTION,
         window.SECTION,

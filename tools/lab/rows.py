@@ -94,3 +94,6 @@ def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for text in _all(rows):
         if not text.figures["equal"]:
             yield {"tie": False, **text.figures.get("difference", {}), "key": text.key, "way": text.way}
+    for row in rows:  # of texts that shared launches
+        for one in row["found"].get("bench", {}).get("differences", ()):
+            yield {**one, "key": row["key"], "way": "together"}

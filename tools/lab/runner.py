@@ -71,7 +71,8 @@ def is_plain(way: str) -> bool:
 
 def decode(way: Way, ids: Sequence[int], options: Options) -> Decoded:
     """The text behind a prompt."""
-    trace, policy = Trace(), way.policies.new(options.sampling.greedy, options.max_new_tokens)
+    held = options.grammar is not None
+    trace, policy = Trace(), way.policies.new(options.sampling.greedy, options.max_new_tokens, held)
     return Decoded(Decoding(way.engine, ids, options, policy, trace).run(), trace)
 
 
@@ -94,7 +95,7 @@ def measure(
         if other is not None:
             engine = staged(ways[name].engine)
             noise = logit_noise(engine, [*ids, *plain.token_ids])
-            told = explain(engine, "", ids, plain.token_ids, other.token_ids, options.sampling, noise)
+            told = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
             found[name]["difference"] = asdict(told)
     return found, plain
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,15 @@ from draftwood.tools.lab.suite import Ask, Suite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+    from draftwood.manifest import Manifest
     from draftwood.tools.lab.opened import Lab
 
 Row = dict[str, Any]
+
+
+def any_bundle(manifest: Manifest) -> bool:
+    """``Section.given`` of a section that measures every bundle."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,11 @@ class Figure:
 Block = Table | Figure | str
 
 
+def seconds_of(table: Mapping[str, float], size: str) -> float:
+    """What a section's table has for a size; for bundles of one's own, of which it has nothing, its largest entry."""
+    return table.get(size, max(table.values()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A part of the evaluation. ``source`` names what it repeats: a paper, or ``Draftwood``."""
@@ -77,5 +88,7 @@ class Section:
     prepare: Callable[[Task, Ask, Lab], None] = lambda task, ask, lab: None
     measure: Callable[[Task, Ask, Lab], dict[str, Any]]
     show: Callable[[list[Row]], Iterator[Block]]
+    # Whether it measures a bundle of one's own; None where it is of the demo pairs alone.
+    given: Callable[[Manifest], bool] | None = None
     # Packages without which nothing is measured, as doctor knows them.
     needs: tuple[str, ...] = field(default=())

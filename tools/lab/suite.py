@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import msgspec
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
+from draftwood.manifest import Manifest
 from draftwood.tools import demo
 from draftwood.tools.demo.sizes import SIZES
+from draftwood.tools.lab.given import Given
 from draftwood.tools.prompts import split_family
 
 FOLDER = Path(__file__).parent / "suites"
@@ -45,14 +47,14 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     depths: tuple[int, ...] = ()
     # Tokens that a drafter sees at most; 0 for all.
     windows: tuple[int, ...] = ()
+    # Texts that share launches.
+    texts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, known in (("sizes", tuple(SIZES)), ("drafters", demo.ALL_DRAFTERS), ("policies", POLICIES)):
-            if strange := [one for one in getattr(self, name) if one not in known]:
-                raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
+        _check("policies", self.policies, POLICIES)
         limits = [limit for limit in (self.limit, *self.limits.values()) if limit is not None]
-        if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, *limits) < 1:
-            raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, limit: expected 1 or more")
+        if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, *self.texts, *limits) < 1:
+            raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, texts, limit: expected 1 or more")
         if any(temperature < 0 for temperature in self.temperatures) or min(self.windows, default=0) < 0:
             raise ValueError("temperatures, windows: expected 0 or more")
 
@@ -73,28 +75,57 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seed: int = 1
     # Prompt files, each FILE or FAMILY=FILE; the built-in prompts where none is given.
     prompts: tuple[str, ...] = ()
+    # Bundles by name, measured in the place of the demo pairs, and the engine that runs them; None for the default one.
+    bundles: dict[str, str] = {}
+    engine: str | None = None
 
-    def only(self, sizes: tuple[str, ...] | None, sections: tuple[str, ...] | None, prompts: Sequence[str]) -> Suite:
-        """The suite with other sizes in every section, with some of its sections, with other prompt files if any.
+    def __post_init__(self) -> None:
+        for ask in () if self.bundles else self.sections.values():
+            _check("sizes", ask.sizes, tuple(SIZES))
+            _check("drafters", ask.drafters, demo.ALL_DRAFTERS)
+
+    def only(self, sections: Sequence[str], prompts: Sequence[str]) -> Suite:
+        """The suite with these of its sections, if any are named, and with other prompt files, if any are.
 
         Raises:
-            RequestError: a section that it does not have, or a size that is not known.
+            RequestError: a section that it does not have.
         """
-        if strange := [name for name in sections or () if name not in self.sections]:
+        if strange := [name for name in sections if name not in self.sections]:
             raise RequestError(f"--sections {strange[0]}: suite {self.name} has {', '.join(self.sections)}")
-        kept = {name: ask for name, ask in self.sections.items() if sections is None or name in sections}
-        if sizes is not None:
-            try:
-                kept = {name: msgspec.structs.replace(ask, sizes=sizes) for name, ask in kept.items()}
-            except ValueError as error:
-                raise RequestError(f"--sizes: {error}") from error
+        kept = {name: ask for name, ask in self.sections.items() if not sections or name in sections}
         given = tuple(_resolved(one) for one in prompts) or self.prompts
         return msgspec.structs.replace(self, sections=kept, prompts=given)
+
+    def of(self, bundles: Mapping[str, Given], engine: str | None, takes: Callable[[str, Manifest], bool]) -> Suite:
+        """The suite over these bundles in the place of the demo pairs, with lengths that all of them hold.
+
+        ``takes`` says whether a section, by its name, measures a bundle; one that measures none is left out.
+
+        Raises:
+            RequestError: no section is left.
+        """
+        manifests = [one.manifest for one in bundles.values()]
+        family, context = manifests[0].teacher.config["family"], min(one.dims.context for one in manifests)
+        kept = {}
+        for name, ask in self.sections.items():
+            lengths = tuple(length for length in ask.lengths if length + ask.max_new_tokens <= context)
+            own = tuple(bundle for bundle, one in bundles.items() if takes(name, one.manifest))
+            if own and (lengths or not ask.lengths):
+                kept[name] = msgspec.structs.replace(ask, sizes=(family,), drafters=own, lengths=lengths)
+        if not kept:
+            raise RequestError(f"--bundle: suite {self.name} has no section that measures it; expected turns, say")
+        folders = {name: one.folder for name, one in bundles.items()}
+        return msgspec.structs.replace(self, sections=kept, bundles=folders, engine=engine)
 
     def builtins(self) -> dict[str, Any]:
         """The suite as JSON has it."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return found
+
+
+def _check(name: str, asked: Sequence[str], known: Sequence[str]) -> None:
+    if strange := [one for one in asked if one not in known]:
+        raise ValueError(f"{name}: {strange[0]!r} is none of {', '.join(known)}")
 
 
 def _resolved(given: str) -> str:

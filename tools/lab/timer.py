@@ -43,31 +43,34 @@ class Spent(NamedTuple):
 
 def time_step(
     engine: StagedEngine,
-    state: SequenceState,
+    states: Sequence[SequenceState],
     gear: Gear | None,
-    verified: Draft | None = None,
+    verified: Sequence[Draft] = (),
     path: Sequence[int] | None = None,
 ) -> Spent:
-    """One step behind a text. ``verified`` takes the place of what the gear drafts, which is timed all the same.
+    """One step of texts in one launch. ``verified`` takes the place of what the gear drafts, which is timed all the
+    same.
 
-    A commit of ``path`` is not timed: engines move accepted rows inside the next step. Without a path the text stays
-    as it was.
+    A commit of ``path`` is not timed: engines move accepted rows inside the next step. Without a path the texts stay
+    as they were.
     """
     from draftwood.runtime.speculation.step import accept
 
     began = time.perf_counter_ns()
-    drafts = engine.draft([state], [gear]) if gear else []
+    drafts = engine.draft(states, [gear] * len(states)) if gear else []
     drafted = time.perf_counter_ns()
-    drafts = [verified] if verified else drafts
-    (output,) = engine.verify([state], drafts)
+    drafts = list(verified) or drafts
+    outputs = engine.verify(states, drafts)
     ran = time.perf_counter_ns()
-    state.branched(drafts[0].tokens_T, output.features_RF)
-    accept(state, drafts[0], output.logits_RV)
+    for state, draft, output in zip(states, drafts, outputs, strict=True):
+        state.branched(draft.tokens_T, output.features_RF)
+        accept(state, draft, output.logits_RV)
     took = time.perf_counter_ns()
-    if path is None:
-        state.rollback(state.length)
-    else:
-        state.commit(path)
+    for state in states:
+        if path is None:
+            state.rollback(state.length)
+        else:
+            state.commit(path)
     return Spent((drafted - began) / 1e3, (ran - drafted) / 1e3, (took - ran) / 1e3)
 
 
@@ -87,11 +90,45 @@ def time_gears(engine: StagedEngine, texts: Sequence[tuple[Gear, int]], seconds:
 
     def visit() -> None:
         for gear, length in texts:
-            row = [time_step(engine, caches[gear.slots, length], gear) for _ in range(IN_A_ROW)]
+            row = [time_step(engine, [caches[gear.slots, length]], gear) for _ in range(IN_A_ROW)]
             found[gear.name, length] += row[1:]
 
     in_rounds(visit, LEAST_ROUNDS, seconds)
     return {key: Spent(*np.median(np.array(taken), axis=0).tolist()) for key, taken in found.items()}
+
+
+def time_batches(
+    engine: StagedEngine, texts: Sequence[tuple[Gear, int]], count: int, seconds: float
+) -> dict[tuple[str, int], float]:
+    """Median microseconds for every gear of the steps that ``count`` texts of a length share: as a decoding takes
+    them, commits and all, each behind the last one's."""
+    keys = sorted({(gear.slots, length) for gear, length in texts})
+    caches = {key: [filled(engine, *key) for _ in range(count)] for key in keys}
+    found: dict[tuple[str, int], list[float]] = {(gear.name, length): [] for gear, length in texts}
+
+    def visit() -> None:
+        for gear, length in texts:
+            states = caches[gear.slots, length]
+            _go_back(states, length)
+            row = [_batch_us(engine, states, gear, length) for _ in range(IN_A_ROW)]
+            found[gear.name, length] += row[1:]
+
+    in_rounds(visit, LEAST_ROUNDS, seconds)
+    return {key: float(np.median(taken)) for key, taken in found.items()}
+
+
+def _batch_us(engine: StagedEngine, states: Sequence[SequenceState], gear: Gear, length: int) -> float:
+    """One such step; texts that have no room for it go back to where they began."""
+    if not all(state.kv.room(_rows(engine, gear)) for state in states):
+        _go_back(states, length)
+    began = time.perf_counter_ns()
+    engine.step(states, [gear] * len(states))
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def _go_back(states: Sequence[SequenceState], length: int) -> None:
+    for state in states:
+        state.rollback(length)
 
 
 def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
@@ -107,19 +144,28 @@ def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
     return state
 
 
-def tune(engine: StagedEngine, seconds: float) -> list[StepTime]:
-    """What a step of every gear takes, behind texts of two lengths, measured for about ``seconds`` in all."""
+def tune(engine: StagedEngine, seconds: float, batches: Sequence[int] = ()) -> list[StepTime]:
+    """What a step of every gear takes, behind texts of two lengths, measured for about ``seconds``; and as long for
+    every number of texts in ``batches`` that share a launch."""
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
     found = time_gears(engine, texts, seconds)
     return [
         *(StepTime(gear=name, length=length, us=round(sum(spent), 2)) for (name, length), spent in found.items()),
         *_late(engine),
+        *(
+            StepTime(gear=name, length=length, us=round(us, 2), texts=count)
+            for count in batches
+            for (name, length), us in time_batches(engine, texts, count, seconds).items()
+        ),
     ]
 
 
+def _rows(engine: StagedEngine, gear: Gear) -> int:
+    return next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
+
+
 def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
-    rows = next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
-    return sorted({max(1, int((gear.slots - 2 - rows) * place)) for place in PLACES})
+    return sorted({max(1, int((gear.slots - 2 - _rows(engine, gear)) * place)) for place in PLACES})
 
 
 def _late(engine: StagedEngine) -> list[StepTime]:
@@ -133,7 +179,7 @@ def _late(engine: StagedEngine) -> list[StepTime]:
     for _ in range(LEAST_ROUNDS + 2):
         state = filled(engine, gear.slots, length - late)
         engine.prefill(state, np.zeros(late, np.int64))
-        found.append(sum(time_step(engine, state, gear)))
+        found.append(sum(time_step(engine, [state], gear)))
     return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]
 
 
@@ -179,7 +225,7 @@ def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
 
 def us_at(times: Sequence[StepTime], gear: str, length: int) -> float:
     """Microseconds of a gear's step behind a text of a length, between the lengths at which it was timed."""
-    timed = sorted((one.length, one.us) for one in times if one.gear == gear and not one.late)
+    timed = sorted((one.length, one.us) for one in times if one.gear == gear and not one.late and one.texts == 1)
     return float(np.interp(length, [n for n, _ in timed], [us for _, us in timed]))
 
 

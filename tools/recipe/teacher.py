@@ -20,9 +20,9 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood.compiler.training.teacher import default_device
 from draftwood.tools.recipe.tokenizer import encode_row, save_tokenizer, texts_of, train_tokenizer
 from draftwood.tools.script import refusing
-from draftwood.tools.training.generate import placed
 from draftwood.tools.training.rows import Row, held_out, read_data
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 
@@ -50,6 +50,12 @@ def demo_config() -> LlamaConfig:
         eos_token_id=1,
         pad_token_id=1,
     )
+
+
+def placed(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model itself, moved to the GPU if there is one."""
+    torch.nn.Module.to(model, default_device())  # transformers has wrong types for its own
+    return model
 
 
 def prepare(data: Sequence[str], out: Path) -> tuple[np.ndarray, np.ndarray, int]:

@@ -9,28 +9,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftwood.compiler.ge.weights import bundle_npu_weights
-from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, onnx_weights, required_set
+from draftwood.compiler.targets.bundled import (
+    bundle_drafts,
+    bundle_modules,
+    onnx_weights,
+    required_set,
+    whole_npu_weights,
+)
 from draftwood.compiler.targets.online import host
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.speculation.kv_cache import KvCache, Zeros
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
+from draftwood.tools.reference.held import Held
 
 
-class EagerEngine(StagedEngine):
+class EagerEngine(Held):
     """Runs every step with plain PyTorch attention and no graph; slow, and independent of any lowering.
 
-    In fp32 over the weights of the ONNX graphs, or with ``npu`` in the type and over the weights of the NPU's.
+    In fp32 over the weights of the ONNX graphs; with ``npu``, or where there are none, in the type and over the weights
+    of the NPU's. Every step is held to its invariants.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None, npu: bool = False) -> None:
         manifest = bundle.manifest
+        npu = npu or manifest.graph_set("onnx") is None
         graphs = required_set(bundle.folder, manifest, "ge" if npu else "onnx")
-        super().__init__(bundle, graphs.graphs, self._run_draft)
-        weights = bundle_npu_weights(bundle.folder, graphs) if npu else onnx_weights(bundle.folder, manifest)
+        # In fp32 the drafts of any size: they need no padding.
+        super().__init__(bundle, [one for one in graphs.graphs if npu or not one.slots], self._run_draft)
+        weights = whole_npu_weights(bundle.folder, manifest) if npu else onnx_weights(bundle.folder, manifest)
         self.decoder, self.drafter = bundle_modules(manifest, weights)
         self.dtype = weights["norm.weight"].dtype
         self.draft_steps = bundle_drafts(bundle.folder, manifest, graphs, (self.decoder, self.drafter))
@@ -63,8 +71,9 @@ class EagerEngine(StagedEngine):
         module: Any = self.draft_steps[graph.name].module
         if hasattr(module, "form"):
             module.form = "eager"
-        small = [torch.from_numpy(inputs[spec.name]) for spec in graph.inputs if spec.name in inputs]
-        values = [value.to(self.dtype) if value.is_floating_point() else value for value in small]
+        small = [spec.name for spec in graph.inputs if spec.name not in graph.caches]
+        given = [torch.from_numpy(inputs[name]) if name in inputs else buffers[name] for name in small]
+        values = [value.to(self.dtype) if value.is_floating_point() else value for value in given]
         results = module(*values, *(buffers[name].flatten(0, 1) for name in graph.caches))
         outputs = {spec.name: value for spec, value in zip(graph.outputs, results, strict=True)}
         for name in graph.caches:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.compiler.ge.graph import Graph, Node
 from draftwood.compiler.ge.interpreter import Interpreter
-from draftwood.compiler.ge.lockstep import run_ranks
+from draftwood.compiler.ge.lockstep import Gathered, run_ranks
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
 from draftwood.compiler.targets.online import declared, host
@@ -21,6 +21,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.inputs import fill_tree
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
+from draftwood.tools.reference.held import Held
 from draftwood.tools.reference.ranks import RankBuffers, of_rank
 from draftwood.trees import TreeBuffers
 
@@ -31,14 +32,22 @@ class InterpreterExecutor:
     """Slow and exact: operator for operator what GE would run, in the graphs' own element type.
 
     ``mutate`` may change a graph before it is run, for tests that a fault is caught; ``observe`` sees every value.
+    Of several ranks it runs all, or ``rank`` alone, for which ``gathered`` fetches what the others bring.
     """
 
-    def __init__(self, bundle: Bundle, mutate: Callable[[Graph], Graph]) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        mutate: Callable[[Graph], Graph] = lambda graph: graph,
+        rank: int | None = None,
+        gathered: Gathered = lambda values: values,
+    ) -> None:
         graphs = required_set(bundle.folder, bundle.manifest, "ge")
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
         self.observe: Observe | None = None
-        self._folder, self._mutate = bundle.folder, mutate
-        self._weights = [bundle_npu_weights(bundle.folder, one) for one in bundle.manifest.rank_sets("ge")]
+        self._folder, self._mutate, self._gathered = bundle.folder, mutate, gathered
+        sets = [one for one in bundle.manifest.rank_sets("ge") if rank in (None, one.rank)]
+        self._weights = [bundle_npu_weights(bundle.folder, one) for one in sets]
         self._opened: dict[str, list[Interpreter]] = {}
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
@@ -53,7 +62,7 @@ class InterpreterExecutor:
         if graph.name not in self._opened:
             self._opened[graph.name] = [self.interpreter(graph, rank) for rank in range(len(self._weights))]
         given = [self.gathered(graph, inputs, buffers, rank) for rank in range(len(self._weights))]
-        found = run_ranks(self._opened[graph.name], given, self.observe)
+        found = run_ranks(self._opened[graph.name], given, self.observe, self._gathered)
         outputs = [dict(zip(graph.results, results, strict=True)) for results in found]
         _check_alike(graph, outputs)
         for rank, own in enumerate(outputs):
@@ -88,7 +97,7 @@ def _check_alike(graph: GraphSignature, outputs: Sequence[Mapping[str, Tensor]])
                 raise InvariantError(f"graph {graph.name}: {name} of rank {rank} differs from that of rank 0")
 
 
-class GeEngine(StaticEngine):
+class GeEngine(Held, StaticEngine):
     """Decodes with the NPU's graphs on this machine's CPU, those of all ranks together."""
 
     executor: InterpreterExecutor

@@ -77,6 +77,7 @@ class _Lockstep(HostParts):
     """Two engines that a decoding takes for one: what it sees is the first's."""
 
     max_batch = 1
+    padded = False
 
     def __init__(self, engine: StagedEngine, reference: StagedEngine, allowed: float) -> None:
         self.bundle = engine.bundle

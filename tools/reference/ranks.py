@@ -41,9 +41,10 @@ class RankBuffers:
     def __getitem__(self, place: Any) -> RankBuffers:
         return self._each(lambda part: part[place])
 
-    def __setitem__(self, place: Any, value: RankBuffers) -> None:
-        for own, given in zip(self.parts, value.parts, strict=True):
-            own[place] = given
+    def __setitem__(self, place: Any, value: RankBuffers | float) -> None:
+        given: Sequence[Any] = value.parts if isinstance(value, RankBuffers) else [value] * len(self.parts)
+        for own, one in zip(self.parts, given, strict=True):
+            own[place] = one
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> RankBuffers:
         return RankBuffers([change(part) for part in self.parts])

@@ -110,7 +110,7 @@ def _difference(
 ) -> TextDifference:
     whole = [*prompt, *base]
     noise = logit_noise(one, whole) + logit_noise(other, whole)
-    found = explain(other if side == "engine" else one, mode, prompt, base, text, options.sampling, noise)
+    found = explain(other if side == "engine" else one, mode, prompt, base, text, options, noise)
     return TextDifference(
         side=side,
         mode=mode,

@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.errors import CheckpointError, InvariantError
+from draftwood.errors import CheckpointError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.eager import EagerEngine
+from draftwood.tools.reference.held import hold
 from draftwood.tools.reference.hf_teacher import HfTeacher, TeacherStep
-from draftwood.trees import violations
 
 
 class HfEngine(EagerEngine):
     """Verifies with the transformers model; drafts as the eager engine does, from the transformers model's features.
 
-    Every step checks the invariants of its tree and its cache, and raises InvariantError where one is broken.
+    A verify step by itself is held to its invariants as well, before it and behind it.
     """
 
     def __init__(self, bundle: Bundle, teacher: HfTeacher) -> None:
@@ -47,6 +47,10 @@ class HfEngine(EagerEngine):
     def new_kv(self, slots: int) -> BranchCache:
         return self.teacher.new_cache(slots)
 
+    @property
+    def parts(self) -> HfEngine:
+        return self
+
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         order = np.arange(len(chunk_n))
         output = _output(self.teacher.step(state.kv, chunk_n, order, order[None] <= order[:, None], last_only=True))
@@ -55,9 +59,7 @@ class HfEngine(EagerEngine):
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         (state,), (draft,) = states, drafts
-        for violation in violations(draft.tree):
-            raise InvariantError(f"tree: {violation.name} at row {violation.row}: {violation.message}")
-        state.check()
+        hold(states, drafts)
         step = self.teacher.step(state.kv, draft.tokens_T, draft.tree.depths, draft.tree.mask)
         state.check()
         return [_output(step)]

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from draftwood.tools.serve.messages import Drawn, Finish, Step, Token
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Speculation(Struct, kw_only=True):
@@ -21,10 +21,17 @@ class Speculation(Struct, kw_only=True):
     acceptance_histogram: list[int]
 
 
+class PromptDetails(Struct):
+    """``cached_tokens`` of the prompt were known from an ended text."""
+
+    cached_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
     speculative_decoding: Speculation | None = None
 
 
@@ -49,15 +56,36 @@ class TextLogprobs(Struct):
     text_offset: list[int]
 
 
+class CalledFunction(Struct):
+    """``arguments`` are JSON's text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(ToolCall, kw_only=True):
+    """A call comes whole, in one delta."""
+
+    index: int
+
+
 class AnswerMessage(Struct):
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -125,7 +153,8 @@ class ModelHealth(Struct, kw_only=True):
     restarts: int
     running: int
     waiting: int
-    places: int
+    # Share of the caches' budget that running texts need.
+    cache_usage: float
 
 
 class Health(Struct, kw_only=True):
@@ -143,9 +172,11 @@ class Tokenized(Struct):
     max_model_len: int | None
 
 
-def finish_reason(finish: Finish) -> FinishReason:
-    """In OpenAI's words."""
-    return "stop" if finish == "stop" else "length"
+def finish_reason(finish: Finish, called: bool) -> FinishReason:
+    """In OpenAI's words; ``called`` says whether the text had calls of tools."""
+    if finish != "stop":
+        return "length"
+    return "tool_calls" if called else "stop"
 
 
 def chat_logprobs(drawn: list[Drawn] | None) -> ChatLogprobs | None:

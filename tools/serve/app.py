@@ -26,18 +26,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.tools.serve import metrics as prometheus
 from draftwood.tools.serve.answers import Health, ModelCard, ModelHealth, ModelList, Tokenized, Version
-from draftwood.tools.serve.bodies import ChatBody, CompletionBody, TokenizeBody, chat_messages, parse
+from draftwood.tools.serve.asks import chat_messages
+from draftwood.tools.serve.bodies import ChatBody, CompletionBody, TokenizeBody, parse
 from draftwood.tools.serve.completions import Completion
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
 from draftwood.tools.serve.http import EventStream, Gone, read_body, while_connected
 from draftwood.tools.serve.messages import Encode, Encoded, Refused
-from draftwood.tools.serve.model import ServedModel
+from draftwood.tools.serve.model import Full, ServedModel
 from draftwood.tools.serve.schema import openapi
 from draftwood.version import __version__
 
 log = logging.getLogger("draftwood.serve")
 
 LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]"}
+SESSION = b"x-session-id"
 # What a client may name its request.
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 PAGE_HEADERS = {
@@ -131,9 +133,9 @@ class Service:
             name: ModelHealth(
                 ready=model.ready,
                 restarts=model.restarts,
-                running=model.busy - model.queued,
-                waiting=model.queued,
-                places=model.arguments.places,
+                running=model.running,
+                waiting=model.waiting,
+                cache_usage=model.cache_usage,
             )
             for name, model in self.models.items()
         }
@@ -174,7 +176,11 @@ class Service:
             raise RequestRefused("prompt: expected either prompt or messages", "prompt")
         prompt = body.prompt if body.messages is None else {"messages": chat_messages(body.messages)}
         assert prompt is not None
-        found = await model.encode(Encode(0, prompt, body.add_special_tokens))
+        try:
+            found = await model.encode(Encode(0, prompt, body.add_special_tokens))
+        except Full:
+            model.metrics.rejected()
+            raise unavailable("as many prompts as may wait do wait; try again soon", "queue_full") from None
         if isinstance(found, Encoded):
             context = model.facts.context if model.facts else None
             return await _json(Tokenized(found.tokens, len(found.tokens), context))(scope, receive, send)
@@ -198,7 +204,8 @@ class Service:
             text = f"at most {self.settings.per_key} requests of one key at the same time"
             raise RequestRefused(text, status=429, type="rate_limit_error", code="per_key", retry=1)
         self._in_flight[key] += 1
-        completion = Completion(model, body, self.settings.most_tokens)
+        session = dict(scope["headers"]).get(SESSION, b"").decode("latin-1")
+        completion = Completion(model, body, self.settings.most_tokens, session)
         scope["state"]["told"] = completion
         try:
             if body.stream:
@@ -260,7 +267,7 @@ class Guard:
             await send(message)
 
         try:
-            refused = self._refusal(scope["path"], headers, state)
+            refused = self._refusal(scope, headers, state)
             if refused is not None:
                 await refused.response()(scope, receive, answer)
             else:
@@ -270,8 +277,8 @@ class Guard:
         finally:
             _log(scope, state, request_id, status, time.monotonic() - began)
 
-    def _refusal(self, path: str, headers: Mapping[bytes, str], state: dict[str, Any]) -> RequestRefused | None:
-        settings = self._service.settings
+    def _refusal(self, scope: Scope, headers: Mapping[bytes, str], state: dict[str, Any]) -> RequestRefused | None:
+        settings, path = self._service.settings, scope["path"]
         # Without a key a page of another origin could reach a local server by a name that resolves to it.
         host = headers.get(b"host", "")
         name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
@@ -279,6 +286,8 @@ class Guard:
             return RequestRefused("host: expected this machine's own name, got another", status=403)
         if not self._keys or path == "/health" or (settings.page and path in PAGE):
             return None
+        if settings.origins and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            return None  # browsers ask so, and send no key, before they send a request with one
         kind, _, given = headers.get(b"authorization", "").partition(" ")
         # All are compared, and in constant time: how long it takes tells nothing.
         found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,6 +24,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Choices = Annotated[int, Meta(ge=1, le=16)]
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Meta(max_length=16)]
+FunctionName = Annotated[str, Meta(pattern=r"^[\w.-]{1,128}$")]
 Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 
 
@@ -34,6 +35,46 @@ class Part(Struct):
     text: str | None = None
 
 
+class CalledFunction(Struct):
+    """``arguments`` are JSON's text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class AssistantCall(Struct):
+    """A call that an answer had, handed back."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Function(Struct, omit_defaults=True):
+    """A tool as its model is told of it; ``strict`` says nothing here."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class NamedTool(Struct):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class Message(Struct):
     """One message of a chat; what a template may want beside role and content is handed on."""
 
@@ -41,10 +82,28 @@ class Message(Struct):
     content: str | list[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[AssistantCall] | None = None
+    tool_call_id: str | None = None
 
 
 class StreamOptions(Struct):
     include_usage: bool | None = False
+
+
+class JsonSchema(Struct, rename={"schema_": "schema"}):
+    """``strict`` is always the case."""
+
+    schema_: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """What the answer has to be: any text, any JSON object, or one of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class Extra(Struct):
@@ -68,6 +127,9 @@ class Common(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = False
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    # Of Lark's or GBNF's syntax.
+    grammar: str | None = None
     draftwood: Extra | None = None
 
 
@@ -80,6 +142,10 @@ class ChatBody(Common, kw_only=True):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    # With ``required`` or a tool's name the answer is one call, and nothing else.
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = True
 
 
 class CompletionBody(Common, kw_only=True):
@@ -108,12 +174,8 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "stop_token_ids": ([],),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "grammar": ("",),
     "guided_json": (),
     "guided_regex": (),
     "guided_grammar": (),
@@ -146,46 +208,13 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
         if value is not None and not any((type(value) is not bool and value == one) or value is one for one in neutral):
             raise RequestRefused(f"{name}: is not supported here; leave it out", param=name)
     known = {field.encode_name for field in msgspec.structs.fields(kind)} | MISSING.keys()
-    if fresh := [name for name in given if name not in known and name not in _told][: _MOST_TOLD - len(_told)]:
+    unknown = {ascii(name[:40]) for name in given if name not in known}
+    if fresh := sorted(unknown - _told)[: _MOST_TOLD - len(_told)]:
         _told.update(fresh)
-        log.info("fields that are ignored, told once: %s", ", ".join(f"{name:.40}" for name in fresh))
+        log.info("fields that are ignored, told once: %s", ", ".join(fresh))
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         param = where.rstrip("`") or (re.findall(r"required field `(\w+)`", what) or [None])[0]
         raise RequestRefused(f"{param}: {what}" if where else what, param=param) from None
-
-
-def chat_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Messages as templates know them: content as one string, OpenAI's ``developer`` as ``system``."""
-    return [_message(number, message) for number, message in enumerate(messages)]
-
-
-def _message(number: int, message: Message) -> dict[str, Any]:
-    content = message.content
-    if isinstance(content, list):
-        for at, part in enumerate(content):
-            if part.type != "text" or part.text is None:
-                where = f"messages[{number}].content[{at}]"
-                raise RequestRefused(f"{where}: only parts of type text are understood, got {part.type:.40}", where)
-        content = "\n".join(part.text or "" for part in content)
-    made = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
-    more = {"name": message.name, "reasoning_content": message.reasoning_content}
-    return made | {name: value for name, value in more.items() if value is not None}
-
-
-def prompts(given: str | list[str | int | Ids]) -> list[str | list[int]]:
-    """The prompts of a completion: a text, token ids, or a list of either.
-
-    Raises:
-        RequestRefused: an empty list, or a mixture.
-    """
-    if isinstance(given, str):
-        return [given]
-    if given and all(isinstance(one, int) for one in given):
-        return [[one for one in given if isinstance(one, int)]]
-    found = [one for one in given if not isinstance(one, int)]
-    if not found or len(found) < len(given):
-        raise RequestRefused("prompt: expected a text, token ids, or a list of either", "prompt")
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -10,31 +9,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from draftwood.tools.serve.answers import (
     AnswerMessage,
+    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatDelta,
     Delta,
     FinishReason,
+    PromptDetails,
     Speculation,
     TextAnswer,
     TextChoice,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     chat_logprobs,
     finish_reason,
     text_logprobs,
 )
-from draftwood.tools.serve.bodies import ChatBody, CompletionBody, Extra, chat_messages, prompts
+from draftwood.tools.serve.asks import asks, tools
+from draftwood.tools.serve.bodies import ChatBody, CompletionBody
+from draftwood.tools.serve.calls import Call, Calls
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
-from draftwood.tools.serve.messages import Ask, Begun, Drawn, Ended, Failed, Piece, Refused, Step, ToServer
+from draftwood.tools.serve.messages import Begun, Busy, Drawn, Ended, Failed, Piece, Refused, Step, ToServer
 from draftwood.tools.serve.model import Full, Mailbox, ServedModel
-
-DEFAULT_COMPLETION_TOKENS = 16
-# Texts of one request: prompts times choices.
-MOST_TEXTS = 64
 
 
 @dataclass
@@ -42,8 +44,10 @@ class Text:
     """One choice, as far as it has come."""
 
     pieces: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[Drawn] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
     finish: FinishReason | None = None
     # By how many drafted tokens a step accepted: steps.
@@ -57,6 +61,7 @@ class Part:
 
     index: int
     text: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[Drawn] | None = None
     steps: list[Step] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -65,26 +70,35 @@ class Part:
 class Completion:
     """One request. ``parts`` decodes it; leaving that early, for whatever reason, drops its texts."""
 
-    def __init__(self, model: ServedModel, body: ChatBody | CompletionBody, limit: int) -> None:
+    def __init__(self, model: ServedModel, body: ChatBody | CompletionBody, limit: int, session: str = "") -> None:
         self.model, self.body = model, body
         chat = isinstance(body, ChatBody)
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self._asks = asks(body, limit)
+        form = model.facts.calls if model.facts else None
+        told = tools(body, form)
+        self._asks = asks(body, limit, form, told)
+        for ask in self._asks:
+            ask.session = session
         self._choices = body.n or 1
         self.texts = [Text() for _ in self._asks]
+        # What finds calls of tools in a text, where there are tools.
+        self._calls: list[Calls] = []
+        if isinstance(body, ChatBody) and form is not None and told:
+            names, most = [tool["function"]["name"] for tool in told], 1 if body.parallel_tool_calls is False else None
+            self._calls = [Calls(form, names, most) for _ in self._asks]
 
     async def parts(self) -> AsyncIterator[list[Part]]:
         """What came, as it comes; first an empty list, once the prompts are known to be good.
 
         Raises:
-            RequestRefused: the bundle cannot serve it, no place is free, or the engine failed.
+            RequestRefused: the bundle cannot serve it, too many wait, or the engine failed.
         """
         box, begun = Mailbox(), 0
         try:
             self.model.submit(self._asks, box)
         except Full:
-            raise unavailable("as many requests as may wait do wait; try again soon", "queue_full") from None
+            raise self._full() from None
         try:
             while any(text.finish is None for text in self.texts):
                 letters = await box.take()
@@ -104,19 +118,30 @@ class Completion:
         text = self.texts[index]
         match letter:
             case Begun():
-                text.prompt_tokens = letter.prompt_tokens
+                text.prompt_tokens, text.cached_tokens = letter.prompt_tokens, letter.cached_tokens
             case Piece():
-                _add(came.setdefault(index, Part(index)), text, letter)
+                part = came.setdefault(index, Part(index))
+                _add(part, text, letter)
+                _add_text(part, text, self._calls[index].push(letter.text) if self._calls else [letter.text])
             case Ended():
-                text.finish = finish_reason(letter.finish)
-                came.setdefault(index, Part(index)).finish = text.finish
+                part = came.setdefault(index, Part(index))
+                _add_text(part, text, self._calls[index].finish() if self._calls else [])
+                text.finish = part.finish = finish_reason(letter.finish, bool(text.calls))
+            case Busy():
+                raise self._full()
             case Refused():
                 param = letter.param
                 if param == "messages" and isinstance(self.body, CompletionBody):
                     param = "prompt"
+                if param == "grammar" and not self.body.grammar:
+                    param = "tools" if self._calls else "response_format"
                 raise RequestRefused(letter.message, param, code=letter.code)
             case Failed():
                 raise failed(letter.message)
+
+    def _full(self) -> RequestRefused:
+        self.model.metrics.rejected()
+        return unavailable("as many requests as may wait do wait; try again soon", "queue_full")
 
     @property
     def usage(self) -> Usage:
@@ -127,6 +152,7 @@ class Completion:
             prompt_tokens=prompt,
             completion_tokens=tokens,
             total_tokens=prompt + tokens,
+            prompt_tokens_details=PromptDetails(sum(text.cached_tokens for text in self.texts[:: self._choices])),
             speculative_decoding=_speculation(self.texts),
         )
 
@@ -166,7 +192,8 @@ class Completion:
     def _chunk(self, part: Part, offset: int, usage: bool) -> ChatChunk | TextAnswer:
         made: ChatChunk | TextAnswer
         if isinstance(self.body, ChatBody):
-            delta = Delta(content=part.text) if part.text or not part.finish else Delta()
+            delta = Delta(content=part.text) if part.text or not (part.finish or part.calls) else Delta()
+            delta.tool_calls = part.calls or UNSET
             choice = ChatDelta(
                 index=part.index,
                 delta=delta,
@@ -195,7 +222,7 @@ class Completion:
             created=self.created,
             model=self.model.name,
             choices=[choice] if choice is not None else [],
-            usage=None if usage else msgspec.UNSET,
+            usage=None if usage else UNSET,
         )
 
     def _text_chunk(self, choice: TextChoice | None, usage: bool) -> TextAnswer:
@@ -205,7 +232,7 @@ class Completion:
             created=self.created,
             model=self.model.name,
             choices=[choice] if choice is not None else [],
-            usage=None if usage else msgspec.UNSET,
+            usage=None if usage else UNSET,
         )
 
     def _last(self) -> ChatChunk | TextAnswer:
@@ -225,9 +252,7 @@ def error_event(error: RequestRefused) -> bytes:
 
 
 def _add(part: Part, text: Text, piece: Piece) -> None:
-    """A piece, to what came and to the whole."""
-    part.text += piece.text
-    text.pieces.append(piece.text)
+    """A piece but for its text, to what came and to the whole."""
     text.tokens += piece.tokens
     if piece.logprobs is not None:
         part.logprobs = [*(part.logprobs or ()), *piece.logprobs]
@@ -237,6 +262,18 @@ def _add(part: Part, text: Text, piece: Piece) -> None:
     if piece.drafted:
         text.drafted += piece.drafted
         text.accepted[piece.accepted] = text.accepted.get(piece.accepted, 0) + 1
+
+
+def _add_text(part: Part, text: Text, found: Sequence[str | Call]) -> None:
+    """Text and calls, to what came and to the whole."""
+    for one in found:
+        if isinstance(one, str):
+            part.text += one
+            text.pieces.append(one)
+        else:
+            call = ToolCall(f"call_{uuid.uuid4().hex}", CalledFunction(one.name, one.arguments))
+            part.calls.append(ToolCallDelta(call.id, call.function, index=len(text.calls)))
+            text.calls.append(call)
 
 
 def _speculation(texts: Sequence[Text]) -> Speculation | None:
@@ -260,7 +297,7 @@ def _chat_choice(index: int, text: Text, logprobs: bool) -> ChatChoice:
     assert text.finish is not None
     return ChatChoice(
         index=index,
-        message=AnswerMessage("".join(text.pieces)),
+        message=AnswerMessage("".join(text.pieces) or (None if text.calls else ""), tool_calls=text.calls or UNSET),
         logprobs=chat_logprobs(text.logprobs) if logprobs else None,
         finish_reason=text.finish,
     )
@@ -273,48 +310,3 @@ def _text_choice(index: int, text: Text, logprobs: bool) -> TextChoice:
         logprobs=text_logprobs(text.logprobs, 0) if logprobs else None,
         finish_reason=text.finish,
     )
-
-
-def asks(body: ChatBody | CompletionBody, limit: int) -> list[Ask]:
-    """The texts of a request, prompt by prompt, each ``n`` times with seeds that follow each other.
-
-    Raises:
-        RequestRefused: too many, or more tokens than an answer may have.
-    """
-    given: Sequence[str | list[int] | dict[str, Any]]
-    if isinstance(body, ChatBody):
-        chat: dict[str, Any] = {"messages": chat_messages(body.messages)}
-        given = [chat | {"chat_template_kwargs": body.chat_template_kwargs or {}}]
-        name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-        tokens = getattr(body, name)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        if body.top_logprobs is not None and not body.logprobs:
-            raise RequestRefused("top_logprobs: needs logprobs to be true", "top_logprobs")
-    else:
-        given, name, logprobs = prompts(body.prompt), "max_tokens", body.logprobs
-        tokens = min(DEFAULT_COMPLETION_TOKENS, limit) if body.max_tokens is None else body.max_tokens
-    if tokens is not None and tokens > limit:
-        raise RequestRefused(f"{name}: this server answers with at most {limit} tokens, got {tokens}", name)
-    if len(given) * (body.n or 1) > MOST_TEXTS:
-        raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
-    seed = random.getrandbits(63) if body.seed is None else body.seed
-    extra = body.draftwood or Extra()
-    return [
-        Ask(
-            id=0,
-            prompt=prompt,
-            max_new_tokens=tokens,
-            limit=limit,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(body.top_k or 0, 0),
-            seed=(seed + number) % 2**64,
-            stop=[body.stop] if isinstance(body.stop, str) else list(body.stop or ()),
-            ignore_eos=bool(body.ignore_eos),
-            policy=extra.policy,
-            logprobs=logprobs,
-            steps=extra.steps and bool(body.stream),
-        )
-        for prompt in given
-        for number in range(body.n or 1)
-    ]

@@ -10,9 +10,27 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from draftwood.tools.serve.calls import Form
+
 Finish = Literal["stop", "length", "context", "cancelled"]
 
 HEAD_BYTES = 4
+
+
+class EngineArguments(Struct, frozen=True, kw_only=True):
+    """How an engine's process opens its bundle; None is what ``draftwood.open`` takes by itself."""
+
+    bundle: str
+    # Texts that may wait for room.
+    waiting: int
+    engine: str | None = None
+    threads: int | None = None
+    cache_bytes: int | None = None
+    prefixes: bool = True
+
+    def encoded(self) -> str:
+        """As one argument of a command."""
+        return msgspec.json.encode(self).decode()
 
 
 class Ask(Struct, tag=True, kw_only=True):
@@ -31,8 +49,14 @@ class Ask(Struct, tag=True, kw_only=True):
     ignore_eos: bool
     policy: str
     logprobs: int | None
+    # Special tokens that stand in the text.
+    shown: list[str]
+    # A JSON schema, or a grammar's text.
+    grammar: str | dict[str, Any] | None
     # Whether every step's tree is wanted.
     steps: bool
+    # Texts of one session find what is kept of each other's prompts where they are decoded in one place; "" is none.
+    session: str = ""
 
 
 class Cancel(Struct, tag=True):
@@ -56,15 +80,27 @@ class Ready(Struct, tag=True, kw_only=True):
     vocabulary: int
     engine: str
     chat: bool
+    # How calls of tools are written, where the chat template takes any.
+    calls: Form | None
     # Texts that one launch takes.
     batch: int
 
 
 class Begun(Struct, tag=True):
-    """The prompt is good, and is read now."""
+    """The prompt is good and has room, and is read now; ``cached_tokens`` of it are known from an ended text."""
 
     id: int
     prompt_tokens: int
+    cached_tokens: int
+
+
+class Caches(Struct, tag=True):
+    """Memory of all texts, told when one was admitted or has ended: what those that run may come to need, what is kept
+    of ended ones, and the budget of both."""
+
+    running_bytes: int
+    kept_bytes: int
+    budget_bytes: int
 
 
 class Token(Struct):
@@ -112,14 +148,20 @@ class Piece(Struct, tag=True, kw_only=True):
 
 
 class Ended(Struct, tag=True):
-    """A text is finished and its place free."""
+    """A text is finished and its room free."""
 
     id: int
     finish: Finish
 
 
+class Busy(Struct, tag=True):
+    """A text for which there is no room, while as many as may wait do."""
+
+    id: int
+
+
 class Refused(Struct, tag=True, kw_only=True):
-    """A request that the bundle cannot serve; its place is free."""
+    """A request that the bundle cannot serve."""
 
     id: int
     message: str
@@ -128,7 +170,7 @@ class Refused(Struct, tag=True, kw_only=True):
 
 
 class Failed(Struct, tag=True):
-    """A text that our side could not finish; its place is free."""
+    """A text that our side could not finish."""
 
     id: int
     message: str
@@ -142,7 +184,9 @@ class Encoded(Struct, tag=True):
 
 
 ToEngine = Ask | Cancel | Encode
-ToServer = Ready | Begun | Piece | Ended | Refused | Failed | Encoded
+# What ends a text.
+Last = Ended | Busy | Refused | Failed
+ToServer = Ready | Caches | Begun | Piece | Last | Encoded
 
 _encoder = msgspec.msgpack.Encoder()
 decode_for_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -33,12 +33,14 @@ class Metrics:
 
         Gauge("draftwood_info", "Version", ["version"], registry=self.registry).labels(__version__).set(1)
         self.running = gauge("vllm:num_requests_running", "Texts that are being decoded")
-        self.waiting = gauge("vllm:num_requests_waiting", "Texts that wait for a place")
-        self.usage = gauge("vllm:kv_cache_usage_perc", "Share of the places for texts that are taken, 0 to 1")
+        self.waiting = gauge("vllm:num_requests_waiting", "Texts that wait for room")
+        self.usage = gauge("vllm:kv_cache_usage_perc", "Share of the caches' budget that running texts need, 0 to 1")
         self.up = gauge("draftwood_engine_up", "Whether the engine's process is ready")
         self.restarts = counter("draftwood_engine_restarts", "Engine processes that were started again")
         self.rejections = counter("vllm:admission_rejections", "Requests that were refused", "reason")
         self.prompt = counter("vllm:prompt_tokens", "Tokens of prompts")
+        self.asked = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up among ended texts")
+        self.cached = counter("vllm:prefix_cache_hits", "Tokens of prompts that were known from ended texts")
         self.generated = counter("vllm:generation_tokens", "Tokens that were generated")
         self.success = counter("vllm:request_success", "Texts that ended", "finished_reason")
         self.drafts = counter("vllm:spec_decode_num_drafts", "Steps that drafted")
@@ -50,7 +52,7 @@ class Metrics:
         self.first = histogram("vllm:time_to_first_token_seconds", "From request to first token", _LONG)
         self.between = histogram("vllm:inter_token_latency_seconds", "A step's time by its tokens", _SHORT)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From request to end", _LONG)
-        self.queue = histogram("vllm:request_queue_time_seconds", "From request to a place", _LONG)
+        self.queue = histogram("vllm:request_queue_time_seconds", "From request to admission", _LONG)
 
     def text(self) -> bytes:
         """What ``/metrics`` answers."""
@@ -62,15 +64,16 @@ class ModelMetrics:
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._all, self._labels = metrics, (name, "0")
-        for counter in (metrics.prompt, metrics.generated, metrics.drafts, metrics.draft_tokens, metrics.accepted):
+        prompts = (metrics.prompt, metrics.asked, metrics.cached)
+        for counter in (*prompts, metrics.generated, metrics.drafts, metrics.draft_tokens, metrics.accepted):
             counter.labels(*self._labels)
         metrics.restarts.labels(*self._labels)
 
-    def follow(self, running: Callable[[], int], waiting: Callable[[], int], places: int) -> None:
+    def follow(self, running: Callable[[], int], waiting: Callable[[], int], usage: Callable[[], float]) -> None:
         """Gauges ask when they are read."""
         self._all.running.labels(*self._labels).set_function(running)
         self._all.waiting.labels(*self._labels).set_function(waiting)
-        self._all.usage.labels(*self._labels).set_function(lambda: min(running() / places, 1.0))
+        self._all.usage.labels(*self._labels).set_function(usage)
 
     def up(self, ready: bool) -> None:
         self._all.up.labels(*self._labels).set(ready)
@@ -81,11 +84,12 @@ class ModelMetrics:
     def rejected(self, reason: str = "queue_full") -> None:
         self._all.rejections.labels(*self._labels, reason).inc()
 
-    def queued(self, seconds: float) -> None:
-        self._all.queue.labels(*self._labels).observe(seconds)
-
-    def began(self, prompt_tokens: int) -> None:
+    def began(self, waited_seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
+        """A text was admitted."""
+        self._all.queue.labels(*self._labels).observe(waited_seconds)
         self._all.prompt.labels(*self._labels).inc(prompt_tokens)
+        self._all.asked.labels(*self._labels).inc(prompt_tokens)
+        self._all.cached.labels(*self._labels).inc(cached_tokens)
 
     def first_token(self, seconds: float) -> None:
         self._all.first.labels(*self._labels).observe(seconds)

@@ -1,7 +1,7 @@
-"""A model that is served: its queue, its engine's process, and what happens when that ends.
+"""A model that is served: its texts, its engine's process, and what happens when that ends.
 
-Requests beyond the engine's places wait here, in the order in which they came. When a process dies, its texts end with
-an error, those that wait stay, and another one is started: at once, then after ever longer pauses.
+The engine decides who is admitted and who waits (`draftwood.runtime.sharing`). When its process dies, the texts that it
+had begun end with an error, those that waited stay, and another one is started: at once, then after ever longer pauses.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -18,29 +17,38 @@ from draftwood.errors import UserError
 from draftwood.tools.serve.messages import (
     Ask,
     Begun,
+    Busy,
+    Caches,
     Cancel,
     Encode,
     Encoded,
     Ended,
+    EngineArguments,
     Failed,
+    Last,
     Piece,
     Ready,
     Refused,
     ToServer,
 )
 from draftwood.tools.serve.metrics import ModelMetrics
-from draftwood.tools.serve.process import EngineArguments, EngineProcess
+from draftwood.tools.serve.process import EngineProcess
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 # A process that has lived so long was well; the next pause is the first again.
 WELL_SECONDS = 60.0
+# Texts that an engine has not answered yet, beside those that wait: answers take milliseconds, so if there are more it
+# stands still.
+MOST_UNHEARD = 256
+# Prompts that wait for their tokens alone: one is encoded at a time.
+MOST_ENCODED = 64
 LOST = "the engine's process ended while it decoded this text; it is started again, so ask again"
 
 log = logging.getLogger("draftwood.serve")
 
 
 class Full(Exception):
-    """No place is free, and no more may wait."""
+    """No more may wait."""
 
 
 class Mailbox:
@@ -78,6 +86,8 @@ class _Text:
     receiver: Receiver
     asked: float
     engine: EngineProcess | None = None
+    # Whether an engine has ended while the text waited there: it may be why.
+    again: bool = False
     begun: float = 0.0
     last: float = 0.0
     tokens: int = 0
@@ -87,18 +97,21 @@ class _Text:
 class ServedModel:
     """One bundle under one name."""
 
-    def __init__(self, name: str, arguments: EngineArguments, waiting: int, metrics: ModelMetrics) -> None:
-        self.name, self.arguments, self.most_waiting, self.metrics = name, arguments, waiting, metrics
+    def __init__(self, name: str, arguments: EngineArguments, metrics: ModelMetrics) -> None:
+        self.name, self.arguments, self.metrics = name, arguments, metrics
         self.engine: EngineProcess | None = None
         self.facts: Ready | None = None
         self.restarts, self.closed = 0, False
         self._ids = count(1)
-        self._waiting: deque[_Text] = deque()
-        self._running: dict[int, _Text] = {}
+        # In the order in which they came.
+        self._texts: dict[int, _Text] = {}
+        self._caches = Caches(0, 0, 0)
         self._started = 0.0
         self._pause = FIRST_PAUSE
         self._restarting: asyncio.Task[None] | None = None
-        metrics.follow(lambda: len(self._texts()), lambda: len(self._waiting), arguments.places)
+        # Held by who starts an engine, so that there are never two beside the one that is given up.
+        self._starting = asyncio.Lock()
+        metrics.follow(lambda: self.running, lambda: self.waiting, lambda: self.cache_usage)
 
     @property
     def ready(self) -> bool:
@@ -108,15 +121,22 @@ class ServedModel:
     @property
     def busy(self) -> int:
         """Texts that run or wait."""
-        return len(self._texts()) + len(self._waiting)
+        return sum(isinstance(text.ask, Ask) for text in self._texts.values())
 
     @property
-    def queued(self) -> int:
-        """Texts that wait for a place."""
-        return len(self._waiting)
+    def running(self) -> int:
+        """Texts that were admitted."""
+        return sum(bool(text.begun) for text in self._texts.values())
 
-    def _texts(self) -> list[_Text]:
-        return [text for text in self._running.values() if isinstance(text.ask, Ask)]
+    @property
+    def waiting(self) -> int:
+        """Texts that wait for room."""
+        return self.busy - self.running
+
+    @property
+    def cache_usage(self) -> float:
+        """Share of the caches' budget that running texts may come to need."""
+        return self._caches.running_bytes / self._caches.budget_bytes if self._caches.budget_bytes else 0.0
 
     async def start(self) -> None:
         """The first engine; BundleError where it does not start."""
@@ -124,87 +144,97 @@ class ServedModel:
 
     async def replace(self) -> None:
         """Opens the bundle anew and, once that is ready, lets the old engine finish its texts and end."""
-        try:
-            started = await EngineProcess.start(self.arguments)
-        except UserError as error:
-            log.error("%s: not replaced, the old bundle goes on: %s", self.name, error)
-            return
-        old = self.engine
-        await self._take(*started)
+        async with self._starting:
+            try:
+                started = await EngineProcess.start(self.arguments)
+            except (UserError, OSError) as error:
+                log.error("%s: not replaced, the old bundle goes on: %s", self.name, error)
+                return
+            old = self.engine
+            await self._take(*started)
         log.info("%s: replaced", self.name)
-        while old is not None and any(text.engine is old for text in self._running.values()):
+        while old is not None and any(text.engine is old for text in self._texts.values()):
             await asyncio.sleep(0.05)
         if old is not None:
             await old.stop()
 
     async def _take(self, engine: EngineProcess, reader: asyncio.StreamReader) -> None:
         self.engine, self.facts, self._started = engine, engine.ready, time.monotonic()
-        engine.listen(reader, self._receive, lambda: self._lost(engine))
+        engine.listen(reader, lambda message: self._receive(engine, message), lambda: self._lost(engine))
         self.metrics.up(True)
-        self._fill()
+        for text in self._texts.values():
+            self._hand(text)
 
     def submit(self, asks: list[Ask], receiver: Receiver) -> None:
         """Hands texts in, all or none of them; each gets the id by which ``drop`` knows it.
 
         Raises:
-            Full: more than may wait would wait.
+            Full: there is no engine and more than may wait would wait, or an engine that stands still.
         """
-        free = max(self.arguments.places - len(self._texts()), 0) if self.ready else 0
-        if len(self._waiting) + len(asks) > self.most_waiting + free:
-            self.metrics.rejected()
+        if self.waiting + len(asks) > self.arguments.waiting + (MOST_UNHEARD if self.ready else 0):
             raise Full
         for index, ask in enumerate(asks):
             ask.id = next(self._ids)
-            self._waiting.append(_Text(ask, index, receiver, time.monotonic()))
-        self._fill()
+            text = self._texts[ask.id] = _Text(ask, index, receiver, time.monotonic())
+            self._hand(text)
+
+    def _hand(self, text: _Text) -> None:
+        """Gives a text that no engine has to the one that is there."""
+        if text.engine is None and self.engine is not None and self.engine.alive:
+            text.engine = self.engine
+            text.engine.send(text.ask)
 
     def drop(self, asks: list[Ask]) -> None:
-        """Nobody reads these any more: those that wait are gone, those that run end within a step."""
-        gone = {ask.id for ask in asks}
-        self._waiting = deque(text for text in self._waiting if text.ask.id not in gone)
-        for text in [self._running[one] for one in gone if one in self._running]:
+        """Nobody reads these any more: those that no engine has are gone, the others end within a step."""
+        for text in [self._texts[ask.id] for ask in asks if ask.id in self._texts]:
             text.dropped = True
-            if text.engine is not None and text.engine.alive:
+            if text.engine is None:
+                del self._texts[text.ask.id]
+            elif text.engine.alive:
                 text.engine.send(Cancel(text.ask.id))
 
     async def encode(self, prompt: Encode) -> Encoded | Refused | Failed:
-        """The tokens of a prompt; needs no place."""
+        """The tokens of a prompt; needs no room.
+
+        Raises:
+            Full: as many are asked for already.
+        """
         if self.engine is None or not self.engine.alive:
             return Failed(0, LOST)
+        if len(self._texts) - self.busy >= MOST_ENCODED:
+            raise Full
         box, prompt.id = Mailbox(), next(self._ids)
-        self._running[prompt.id] = _Text(prompt, 0, box, time.monotonic(), self.engine)
-        self.engine.send(prompt)
+        text = self._texts[prompt.id] = _Text(prompt, 0, box, time.monotonic())
+        self._hand(text)
         ((_, letter),) = await box.take()
         assert isinstance(letter, Encoded | Refused | Failed)
         return letter
 
-    def _fill(self) -> None:
-        """Gives free places to those that have waited longest."""
-        while self._waiting and self.engine is not None and self.engine.alive:
-            if sum(text.engine is self.engine for text in self._texts()) >= self.arguments.places:
-                return
-            text = self._waiting.popleft()
-            text.engine, text.begun = self.engine, time.monotonic()
-            self.metrics.queued(text.begun - text.asked)
-            self._running[text.ask.id] = text
-            self.engine.send(text.ask)
-
-    def _receive(self, message: ToServer) -> None:
-        text = None if isinstance(message, Ready) else self._running.get(message.id)
+    def _receive(self, engine: EngineProcess, message: ToServer) -> None:
+        if isinstance(message, Caches):
+            if engine is self.engine:
+                self._caches = message
+            return
+        assert not isinstance(message, Ready), "said once, before the others"
+        text = self._texts.get(message.id)
         if text is None:
             return
-        assert not isinstance(message, Ready)
         match message:
             case Begun():
-                self.metrics.began(message.prompt_tokens)
+                text.begun = time.monotonic()
+                self.metrics.began(text.begun - text.asked, message.prompt_tokens, message.cached_tokens)
             case Piece():
                 self._measure(text, message)
+            case Encoded():
+                del self._texts[message.id]
             case _:
-                del self._running[message.id]
-                if isinstance(text.ask, Ask):
-                    self.metrics.ended(_reason(message, text.dropped), time.monotonic() - text.asked)
-                self._fill()
+                self._end(text, _reason(message, text.dropped))
         text.receiver.put(text.index, message)
+
+    def _end(self, text: _Text, reason: str | None) -> None:
+        del self._texts[text.ask.id]
+        if isinstance(text.ask, Ask) and reason is not None:
+            self.metrics.ended(reason, time.monotonic() - text.asked)
 
     def _measure(self, text: _Text, piece: Piece) -> None:
         now = time.monotonic()
@@ -217,13 +247,15 @@ class ServedModel:
 
     def _lost(self, engine: EngineProcess) -> None:
         """A process has ended: of a model that was replaced, or by a fault."""
-        for text in [text for text in self._running.values() if text.engine is engine]:
-            del self._running[text.ask.id]
-            if isinstance(text.ask, Ask):
-                self.metrics.ended("error", time.monotonic() - text.asked)
-            text.receiver.put(text.index, Failed(text.ask.id, LOST))
+        for text in [text for text in self._texts.values() if text.engine is engine]:
+            if text.begun or text.again or text.dropped or isinstance(text.ask, Encode):
+                self._end(text, "error")
+                text.receiver.put(text.index, Failed(text.ask.id, LOST))
+            else:
+                text.engine, text.again = None, True
         if engine is self.engine and not self.closed:
             log.error("%s: the engine's process %d ended", self.name, engine.pid)
+            self._caches = Caches(0, 0, 0)
             self.metrics.up(False)
             self._restarting = asyncio.create_task(self._restart())
 
@@ -232,17 +264,20 @@ class ServedModel:
             self._pause = FIRST_PAUSE
         while not self.closed:
             await asyncio.sleep(self._pause)
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
-            try:
-                started = await EngineProcess.start(self.arguments)
-            except (UserError, OSError) as error:
-                log.error("%s: %s; next try in %.1f s", self.name, error, self._pause)
-                continue
-            self.restarts += 1
-            self.metrics.restarted()
-            log.info("%s: the engine is back", self.name)
-            await self._take(*started)
-            return
+            async with self._starting:
+                if self.ready:  # it was replaced meanwhile
+                    return
+                self._pause = min(self._pause * 2, LONGEST_PAUSE)
+                try:
+                    started = await EngineProcess.start(self.arguments)
+                except (UserError, OSError) as error:
+                    log.error("%s: %s; next try in %.1f s", self.name, error, self._pause)
+                    continue
+                self.restarts += 1
+                self.metrics.restarted()
+                log.info("%s: the engine is back", self.name)
+                await self._take(*started)
+                return
 
     async def close(self) -> None:
         """Ends the engine and all texts."""
@@ -253,8 +288,10 @@ class ServedModel:
             await self.engine.stop()
 
 
-def _reason(message: ToServer, dropped: bool) -> str:
-    """As vLLM's ``finished_reason`` has it."""
+def _reason(message: Last, dropped: bool) -> str | None:
+    """As vLLM's ``finished_reason`` has it; None of a text that was never begun."""
+    if isinstance(message, Busy):
+        return None
     if dropped:
         return "abort"
     if isinstance(message, Ended):

@@ -7,26 +7,13 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from draftwood.errors import BundleError
 from draftwood.tools.serve import messages
-from draftwood.tools.serve.messages import Ready, ToEngine, ToServer
+from draftwood.tools.serve.messages import EngineArguments, Ready, ToEngine, ToServer
 
 # Between a polite end (the socket closed) and a kill.
 END_SECONDS = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineArguments:
-    """How a bundle is opened; None is what ``draftwood.open`` takes by itself."""
-
-    bundle: Path
-    # Texts that are decoded at the same time.
-    places: int
-    engine: str | None = None
-    threads: int | None = None
 
 
 class EngineProcess:
@@ -45,15 +32,17 @@ class EngineProcess:
             BundleError: the process ended before that; what was wrong is on stderr.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as failing:
+            failing.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "draftwood.tools.serve.worker", str(theirs.fileno())),
-                *(str(arguments.bundle), str(arguments.places), arguments.engine or "", str(arguments.threads or 0)),
+                arguments.encoded(),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # an interrupt at the terminal is for the server, which drains
             )
+            failing.pop_all()
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             ready = await _read(reader)

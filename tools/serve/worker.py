@@ -11,29 +11,41 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import IO
 
+import msgspec
+import numpy as np
+
 import draftwood
-from draftwood.errors import NumericError, UserError
+from draftwood.errors import BusyError, NumericError, UserError
+from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding
+from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.serve import messages
+from draftwood.tools.serve.calls import form_of
 from draftwood.tools.serve.messages import (
     Ask,
     Begun,
+    Busy,
+    Caches,
     Cancel,
     Drawn,
     Encode,
     Encoded,
     Ended,
+    EngineArguments,
     Failed,
     Finish,
+    Last,
     Piece,
     Ready,
     Refused,
@@ -42,19 +54,26 @@ from draftwood.tools.serve.messages import (
     ToServer,
 )
 
-WARM_TOKENS = 8
+WARM_TOKENS = 3
 
 log = logging.getLogger("draftwood.engine")
 
 
-class Worker:
-    """Texts of one bundle, each in a thread; their launches are shared where the engine shares them."""
+@dataclass(eq=False, slots=True)
+class _Here:
+    """A text that has been asked for and has not ended; ``decoding`` is there once its prompt is known to be good."""
 
-    def __init__(self, model: OpenedBundle, connection: socket.socket, places: int) -> None:
+    decoding: Decoding | None = None
+    cancelled: bool = False
+
+
+class Worker:
+    """Texts of one bundle, each in a thread, which waits until the bundle has room for its caches."""
+
+    def __init__(self, model: OpenedBundle, connection: socket.socket) -> None:
         self._model, self._socket = model, connection
         self._sending = threading.Lock()
-        self._cancelled: dict[int, threading.Event] = {}
-        self._threads = ThreadPoolExecutor(places, "text")
+        self._texts: dict[int, _Here] = {}
         self._encoding = ThreadPoolExecutor(1, "encode")
 
     def run(self, source: IO[bytes]) -> None:
@@ -66,18 +85,19 @@ class Worker:
                 vocabulary=manifest.dims.vocabulary,
                 engine=type(self._model.engine).__name__,
                 chat=tokenizer is not None and tokenizer.has_chat,
+                calls=form_of(tokenizer),
                 batch=self._model.engine.max_batch,
             )
         )
+        threading.Thread(target=open_rest, args=[self._model], daemon=True).start()
         while len(head := source.read(messages.HEAD_BYTES)) == messages.HEAD_BYTES:
             message = messages.decode_for_engine(source.read(int.from_bytes(head, "big")))
             match message:
                 case Ask():
-                    self._cancelled[message.id] = threading.Event()
-                    self._threads.submit(self._answer, message)
+                    self._texts[message.id] = _Here()
+                    threading.Thread(target=self._answer, args=[message], daemon=True).start()
                 case Cancel():
-                    if (event := self._cancelled.get(message.id)) is not None:
-                        event.set()
+                    self._cancel(message.id)
                 case Encode():
                     self._encoding.submit(self._encode, message)
 
@@ -85,11 +105,19 @@ class Worker:
         with self._sending:
             self._socket.sendall(messages.framed(message))
 
+    def _cancel(self, text: int) -> None:
+        if (here := self._texts.get(text)) is not None:
+            here.cancelled = True  # before the look at ``decoding``: whoever sets that looks here afterwards
+            if here.decoding is not None:
+                here.decoding.cancel()
+
     def _answer(self, ask: Ask) -> None:
-        """One text; whatever happens, its last message frees its place."""
-        last: ToServer
+        """One text; whatever happens, it has a last message."""
+        last: Last
         try:
             last = Ended(ask.id, self._decode(ask))
+        except BusyError:
+            last = Busy(ask.id)
         except NumericError as error:
             last = Failed(ask.id, str(error))
         except UserError as error:
@@ -99,18 +127,35 @@ class Worker:
         except Exception as error:
             log.exception("text %d", ask.id)
             last = Failed(ask.id, f"the engine failed: {type(error).__name__}")
-        del self._cancelled[ask.id]
+        del self._texts[ask.id]
+        self._tell_caches()
         self._send(last)
 
+    def _tell_caches(self) -> None:
+        figures = self._model.figures()
+        self._send(Caches(figures.running_bytes, figures.kept_bytes, figures.budget_bytes))
+
     def _decode(self, ask: Ask) -> Finish:
-        cancelled = self._cancelled[ask.id]
-        if cancelled.is_set():
-            return "cancelled"
+        decoding, here = self._decoding(ask), self._texts[ask.id]
+        here.decoding = decoding
+        if here.cancelled:
+            decoding.cancel()
+        texts = iter(decoding)
+        next(texts)  # there is room
+        if not decoding.finished:
+            self._tell_caches()
+            self._send(Begun(ask.id, len(decoding.prompt), decoding.state.length))
+        for piece in self._pieces(ask, decoding, texts):
+            self._send(piece)
+        assert decoding.result is not None
+        return decoding.result.finish_reason
+
+    def _decoding(self, ask: Ask) -> Decoding:
         ids = prompt_ids(self._model.bundle, ask.prompt)
         room = self._model.manifest.dims.context - len(ids)
         if room < 1:
             raise _TooLong(len(ids), self._model.manifest.dims.context)
-        decoding = self._model.stream(
+        return self._model.stream(
             ids,
             policy=ask.policy,
             max_new_tokens=ask.max_new_tokens if ask.max_new_tokens is not None else min(ask.limit, room),
@@ -121,19 +166,14 @@ class Worker:
             stop=ask.stop,
             ignore_eos=ask.ignore_eos,
             logprobs=ask.logprobs,
+            shown=ask.shown,
+            grammar=ask.grammar,
         )
-        self._send(Begun(ask.id, len(ids)))
-        for piece in self._pieces(ask, decoding):
-            self._send(piece)
-            if cancelled.is_set():
-                return "cancelled"
-        assert decoding.result is not None
-        return decoding.result.finish_reason
 
-    def _pieces(self, ask: Ask, decoding: Decoding) -> Iterator[Piece]:
+    def _pieces(self, ask: Ask, decoding: Decoding, texts: Iterator[str]) -> Iterator[Piece]:
         """A message for every step."""
         sent, seen = 0, None
-        for text in decoding:
+        for text in texts:
             piece = Piece(id=ask.id, text=text, tokens=len(decoding.tokens) - sent)
             if ask.logprobs is not None:
                 piece.logprobs = [
@@ -202,31 +242,63 @@ def _refusal(text: int, message: str) -> Refused:
     """What our errors say, with the field of the request that they are about, where that is known."""
     if "context is" in message:
         return Refused(id=text, message=message, param="messages", code="context_length_exceeded")
-    names = ("temperature", "top_p", "top_k", "seed", "logprobs", "stop", "policy")
+    names = ("temperature", "top_p", "top_k", "seed", "logprobs", "stop", "policy", "grammar")
     param = next((name for name in names if message.startswith((f"sampling: {name}", f"{name}", f"--{name}"))), None)
     return Refused(id=text, message=message, param=param)
 
 
 def warm(model: OpenedBundle) -> None:
-    """A short text, so that the first client does not wait for what is made once."""
-    for policy in ("plain", "adaptive"):
-        model.generate([0], max_new_tokens=min(WARM_TOKENS, model.manifest.dims.context - 1), policy=policy)
+    """A step of every gear, so that the first client does not wait for what is made once.
+
+    By name: the adaptive policy would learn from a text that nobody asked for, and pay for it in those that follow.
+    """
+    tokens = min(WARM_TOKENS, model.manifest.dims.context - 1)
+    for gear in model.manifest.gears:
+        model.generate([0], max_new_tokens=tokens, policy=gear.name)
+    model.stream([0], max_new_tokens=1)  # makes the adaptive policy's tables; nothing is decoded
+    if model.engine.padded:
+        _warm_together(model.engine, model.manifest.gears)
+
+
+def _warm_together(engine: Engine, gears: Sequence[Gear]) -> None:
+    """Steps of several texts, of every number and gear that there are graphs for."""
+    assert isinstance(engine, StagedEngine)
+    for texts, gear in product(engine.batches, gears):
+        states = [engine.begin(gear.slots) for _ in range(texts)]
+        for state in states:
+            engine.start(state, np.zeros(1, np.int64))
+        engine.step(states, [gear] * texts)
+
+
+def open_rest(model: OpenedBundle) -> None:
+    """Opens the graphs of several texts, where that is all they need, while the first clients are served already."""
+    if isinstance(model.engine, StagedEngine) and not model.engine.padded:
+        with contextlib.suppress(UserError):  # the bundle was closed; or a text that needs the graph is told
+            model.engine.open_all()
 
 
 def main() -> int:
-    """``python -m draftwood.tools.serve.worker SOCKET BUNDLE PLACES ENGINE THREADS``, as the server starts it."""
-    number, bundle, places, engine, threads = sys.argv[1:]
+    """``python -m draftwood.tools.serve.worker SOCKET ARGUMENTS``, as the server starts it."""
+    number, encoded = sys.argv[1:]
+    given = msgspec.json.decode(encoded, type=EngineArguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     connection = socket.socket(fileno=int(number))
-    share_threads(int(threads) or None)
+    share_threads(given.threads)
     try:
-        model = draftwood.open(Path(bundle), engine=engine or None, threads=int(threads) or None)
+        model = draftwood.open(
+            Path(given.bundle),
+            engine=given.engine,
+            threads=given.threads,
+            cache_bytes=given.cache_bytes,
+            prefixes=given.prefixes,
+            waiting=given.waiting,
+        )
         warm(model)
     except UserError as error:
         print("draftwood: error:", error, file=sys.stderr)
         return 2
     with contextlib.suppress(OSError):  # the server may be gone at any moment
-        Worker(model, connection, int(places)).run(connection.makefile("rb"))
+        Worker(model, connection).run(connection.makefile("rb"))
     sys.stderr.flush()
     os._exit(0)  # texts that are still being decoded have nobody to read them
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from draftwood.compiler.checkpoints.fields import read_json
+from draftwood.compiler.checkpoints.shards import refuse_gguf
 from draftwood.compiler.drafters.registry import kind_named, kind_of, open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
 from draftwood.compiler.teachers.registry import FAMILIES
@@ -22,6 +24,7 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
     Raises:
         CheckpointError: it is neither, or holds what the compiler has no form of; the message names it.
     """
+    refuse_gguf(path)
     if teacher is not None:
         return drafter_figures(path, _opened(teacher))
     config = path / "config.json"
@@ -51,6 +54,7 @@ def teacher_figures(folder: Path) -> dict[str, Any]:
         "parameters": sum(map(math.prod, expected_tensors(config).values())),
         "cache_bytes_a_slot": config.layers * 2 * config.kv_heads * config.head_dim * opened.dtype.itemsize,
         "weights": _weights(opened) if opened.entries else None,
+        "packed": _packed(opened),
         "tokenizer": _tokenizer(folder),
     }
 
@@ -63,6 +67,18 @@ def _opened(folder: Path) -> Checkpoint:
 def _weights(opened: Checkpoint) -> dict[str, Any]:
     files = {entry.file for entry in opened.entries.values()}
     return {"tensors": len(opened.entries), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
+
+
+def _packed(opened: Checkpoint) -> list[dict[str, Any]]:
+    """Which matrices are packed, and how: a record for all that have as many bits and as large groups."""
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for matrix in opened.packed.values():
+        alike = (matrix.packing.title, matrix.bits, matrix.shape[1] // matrix.groups if matrix.groups > 1 else 0)
+        found.setdefault(alike, []).append(matrix.module)
+    return [
+        {"layout": layout, "bits": bits, "group": group or None, "modules": modules}
+        for (layout, bits, group), modules in found.items()
+    ]
 
 
 def _tokenizer(folder: Path) -> dict[str, Any] | None:
@@ -116,6 +132,7 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("family", found["family"]),
         ("parameters", f"{found['parameters']:,}, {found['dtype']}"),
         *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
+        *((f"{one['bits']} bits", _packed_text(one)) for one in found["packed"]),
         *_block_rows(found),
         ("context", f"{found['max_positions']} tokens"),
         ("cache", f"{found['cache_bytes_a_slot'] / 1024:g} KiB a slot in {found['dtype']}"),
@@ -124,6 +141,13 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", text),
         ("weights", held),
     ]
+
+
+def _packed_text(packed: Mapping[str, Any]) -> str:
+    """Layout, groups, and how many modules of each kind."""
+    kinds = Counter(module.rpartition(".")[2] for module in packed["modules"])
+    group = f"groups of {packed['group']}" if packed["group"] else "a scale an output"
+    return f"{packed['layout']}, {group}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
 
 
 def _block_rows(block: Mapping[str, Any]) -> list[tuple[str, str]]:

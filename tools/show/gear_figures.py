@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwood.planned import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import Gears
 from draftwood.runtime.policy.estimate import Acceptance, Estimate
 from draftwood.runtime.policy.prior import Tables
 from draftwood.runtime.policy.tuned import tuned_times
 
-HEADING = ("gear", "trees", "rows", "KV", "text to", "greedy", "sampled", "step ms", "from", "graph")
+HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled", "step ms", "from", "graph")
 
 
 def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> list[dict[str, Any]]:
@@ -31,6 +32,7 @@ def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> lis
                 "rows": gears.rows[number],
                 "slots": gear.slots,
                 "longest_text": longest,
+                "texts": _texts(bundle, gear, gears.rows[number]),
                 "tokens_greedy": _tokens(gears, gears.greedy, number, longest // 2),
                 "tokens_sampled": _tokens(gears, gears.sampled, number, longest // 2),
                 "step_ms": ms,
@@ -39,6 +41,13 @@ def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> lis
             }
         )
     return found
+
+
+def _texts(bundle: Bundle, gear: Gear, rows: int) -> list[int]:
+    """Numbers of texts that there are graphs for which take the gear's tree of each."""
+    graphs = [graph for one in bundle.manifest.graph_sets for graph in one.graphs]
+    static = [one for one in graphs if one.kind == "texts" and one.slots == gear.slots and one.rows >= rows]
+    return sorted({1, *(one.batch for one in [*static, *(one for one in graphs if one.kind == "batch")])})
 
 
 def _tokens(gears: Gears, tables: Tables, number: int, length: int) -> float | None:
@@ -61,6 +70,7 @@ def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [HEADING]
     for one in figures:
         names, place = (one["gear"], " ".join(one["trees"])), (one["rows"], one["slots"], one["longest_text"])
+        texts = ",".join(map(str, one["texts"]))
         numbers = (number(one[key], ".2f") for key in ("tokens_greedy", "tokens_sampled", "step_ms"))
-        rows.append((*names, *map(str, place), *numbers, one["timed"] or "-", one["graph"]))
+        rows.append((*names, *map(str, place), texts, *numbers, one["timed"] or "-", one["graph"]))
     return rows

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from draftwood.compiler.device.devices import DEVICES
+from draftwood.compiler.device.steps import step_s
 from draftwood.compiler.ge.atc import atc_command
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
-from draftwood.manifest import GraphSignature
+from draftwood.compiler.ge.weights import read_index
+from draftwood.compiler.teachers.registry import described_config
+from draftwood.manifest import GraphSet, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.show.host_traffic import host_traffic
 
@@ -36,7 +43,8 @@ def npu_figures(bundle: Bundle) -> dict[str, Any]:
         "needs": npu.needs,
         "weights": {"file": npu.weights, "bound": npu.weights in bundle.manifest.files},
         "rank_weights": [one.weights for one in bundle.manifest.rank_sets("ge")],
-        "graphs": [_graph(signature, graph, npu.soc or "", npu.ranks) for signature, graph in loaded],
+        "weight_bytes": read_index(bundle.folder / npu.index).bytes if npu.index else 0,
+        "graphs": [_graph(bundle, signature, graph, npu) for signature, graph in loaded],
         "host_traffic": host_traffic(bundle.manifest, npu.graphs),
         "coverage": [
             {"operator": operator, "ge": ge, "count": count}
@@ -67,6 +75,8 @@ def converted(graph: Graph) -> Counter[tuple[str, str]]:
 def kernels(graph: Graph) -> dict[str, Any]:
     """How many kernels a device runs: in all, outside of the teacher's layers, and in its median layer by type.
 
+    ``joins`` are not among them: GE runs one more for each where it does not lay its parts out behind each other.
+
     A layer begins with the norm that reads its first weight, and the last one ends before the last norm.
     """
     layers: dict[str, Counter[str]] = {}
@@ -80,15 +90,17 @@ def kernels(graph: Graph) -> dict[str, Any]:
     counted = sorted(layers.values(), key=Counter.total)
     return {
         "all": len(graph.kernels),
+        "joins": len(graph.laid_out()),
         "outside": outside.total(),
         "layers": len(counted),
         "layer": dict(sorted(counted[len(counted) // 2].items())) if counted else {},
     }
 
 
-def _graph(signature: GraphSignature, graph: Graph, soc: str, ranks: int) -> dict[str, Any]:
+def _graph(bundle: Bundle, signature: GraphSignature, graph: Graph, npu: GraphSet) -> dict[str, Any]:
     proof = prove_in_place(graph, signature)
-    findings = [finding._asdict() for finding in check_constraints(graph, shapes(graph))]
+    known = shapes(graph)
+    findings = [finding._asdict() for finding in check_constraints(graph, known)]
     return {
         "name": signature.name,
         "kind": signature.kind,
@@ -96,9 +108,11 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str, ranks: int) -> dic
         "slots": signature.slots,
         "air": signature.file,
         # ATC compiles no graph of several ranks for these chips.
-        "atc": " ".join(atc_command(signature.file, soc)) if ranks == 1 else None,
+        "atc": _atc(bundle.folder / signature.file, npu.soc or "", bundle.manifest.packed) if npu.ranks == 1 else None,
         "operators": graph.counts(),
         "kernels": kernels(graph),
+        "modelled_ms": _modelled_ms(bundle, signature, npu),
+        "engines": {name: engines(graph, known)[name] for name in ("AI Core", "AI CPU", "none")},
         "caches": [one.cache for one in proof],
         "in_place": {"proved": True, "caches": [one._asdict() for one in proof]},
         "findings": findings,
@@ -106,18 +120,43 @@ def _graph(signature: GraphSignature, graph: Graph, soc: str, ranks: int) -> dic
     }
 
 
+def _modelled_ms(bundle: Bundle, signature: GraphSignature, npu: GraphSet) -> float | None:
+    """A teacher's step on the chip that the graphs are for; None of other graphs, and of a chip without figures."""
+    chip = next((device for device in DEVICES.values() if device.soc == npu.soc), None)
+    if signature.kind not in ("decode", "verify") or chip is None:
+        return None
+    config = described_config(bundle.manifest.teacher.config)
+    return round(1e3 * step_s(chip, config, signature.rows, signature.slots, npu.ranks), 3)
+
+
+def _atc(air: Path, soc: str, packed: bool) -> str:
+    """The line that compiles a graph, from any folder: ATC looks for the weights where it runs."""
+    folder = shlex.quote(str(air.parent.resolve()))
+    return f"cd {folder} && mkdir -p om && " + " ".join(atc_command(air.name, soc, packed))
+
+
 def npu_text(found: dict[str, Any]) -> str:
     """`npu_figures` for people."""
     bound = "bound" if found["weights"]["bound"] else "not bound: draftwood bind gives them"
-    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {bound}"]
+    size = f"{found['weight_bytes'] / 1e9:.2f} GB" if found["weight_bytes"] >= 1e8 else f"{found['weight_bytes']} bytes"
+    lines = [f"NPU graphs in {found['dtype']} for {found['soc']}; weights {size}, {bound}"]
     if found["ranks"] > 1:
         lines.append(f"{found['ranks']} ranks run them together, each over weights of its own")
-    lines += ["needs at least " + ", ".join(f"{name} {least}" for name, least in found["needs"].items()), ""]
+    lines.append("needs at least " + ", ".join(f"{name} {least}" for name, least in found["needs"].items()))
+    if found["ranks"] == 1:
+        lines.append(
+            f"ATC reads all weights for every graph, {found['weight_bytes'] / 1e9:.1f} GB: it takes minutes each, and"
+            " two to three times that of the host's memory (not measured)"
+        )
+    lines.append("")
     for graph in found["graphs"]:
         operators = sum(count for name, count in graph["operators"].items() if name not in _CARRIERS)
         lines.append(f"{graph['name']}  {graph['air']}")
         lines.append(f"  operators   {operators}: {', '.join(f'{n} {c}' for n, c in graph['operators'].items())}")
         lines.append(f"  kernels     {_kernels(graph['kernels'])}")
+        if graph["modelled_ms"] is not None:
+            lines.append(f"  step        {graph['modelled_ms']:.2f} ms, modelled; nothing was measured on a device")
+        lines.append("  engines     " + ", ".join(f"{name} {count}" for name, count in graph["engines"].items()))
         if graph["caches"]:
             lines.append(f"  caches      {len(graph['caches'])}, each one RefData with one write and no copy: proved")
         lines += _findings(graph["findings"])
@@ -138,13 +177,15 @@ def npu_text(found: dict[str, Any]) -> str:
 
 
 def _kernels(counted: dict[str, Any]) -> str:
+    every = str(counted["all"])
+    if counted["joins"]:
+        every += f" ({counted['all'] + counted['joins']} if GE runs one for each join of rows)"
     if not counted["layers"]:
-        return str(counted["all"])
+        return every
     layer = counted["layer"]
     by_type = ", ".join(f"{name} {count}" for name, count in layer.items())
     return (
-        f"{counted['all']}: {counted['outside']} outside of {counted['layers']} layers of"
-        f" {sum(layer.values())} each: {by_type}"
+        f"{every}: {counted['outside']} outside of {counted['layers']} layers of {sum(layer.values())} each: {by_type}"
     )
 
 

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import LlamaForCausalLM
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.training.precision import compute_dtype
+from draftwood.compiler.training.teacher import FrozenTeacher, default_device
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.training.generate import generate, load_teacher
+from draftwood.tools.training.generate import generate
 from draftwood.tools.training.rows import Row
+from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import INDEX
 
 # B rows of a batch, N new tokens
@@ -65,7 +66,7 @@ class Prompts:
 
 
 def write_shard(
-    model: LlamaForCausalLM, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
+    model: FrozenTeacher, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
     new_tokens: int, batch: int, temperatures: Sequence[float],
 ) -> int:  # fmt: skip
     """Generates texts ``shard * rows`` and on, and writes tokens and index; returns the tokens generated."""
@@ -85,7 +86,7 @@ def write_shard(
     index["prompt"] = [len(made[n]) for n in made]
     index["temperature"] = [heat_of(n) for n in made]
     index["source"] = [prompts.source(n) for n in made]
-    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint16) for n in made] or [np.zeros(0, np.uint16)])
+    tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in made] or [np.zeros(0, np.uint32)])
     _save(folder / f"shard-{shard:04}.npy", tokens)
     _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
     return int((index["length"] - index["prompt"]).sum())
@@ -110,16 +111,16 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 def distill(
     teacher: Path, corpus: Sequence[Row], out: Path, *, rows: int, new_tokens: int = 160, batch: int = 128,
-    seed: int = 0, shard_rows: int = SHARD_ROWS, temperatures: Sequence[float] = TEMPERATURES,
+    seed: int = 0, shard_rows: int = SHARD_ROWS, temperatures: Sequence[float] = TEMPERATURES, team: Team | None = None,
 ) -> None:  # fmt: skip
     """Writes the shards that are missing for ``rows`` texts (rounded up to whole shards) to ``out``.
 
+    The processes of a team write every so-many-th shard each.
+
     Raises:
-        RequestError: ``out`` holds shards of other settings, or the teacher's ids do not fit 16 bits.
+        RequestError: ``out`` holds shards of other settings.
     """
     checkpoint = Checkpoint.open(teacher)
-    if checkpoint.config.vocabulary > 2**16:
-        raise RequestError(f"{teacher}: vocabulary {checkpoint.config.vocabulary}; shards hold ids below 65536")
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
     settings = {
@@ -127,19 +128,24 @@ def distill(
         "seed": seed, "shard_rows": shard_rows, "ends": list(checkpoint.config.eos),
         "temperatures": list(temperatures),
     }  # fmt: skip
+    team = team or Team()
+    if team.rank:
+        team.wait()  # until the first has written the settings
     _check_settings(out, settings)
+    if not team.rank:
+        team.wait()
     prompts = Prompts(corpus, Tokenizer.load(teacher), checkpoint.config.bos, seed)
     model, total, began = None, 0, time.monotonic()
-    for shard in range(-(-rows // shard_rows)):
+    for shard in range(-(-rows // shard_rows))[team.rank :: team.size]:
         if (out / f"shard-{shard:04}.index.npy").is_file():
             continue
-        # bf16 weights: twice as fast as float32, and text that a bf16 teacher would write as well.
-        model = model or load_teacher(teacher, torch.bfloat16)
+        # bf16 where it is fast: text that a bf16 teacher would write as well.
+        model = model or FrozenTeacher.open(teacher, compute_dtype(default_device()))
         total += write_shard(
             model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures
         )
         rate = round(total / (time.monotonic() - began))
-        record = {"shard": shard, "texts": (shard + 1) * shard_rows, "new_tokens": total, "tokens_per_s": rate}
+        record = {"shard": shard, "new_tokens": total, "tokens_per_s": rate}
         with (out / "log.jsonl").open("a") as log:
             log.write(json.dumps(record) + "\n")
         print(record, file=sys.stderr, flush=True)

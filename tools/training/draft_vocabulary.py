@@ -30,5 +30,5 @@ def coverage(texts: Distilled, text_W: np.ndarray, ids_V: np.ndarray) -> float:
 
 
 def _written(texts: Distilled, text_W: np.ndarray) -> np.ndarray:
-    """The teacher's own tokens, prompts left out, uint16 [N]."""
+    """The teacher's own tokens, prompts left out, uint32 [N]."""
     return np.concatenate([texts.tokens_of(text)[texts.index_W["prompt"][text] :] for text in text_W])

@@ -1,54 +1,26 @@
-"""Batched generation by a frozen teacher: a KV cache written in place, greedy and sampled rows side by side.
+"""Batched generation by a frozen teacher: caches written in place, greedy and sampled rows side by side.
 
-transformers' own ``generate`` copies the whole cache at every token and keeps finished rows to the end; on two
-cores that costs as much as the model. Here the cache is written in place and finished rows are dropped.
+Finished rows are dropped on the way, so that the longest text of a batch does not cost what all cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import LlamaForCausalLM
-from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.utils import logging
+from torch import Tensor
 
-from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.errors import RequestError
+from draftwood.compiler.training.teacher import FrozenTeacher, TextCaches
 from draftwood.runtime.speculation.sampling import Sampling, draw
 
-# B rows, P prompt columns, C all columns, T fed columns, G key/value heads, E head size, V vocabulary
+# B rows, P prompt columns, C all columns, T fed columns, V vocabulary
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _DROP_SHARE = 0.2
 
 
-def load_teacher(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """The teacher of a folder, frozen and in evaluation mode, on the GPU if there is one.
-
-    Raises:
-        CheckpointError: the folder is not a teacher that Draftwood supports.
-        RequestError: it is not of the Llama family, the only one trained here.
-    """
-    family = Checkpoint.open(folder).config.family
-    if family != "llama":
-        raise RequestError(f"{folder}: a teacher of the family {family}; drafters are trained for llama only")
-    logging.disable_progress_bar()
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    return placed(model).eval().requires_grad_(False)
-
-
-def placed(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model itself, moved to the GPU if there is one."""
-    nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")  # transformers has wrong types for its own
-    return model
-
-
-@torch.inference_mode()
 def generate(
-    model: LlamaForCausalLM,
+    teacher: FrozenTeacher,
     prompts: Sequence[Sequence[int]],
     samplings: Sequence[Sampling],
     new: int,
@@ -62,12 +34,12 @@ def generate(
         prompts: B prompts of one or more token ids; similar lengths save padding.
         samplings: one a prompt.
     """
-    rows = _Rows(model, prompts, samplings, new)
+    rows = _Rows(teacher, prompts, samplings, new)
     texts: list[list[int]] = [[] for _ in prompts]
     ends_ = torch.tensor(ends, dtype=torch.int64)
     open_B = torch.ones(len(prompts), dtype=torch.bool)
     for _ in range(new):
-        drawn_B = rows.step(model)
+        drawn_B = rows.step(teacher)
         for row in open_B.nonzero()[:, 0].tolist():
             texts[rows.names[row]].append(int(drawn_B[row]))
         open_B &= ~torch.isin(drawn_B, ends_)
@@ -80,10 +52,10 @@ def generate(
 
 
 class _Rows:
-    """The rows still being written: cache, left-padded mask, positions, and the tokens to feed next."""
+    """The rows still being written: caches, left-padded mask, positions, and the tokens to feed next."""
 
     def __init__(
-        self, model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new: int
+        self, teacher: FrozenTeacher, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new: int
     ) -> None:
         count, longest = len(prompts), max(map(len, prompts))
         feed_BP = torch.zeros(count, longest, dtype=torch.int64)
@@ -93,23 +65,19 @@ class _Rows:
             seen_BC[row, longest - len(prompt) :] = True
         self.padded = not bool(seen_BC.all())  # without a mask attention takes a faster path
         self.names = list(range(count))
-        self.written = 0
-        self.feed_BT, self.seen_BC = feed_BP.to(model.device), seen_BC.to(model.device)
+        self.feed_BT, self.seen_BC = feed_BP.to(teacher.device), seen_BC.to(teacher.device)
         self.positions_BT = (self.seen_BC[:, :longest].cumsum(1) - 1).clamp(min=0)
         self.samplings = list(samplings)
-        self.layers = [InPlaceLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
-        self.cache = Cache(layers=list(self.layers))
+        self.caches = TextCaches(teacher, count, longest + new)
 
-    def step(self, model: LlamaForCausalLM) -> Tensor:
+    def step(self, teacher: FrozenTeacher) -> Tensor:
         """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
-        self.written += self.feed_BT.shape[1]
-        hidden_BTH = model.model(
-            self.feed_BT, attention_mask=self.seen_BC[:, : self.written] if self.padded else None,
-            position_ids=self.positions_BT, past_key_values=self.cache, use_cache=True,
-        ).last_hidden_state  # fmt: skip
+        written = self.caches.length + self.feed_BT.shape[1]
+        seen_BC = self.seen_BC[:, :written] if self.padded else None
+        logits_BV = teacher.step(self.feed_BT, self.positions_BT, self.caches, seen_BC)
         self.positions_BT = self.positions_BT[:, -1:] + 1
-        drawn_B = draws(model.lm_head(hidden_BTH[:, -1]), self.samplings, self.positions_BT[:, 0].tolist())
-        self.feed_BT = drawn_B[:, None].to(model.device)
+        drawn_B = draws(logits_BV, self.samplings, self.positions_BT[:, 0].tolist())
+        self.feed_BT = drawn_B[:, None].to(teacher.device)
         return drawn_B
 
     def keep(self, rows: Tensor) -> None:
@@ -119,8 +87,7 @@ class _Rows:
         rows = rows.to(self.feed_BT.device)
         for name in ("feed_BT", "seen_BC", "positions_BT"):
             setattr(self, name, getattr(self, name)[rows])
-        for layer in self.layers:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        self.caches.keep(rows)
 
 
 def draws(logits_BV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
@@ -130,40 +97,3 @@ def draws(logits_BV: Tensor, samplings: Sequence[Sampling], positions: Sequence[
         if not sampling.greedy:
             tokens_B[row] = draw(logits_BV[row].float().cpu().numpy(), sampling, position)
     return tokens_B
-
-
-class InPlaceLayer(CacheLayerMixin):
-    """One layer's keys and values, [B, G, capacity, E], of which the first columns are in use."""
-
-    is_sliding = False
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity, self.length = capacity, 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, heads, _, size = key_states.shape
-        self.keys = key_states.new_zeros(rows, heads, self.capacity, size)
-        self.values = torch.zeros_like(self.keys)
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        begin, self.length = self.length, self.length + key_states.shape[2]
-        self.keys[:, :, begin : self.length] = key_states
-        self.values[:, :, begin : self.length] = value_states
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return self.capacity

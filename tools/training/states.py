@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from draftwood.compiler.training.batch import Batch
-from draftwood.compiler.training.precision import autocast
+from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import RequestError
 from draftwood.tools.training.texts import Distilled, batch_of, by_length, padded
 
@@ -33,7 +32,7 @@ class States:
     """The teacher's states of some texts: those behind its final norm, and those entering the aux layers."""
 
     def __init__(
-        self, model: LlamaForCausalLM, texts: Distilled, aux: tuple[int, ...], folder: Path | None = None,
+        self, model: FrozenTeacher, texts: Distilled, aux: tuple[int, ...], folder: Path | None = None,
         largest: int = 0,
     ) -> None:  # fmt: skip
         """A cache in ``folder`` of at most ``largest`` bytes; without a folder everything is computed.
@@ -41,11 +40,11 @@ class States:
         Raises:
             RequestError: the teacher has no such layers.
         """
-        layers = model.config.num_hidden_layers
-        if list(aux) != sorted(set(aux)) or any(not 0 <= layer < layers for layer in aux):
-            raise RequestError(f"aux layers {list(aux)}: expected rising numbers from 0 to {layers - 1}")
+        layers = model.config.layers
+        if list(aux) != sorted(set(aux)) or any(not 0 <= layer <= layers for layer in aux):
+            raise RequestError(f"aux layers {list(aux)}: expected rising numbers from 0 to {layers}")
         self.model, self.texts, self.aux = model, texts, aux
-        self.width = (1 + len(aux)) * model.config.hidden_size
+        self.width = (1 + len(aux)) * model.config.hidden
         self.blocks: dict[int, np.ndarray] = {}
         self.first_W = np.cumsum(texts.index_W["length"]) - texts.index_W["length"]
         self.paths = self._paths(folder, largest) if folder is not None else []
@@ -92,7 +91,7 @@ class States:
             states_BSA = self._read(text_B).to(self.model.device)
         else:
             states_BSA = self._computed(text_B)
-        hidden = self.model.config.hidden_size
+        hidden = self.model.config.hidden
         return batch_of(self.texts, text_B, states_BSA[..., :hidden], states_BSA[..., hidden:])
 
     def _read(self, text_B: np.ndarray) -> Tensor:
@@ -106,13 +105,7 @@ class States:
             states_BSA[row, :length] = self.blocks[block][at : at + length]
         return torch.from_numpy(states_BSA).view(torch.bfloat16)
 
-    @torch.no_grad()
     def _computed(self, text_B: np.ndarray) -> Tensor:
         """bfloat16 [B, S, A] on the teacher's device: final states first, then the aux states, low to high."""
         ids_BS = torch.from_numpy(padded(self.texts, text_B).astype(np.int64)).to(self.model.device)
-        with autocast(self.model.device):
-            # Padding stands on the right, where a causal teacher cannot see it.
-            out = self.model.model(ids_BS, use_cache=False, output_hidden_states=bool(self.aux))
-        # transformers' hidden_states[i] is the state that enters layer i.
-        wanted = [out.last_hidden_state, *(out.hidden_states[layer] for layer in self.aux)]
-        return torch.cat(wanted, -1).to(torch.bfloat16)
+        return self.model.states(ids_BS, self.aux).to(torch.bfloat16)

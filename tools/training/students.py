@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from draftwood.compiler.drafters.registry import kind_named, kind_of
 from draftwood.compiler.training.student import Student
+from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import CheckpointError, RequestError
 
 # V draft vocabulary
 
 
-def begin(kind: str, options: dict[str, Any], teacher: LlamaForCausalLM, ids_V: Tensor | None) -> Student:
+def begin(kind: str, options: dict[str, Any], teacher: FrozenTeacher, ids_V: Tensor | None) -> Student:
     """A student that starts from the teacher's own weights, where the teacher lies; options are complete."""
     student = kind_named(kind).model.student(teacher, options, ids_V)
     student.to(teacher.device).start_from(teacher)
     return student
 
 
-def go_on(student: Student, kind: str, folder: Path, teacher: LlamaForCausalLM) -> int:
+def go_on(student: Student, kind: str, folder: Path, teacher: FrozenTeacher) -> int:
     """Lets a student begin where the drafter of a folder stands; a number of the folder's tensors.
 
     Raises:
@@ -37,7 +37,7 @@ def go_on(student: Student, kind: str, folder: Path, teacher: LlamaForCausalLM) 
     return zlib.crc32(b"".join(tensors[name].float().numpy().tobytes() for name in sorted(tensors)))
 
 
-def load(folder: Path, teacher: LlamaForCausalLM, levels: int | None = None) -> Student:
+def load(folder: Path, teacher: FrozenTeacher, levels: int | None = None) -> Student:
     """A trained drafter, frozen. ``levels`` is how far it drafts where nothing in it says so, as with EAGLE-3.
 
     Raises:

@@ -28,7 +28,7 @@ _SORTED = 16
 class Distilled:
     """Texts that a teacher wrote."""
 
-    # uint16 [N], all texts one behind the other.
+    # uint32 [N], all texts one behind the other.
     tokens_N: np.ndarray
     # INDEX [W].
     index_W: np.ndarray
@@ -77,7 +77,7 @@ class Distilled:
         return np.maximum(self.index_W["length"] - self.index_W["prompt"] - 1, 0)
 
     def tokens_of(self, text: int) -> np.ndarray:
-        """The tokens of one text, uint16 [its length], prompt included."""
+        """The tokens of one text, uint32 [its length], prompt included."""
         start, length = self.index_W["start"][text], self.index_W["length"][text]
         return self.tokens_N[start : start + length]
 
@@ -95,8 +95,8 @@ def batch_of(texts: Distilled, text_B: np.ndarray, last_BSH: Tensor, aux_BSF: Te
 
 
 def padded(texts: Distilled, text_B: np.ndarray) -> np.ndarray:
-    """Tokens of the texts numbered ``text_B``, uint16 [B, S], zeros on the right."""
-    ids_BS = np.zeros((len(text_B), texts.index_W["length"][text_B].max()), np.uint16)
+    """Tokens of the texts numbered ``text_B``, uint32 [B, S], zeros on the right."""
+    ids_BS = np.zeros((len(text_B), texts.index_W["length"][text_B].max()), np.uint32)
     for row, text in enumerate(text_B):
         ids_BS[row, : texts.index_W["length"][text]] = texts.tokens_of(text)
     return ids_BS

@@ -20,10 +20,11 @@ from torch import Tensor
 from draftwood.compiler.drafters.registry import kind_named
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.batch import NONE, Batch
+from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.student import LevelNoise, Student
+from draftwood.compiler.training.teacher import FrozenTeacher, default_device
 from draftwood.errors import RequestError
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
-from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import States
 from draftwood.tools.training.students import begin, go_on
@@ -93,8 +94,8 @@ def train(
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
     train_W, valid_W = _shares(texts, distilled, team)
     torch.manual_seed(seed)
-    model = load_teacher(teacher)
-    drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocab_size))
+    model = FrozenTeacher.open(teacher, compute_dtype(default_device()))
+    drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary))
     settings = {
         "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,

@@ -99,7 +99,9 @@ class CachedModel(DraftModel):
         decoder, drafter = modules[0], cast(CachedNetwork, modules[1])
         found = []
         for slots in lengths.slots:
-            found += [extend_step(drafter, decoder, Behind(rows, slots, sizes.dtype)) for rows in lengths.chunks]
+            # A chunk as long as the cache never fits it.
+            chunks = [rows for rows in lengths.chunks if rows < slots] or sorted(lengths.chunks)[:1]
+            found += [extend_step(drafter, decoder, Behind(rows, slots, sizes.dtype)) for rows in chunks]
             # Where any KV length will do, so will any number of rows.
             behind = Behind(sizes.path_rows if slots else 0, slots, sizes.dtype)
             if self.follows_nodes:

@@ -18,7 +18,7 @@ from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # B texts, S slots, T rows, H hidden size, Q query heads, G key/value heads, E head size, V draft vocabulary
 
@@ -129,25 +129,25 @@ class Block(nn.Module):
         return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
 
 
-def aux_layers(teacher: LlamaForCausalLM) -> tuple[int, ...]:
+def aux_layers(teacher: FrozenTeacher) -> tuple[int, ...]:
     """The layers whose entering states are read: 2, L // 2 and L - 3 of a teacher of seven layers or more.
 
     Raises:
         RequestError: the teacher has too few layers for three different ones.
     """
-    layers: int = teacher.config.num_hidden_layers
+    layers = teacher.config.layers
     for low, high in _MARGINS:
         if low < layers // 2 < layers - high:
             return low, layers // 2, layers - high
     raise RequestError(f"the teacher has {layers} layers; expected 2 or more, for a drafter reads three states of it")
 
 
-def teacher_sizes(teacher: LlamaForCausalLM) -> Sizes:
+def teacher_sizes(teacher: FrozenTeacher) -> Sizes:
     """The dimensions of the teacher's own blocks."""
-    config: Any = teacher.config
+    config = teacher.config
     return Sizes(
-        config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
-        config.head_dim, config.rms_norm_eps, config.rope_parameters["rope_theta"],
+        config.hidden, teacher.mlp_width, config.heads, config.kv_heads, config.head_dim, config.rms_norm_eps,
+        config.rope_theta,
     )  # fmt: skip
 
 

@@ -175,7 +175,8 @@ class BudgetTree(nn.Module):
 
     def _rerank(self, tokens_A: Tensor, scores_A: Tensor, parents_A: Tensor) -> BudgetDraft:
         """``parents`` are places in the list of all nodes, counted from 1; 0 is the root."""
-        kept_M = (scores_A - self.level_cost_A).topk(self.nodes).indices.sort().values
+        # Sorted as numbers of float32, which holds them exactly: an NPU sorts whole numbers on its AI CPU.
+        kept_M = (scores_A - self.level_cost_A).topk(self.nodes).indices.float().sort().values.long()
         # A parent's row is the number of kept places before and with it, for kept places ascend.
         parents_M = (kept_M < parents_A.index_select(0, kept_M)[:, None]).sum(1)
         parents_T = torch.cat((torch.zeros_like(parents_M[:1]), parents_M))
@@ -189,10 +190,10 @@ class BudgetTree(nn.Module):
         climb = [torch.arange(self.nodes + 1, device=parents_T.device)]
         for _ in range(self.depth):
             climb.append(parents_T.index_select(0, climb[-1]))
-        climb_LT = torch.stack(climb)
-        depths_T = (climb_LT != 0).sum(0)
-        steps_LT = (depths_T - torch.arange(self.depth + 1, device=parents_T.device)[:, None]).clamp(min=0)
-        return depths_T, climb_LT.gather(0, steps_LT).transpose(0, 1).contiguous()
+        climb_TL = torch.stack(climb, 1)
+        depths_T = (climb_TL != 0).sum(1)
+        steps_TL = (depths_T[:, None] - torch.arange(self.depth + 1, device=parents_T.device)).clamp(min=0)
+        return depths_T, climb_TL.gather(1, steps_TL)
 
 
 def grown(tree: Topology | Budget) -> FixedTree | BudgetTree:

@@ -31,7 +31,7 @@ from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import LevelNoise, Student, write_folder
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # B texts, S slots, C contexts of a text, N contexts, I levels (rows of a block), T = C * I rows, H hidden size, R rank,
 # V vocabulary, Q query heads, E head size
@@ -98,34 +98,34 @@ class DSparkStudent(Student):
     """
 
     def __init__(
-        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], layers: int, rank: int,
+        self, teacher: FrozenTeacher, sizes: Sizes, levels: int, aux: tuple[int, ...], layers: int, rank: int,
         head: Head, mask_token: int,
     ) -> None:  # fmt: skip
         super().__init__(teacher, levels, aux, None)
         self.sizes, self.rank, self.mask_token, hidden = sizes, rank, mask_token, sizes.hidden_size
         vocabulary = len(self.output_VH)
-        self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, hidden, bias=False)
+        self.fc = nn.Linear(len(aux) * teacher.config.hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, sizes.rms_norm_eps)
         self.layers = nn.ModuleList(DenoisedBlock(sizes) for _ in range(layers))
         self.norm = RMSNorm(hidden, sizes.rms_norm_eps)
         self.markov_head = MarkovHead(head, vocabulary, vocabulary, hidden, rank)
         self.confidence_head = nn.ModuleDict({"proj": nn.Linear(hidden + rank, 1)})
 
-    def start_from(self, teacher: LlamaForCausalLM) -> None:
+    def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins with copies of the teacher's last layer, on its last features; the sequential head adds nothing.
 
         Layers behind the first write nothing at first.
         """
-        last, hidden = teacher.model.layers[-1], teacher.config.hidden_size
+        last, hidden = teacher.last_layer(), teacher.config.hidden
         for depth, layer in enumerate(cast(Iterable[DenoisedBlock], self.layers)):
-            layer.load_state_dict(last.state_dict(), strict=False)  # all but the norms of heads
+            layer.load_state_dict(last, strict=False)  # all but the norms of heads
             if depth:
                 layer.self_attn.o_proj.weight.data.zero_()
                 layer.mlp.down_proj.weight.data.zero_()
         self.fc.weight.data.normal_(std=0.02)
         self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
-        self.hidden_norm.weight.data.copy_(last.input_layernorm.weight)
-        self.norm.weight.data.copy_(teacher.model.norm.weight)
+        self.hidden_norm.weight.data.copy_(last["input_layernorm.weight"])
+        self.norm.weight.data.copy_(teacher.norm_H)
         self._start_head()
 
     def _start_head(self) -> None:
@@ -224,17 +224,17 @@ def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
 _NEGATIVES = 1024
 
 
-def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
+def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> DSparkStudent:
     """A student of the chosen levels and layers. Its sequential head is the recurrent one; its mask token is the one
     that texts begin with, which no text holds further on."""
-    mask = teacher.config.bos_token_id or 0
+    mask = teacher.config.bos or 0
     sizes, aux = teacher_sizes(teacher), aux_layers(teacher)
     student = DSparkStudent(teacher, sizes, options["levels"], aux, options["layers"], _RANK, "rnn", mask)
     student.negatives, student.shared_noise = _NEGATIVES, options["shared_noise"]
     return student
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[DSparkStudent, dict[str, Tensor]]:
+def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[DSparkStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
     config, sizes, tensors, _ = read_trained(folder, DEEPSPEC)
     own = config["num_hidden_layers"], config["markov_rank"], config["markov_head_type"], config["mask_token_id"]

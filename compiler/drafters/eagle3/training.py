@@ -22,7 +22,7 @@ from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, write_folder
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # B texts, S slots, C contexts of a text, N contexts, I levels, H hidden size, Q heads, E head size, V draft ids
 
@@ -43,28 +43,28 @@ class Eagle3Student(Student):
     """``fc``, one layer and a norm; the output matrix is the teacher's."""
 
     def __init__(
-        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None
+        self, teacher: FrozenTeacher, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None
     ) -> None:
         super().__init__(teacher, levels, aux, ids_V)
         self.sizes = sizes
-        self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, sizes.hidden_size, bias=False)
+        self.fc = nn.Linear(len(aux) * teacher.config.hidden, sizes.hidden_size, bias=False)
         self.midlayer = Midlayer(sizes)
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
 
-    def start_from(self, teacher: LlamaForCausalLM) -> None:
+    def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins as the teacher's last layer on the last features, its new inputs small and random."""
-        last, hidden = teacher.model.layers[-1], teacher.config.hidden_size
-        for name, weight in last.state_dict().items():
+        last, hidden = teacher.last_layer(), teacher.config.hidden
+        for name, weight in last.items():
             own = self.midlayer.get_parameter(name)
             if own.shape == weight.shape:
                 own.data.copy_(weight)
             else:  # query, key and value: the embedding's columns come first
                 own.data[:, :hidden].normal_(std=0.02)
                 own.data[:, hidden:].copy_(weight)
-        self.midlayer.hidden_norm.weight.data.copy_(last.input_layernorm.weight)
+        self.midlayer.hidden_norm.weight.data.copy_(last["input_layernorm.weight"])
         self.fc.weight.data.normal_(std=0.02)
         self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
-        self.norm.weight.data.copy_(teacher.model.norm.weight)
+        self.norm.weight.data.copy_(teacher.norm_H)
 
     def features(self, batch: Batch) -> Tensor:
         return torch.stack([self.norm(hidden_NH) for hidden_NH in self.hiddens(batch)], 1)
@@ -125,14 +125,14 @@ def attend(
     return found
 
 
-def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
+def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:
     """A student of the chosen levels; its layer is as large as the teacher's."""
     student = Eagle3Student(teacher, teacher_sizes(teacher), options["levels"], aux_layers(teacher), ids_V)
     student.shared_noise = options["shared_noise"]
     return student
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[Eagle3Student, dict[str, Tensor]]:
+def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[Eagle3Student, dict[str, Tensor]]:
     """A trained drafter as a student that drafts ``levels`` ahead, by default as a training does; and its values."""
     levels = levels or EAGLE3.options["levels"].default
     config, sizes, tensors, ids_V = read_trained(folder, "LlamaForCausalLMEagle3")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,41 +24,36 @@ from draftwood.compiler.training.student import Student, write_folder
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # B texts, S slots, N contexts, I levels (layers), H hidden size
-
-# Cross-entropy with the teacher's distribution, distance from its states, or both; "last" is both at the last layer.
-Loss = Literal["both", "tokens", "states", "last"]
 
 
 class FastEagleStudent(Student):
     """``fc``, ``proj``, one layer a level and a norm; the output matrix is the teacher's."""
 
-    # The terms of the loss, and whether it is of the last layer alone: the paper's ablation of layer-wise supervision.
-    learns: Loss = "both"
-
     def __init__(
-        self, teacher: LlamaForCausalLM, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None
+        self, teacher: FrozenTeacher, sizes: Sizes, levels: int, aux: tuple[int, ...], ids_V: Tensor | None
     ) -> None:
         super().__init__(teacher, levels, aux, ids_V)
         self.sizes, hidden = sizes, sizes.hidden_size
-        self.fc = nn.Linear(len(aux) * teacher.config.hidden_size, hidden, bias=False)
+        self.fc = nn.Linear(len(aux) * teacher.config.hidden, hidden, bias=False)
         self.proj = nn.Linear(2 * hidden, hidden, bias=False)
         self.layers = nn.ModuleList(Block(sizes) for _ in range(levels))
         self.norm = RMSNorm(hidden, sizes.rms_norm_eps)
         # What embeddings are multiplied with while training; what reads them is stored so that nothing is.
         self.scale = 1.0
 
-    def start_from(self, teacher: LlamaForCausalLM) -> None:
+    def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins with copies of the teacher's last layer, or of a part, on the last features; embeddings enter small.
 
         Layers behind the first write nothing at first: each begins with the guess of the one before. Embeddings
         are often far smaller than states (1 : 50 in the demo teacher), so that steps of equal size would hardly
         change what is read of them: in training they are brought to the states' scale.
         """
+        last = narrowed(teacher.last_layer(), teacher_sizes(teacher), self.sizes)
         for level, layer in enumerate(cast(Iterable[Block], self.layers)):
-            layer.load_state_dict(narrowed(teacher.model.layers[-1].state_dict(), teacher_sizes(teacher), self.sizes))
+            layer.load_state_dict(last)
             if level:
                 layer.self_attn.o_proj.weight.data.zero_()
                 layer.mlp.down_proj.weight.data.zero_()
@@ -67,7 +62,7 @@ class FastEagleStudent(Student):
         self.fc.weight.data[:, -len(eye) :] += eye
         self.proj.weight.data.copy_(torch.cat((eye, 0.02 * torch.randn_like(eye)), 1))
         self.scale = _scale(teacher, self.aux[-1])
-        self.norm.weight.data.copy_(teacher.model.norm.weight)
+        self.norm.weight.data.copy_(teacher.norm_H)
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         super().take({**tensors, **self._scaled(tensors, 1 / self.scale)})
@@ -90,19 +85,12 @@ class FastEagleStudent(Student):
         return torch.stack(found, 1)
 
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, parts = torch.zeros((), device=features_NIH.device), {}
-        supervised_NI = weight_NI.clone()
-        if self.learns == "last":
-            supervised_NI[:, :-1] = 0
-        if self.learns != "states":
-            tokens, parts["nats"] = self.distribution_loss(batch, features_NIH, supervised_NI)
-            loss = loss + tokens
-        if self.learns != "tokens":
-            wanted_NIH = batch.last_BSH.flatten(0, 1)[batch.places(self.levels)]
-            distance_NI = F.smooth_l1_loss(features_NIH.float(), wanted_NIH.float(), reduction="none").mean(-1)
-            parts["feature"] = (distance_NI.detach() * (supervised_NI > 0)).sum(0)
-            loss = loss + (distance_NI * supervised_NI).sum()
-        return loss, parts
+        parts: dict[str, Tensor] = {}
+        tokens, parts["nats"] = self.distribution_loss(batch, features_NIH, weight_NI)
+        wanted_NIH = batch.last_BSH.flatten(0, 1)[batch.places(self.levels)]
+        distance_NI = F.smooth_l1_loss(features_NIH.float(), wanted_NIH.float(), reduction="none").mean(-1)
+        parts["feature"] = (distance_NI.detach() * (weight_NI > 0)).sum(0)
+        return tokens + (distance_NI * weight_NI).sum(), parts
 
     def save(self, folder: Path) -> None:
         tensors = self.state_dict()
@@ -116,11 +104,12 @@ class FastEagleStudent(Student):
 
 
 @torch.no_grad()
-def _scale(teacher: LlamaForCausalLM, layer: int) -> float:
+def _scale(teacher: FrozenTeacher, layer: int) -> float:
     """How much larger the states that enter a layer are than embeddings: medians over the first token ids."""
-    ids_1S = torch.arange(min(64, teacher.config.vocab_size), device=teacher.device)[None]
-    states = teacher.model(ids_1S, output_hidden_states=True).hidden_states
-    large, small = (state.float().square().mean(-1).sqrt().median() for state in (states[layer], states[0]))
+    ids_1S = torch.arange(min(64, teacher.config.vocabulary), device=teacher.device)[None]
+    _, small, large = (
+        state.square().mean(-1).sqrt().median() for state in teacher.states(ids_1S, (0, layer)).chunk(3, -1)
+    )
     return float(large / small)
 
 
@@ -148,13 +137,11 @@ def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, 
     return found
 
 
-def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
-    """A student of the chosen levels, sizes and terms of the loss."""
-    if options["loss"] not in get_args(Loss):
-        raise RequestError(f"--loss {options['loss']}: expected {', '.join(get_args(Loss))}")
+def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:
+    """A student of the chosen levels and sizes."""
     sizes = _sizes(options["layer_sizes"], teacher_sizes(teacher))
     student = FastEagleStudent(teacher, sizes, options["levels"], aux_layers(teacher), ids_V)
-    student.learns, student.shared_noise = options["loss"], options["shared_noise"]
+    student.shared_noise = options["shared_noise"]
     return student
 
 
@@ -178,9 +165,7 @@ def _sizes(asked: Sequence[int] | None, wide: Sizes) -> Sizes:
     return replace(wide, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=width)
 
 
-def read_back(
-    folder: Path, teacher: LlamaForCausalLM, levels: int | None
-) -> tuple[FastEagleStudent, dict[str, Tensor]]:
+def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[FastEagleStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
     config, sizes, tensors, ids_V = read_trained(folder, "FastEagleDrafter")
     return FastEagleStudent(teacher, sizes, config["num_hidden_layers"], tuple(config["aux_layer_ids"]), ids_V), tensors

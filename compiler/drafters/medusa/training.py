@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
 from draftwood.compiler.drafters.medusa.network import Head, MedusaHeads
-from draftwood.compiler.teachers.registry import read_config
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, write_folder
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from draftwood.compiler.training.teacher import FrozenTeacher
 
 # N contexts, I heads, H hidden size
 
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
 class MedusaStudent(Student):
     """Residual blocks on the teacher's final state; new heads share its output matrix, others may have their own."""
 
-    def __init__(self, teacher: LlamaForCausalLM, heads: int, blocks: int, tied: bool = True) -> None:
+    def __init__(self, teacher: FrozenTeacher, heads: int, blocks: int, tied: bool = True) -> None:
         super().__init__(teacher, heads, (), None)
-        self.blocks, self.teacher_name = blocks, Path(str(teacher.name_or_path)).resolve().name
+        self.blocks, self.teacher_name = blocks, teacher.checkpoint.folder.resolve().name
         self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=tied)
 
     @property
     def heads(self) -> Sequence[Head]:
         return cast(Sequence[Head], self.model.heads)
 
-    def start_from(self, teacher: LlamaForCausalLM) -> None:
+    def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins as the teacher's own head: blocks that change nothing."""
         for head in self.heads:
             for block in cast(Sequence[nn.Linear], head.blocks):
@@ -68,16 +67,16 @@ class MedusaStudent(Student):
         write_folder(folder, tensors, config, "medusa_lm_head.safetensors")
 
 
-def begin(teacher: LlamaForCausalLM, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
+def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> MedusaStudent:
     """A student of the chosen heads and blocks."""
     student = MedusaStudent(teacher, options["levels"], options["layers"])
     student.shared_noise = options["shared_noise"]
     return student
 
 
-def read_back(folder: Path, teacher: LlamaForCausalLM, levels: int | None) -> tuple[MedusaStudent, dict[str, Tensor]]:
+def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[MedusaStudent, dict[str, Tensor]]:
     """The heads of a folder as a student, and their values."""
-    opened = MedusaCheckpoint.open(folder, read_config(Path(str(teacher.name_or_path))))
+    opened = MedusaCheckpoint.open(folder, teacher.config)
     config = opened.config
     student = MedusaStudent(teacher, config.heads, config.blocks, config.tied)
     return student, {f"model.{name}": opened.weight(name) for name in opened.names()}

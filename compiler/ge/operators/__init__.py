@@ -1,6 +1,15 @@
 """What every GE operator computes, on a CPU with torch; importing the package fills the table."""
 
-from draftwood.compiler.ge.operators import arithmetic, collective, experts, network, reduction, selection, shaping
+from draftwood.compiler.ge.operators import (  # noqa: F401 (they fill the table)
+    arithmetic,
+    collective,
+    experts,
+    int4,
+    network,
+    reduction,
+    selection,
+    shaping,
+)
 from draftwood.compiler.ge.operators.table import OPERATORS, Call
 
-__all__ = ["OPERATORS", "Call", "arithmetic", "collective", "experts", "network", "reduction", "selection", "shaping"]
+__all__ = ["OPERATORS", "Call"]

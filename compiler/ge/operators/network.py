@@ -24,12 +24,14 @@ from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU
 def MatMul(
     x1: Tensor, x2: Tensor, bias: Tensor | None = None, *, transpose_x1: bool = False, transpose_x2: bool = False
 ) -> Tensor:
-    """Two matrices; the bias is added before the one rounding."""
-    one_type(FLOATS, x1, x2, *(() if bias is None else (bias,)))
+    """Two matrices; the bias is added before the one rounding, and may be float32 that holds values of their type."""
+    kind = one_type(FLOATS, x1, x2)
+    if bias is not None and bias.dtype not in (kind, torch.float32):
+        raise Refusal(f"operand bias is {bias.dtype}; expected {kind} or float32")
     if (x1.dim(), x2.dim()) != (2, 2):
         raise Refusal(f"operands have {x1.dim()} and {x2.dim()} dimensions, expected 2 each")
     left, right = x1.t() if transpose_x1 else x1, x2.t() if transpose_x2 else x2
-    return left @ right if bias is None else torch.addmm(bias, left, right)
+    return left @ right if bias is None else torch.addmm(bias.to(kind), left, right)
 
 
 @operator

@@ -95,15 +95,13 @@ def Unpack(x: Tensor, *, num: int, axis: int = 0) -> list[Tensor]:
 
 
 @operator
-def ConcatV2(x: list[Tensor], concat_dim: int, *, N: int = 1) -> Tensor:
+def ConcatD(x: list[Tensor], *, concat_dim: int, N: int = 1) -> Tensor:
     only("N", N, len(x))
     one_type(ALL, *x)
     return torch.cat(x, concat_dim)
 
 
-@operator
-def ConcatD(x: list[Tensor], *, concat_dim: int, N: int = 1) -> Tensor:
-    return ConcatV2(x, concat_dim, N=N)
+register("ConcatV2D", ConcatD)
 
 
 @operator
@@ -114,33 +112,6 @@ def SplitV(x: Tensor, size_splits: list[int], split_dim: int, *, num_split: int)
         rest = x.shape[split_dim] - sum(size for size in size_splits if size != -1)
         size_splits = [rest if size == -1 else size for size in size_splits]
     return list(x.split(size_splits, split_dim))
-
-
-@operator
-def StridedSliceV2(
-    x: Tensor,
-    begin: list[int],
-    end: list[int],
-    axes: list[int] | None = None,
-    strides: list[int] | None = None,
-    *,
-    begin_mask: Literal[0] = 0,
-    end_mask: Literal[0] = 0,
-    ellipsis_mask: Literal[0] = 0,
-    new_axis_mask: Literal[0] = 0,
-    shrink_axis_mask: Literal[0] = 0,
-) -> Tensor:
-    """Begins and ends past a side are cut off, negative ones count from the end, as in Python."""
-    axes = list(range(len(begin))) if axes is None else axes
-    strides = [1] * len(begin) if strides is None else strides
-    for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
-        places = range(x.shape[axis])[first:last:step]
-        if step > 0:
-            span = x.narrow(axis, places.start, max(places.stop - places.start, 0))
-            x = span[(slice(None),) * (axis % x.dim()) + (slice(None, None, step),)]
-        else:
-            x = x.index_select(axis, torch.tensor(places, dtype=torch.int64, device=x.device))
-    return x
 
 
 @operator

@@ -84,9 +84,10 @@ class Staging:
 
 
 def _stagings(device: Device, specs: Iterable[TensorSignature]) -> list[Staging]:
-    """What is always the host's, and what may stay on the device: each moves as a whole or not at all."""
+    """What is always the host's, and each tensor that may stay on the device: one moves as a whole or not at all."""
     every = tuple(specs)
-    return [Staging(device, [spec for spec in every if (spec.name in STAYS) == stays]) for stays in (False, True)]
+    apart = [[spec] for spec in every if spec.name in STAYS]
+    return [Staging(device, group) for group in ([spec for spec in every if spec.name not in STAYS], *apart)]
 
 
 class Bound:

@@ -45,11 +45,7 @@ CELLS = [
     for target in ("onnx", "ge")
 ]
 
-INT8_CELLS = [
-    pytest.param(kind, target, marks=[] if (kind, target) == ("dspark", "onnx") else pytest.mark.slow)
-    for kind in KINDS
-    for target in ("onnx", "ge")
-]
+INT8_CELLS = [(kind, target) for kind in KINDS for target in ("onnx", "ge")]
 
 
 def save_drafter(make: Any, folder: Path, kind: str) -> None:
@@ -134,6 +130,7 @@ def test_a_family_with_a_drafter(built: Callable, family: str, kind: str, target
     hold(bundle, target, 3e-2)  # bf16, as `check` allows
 
 
+@pytest.mark.slow  # the usual run has one of test_quantised
 @pytest.mark.parametrize(("kind", "target"), INT8_CELLS)
 def test_a_drafter_in_int8(built: Callable, kind: str, target: str) -> None:
     bundle = built("Llama", kind, target, int8_drafter=True)

@@ -30,6 +30,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder, TeacherEnds
 from draftwood.compiler.training.batch import Batch
 from draftwood.compiler.training.student import Student, write_folder
+from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options, Result
@@ -40,7 +41,6 @@ from draftwood.tools.cli import main
 from draftwood.tools.commands.profile import parse_drafter
 from draftwood.tools.demo.widen import widen, widen_drafter
 from draftwood.tools.training.distill import distill
-from draftwood.tools.training.generate import load_teacher
 from draftwood.tools.training.students import load
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
@@ -272,7 +272,7 @@ def test_the_runtime_needs_no_registry(bundle: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_it_is_counted_modelled_and_widened(trained: Path, tiny_teacher: Path, tmp_path: Path) -> None:
-    assert load(trained, load_teacher(tiny_teacher)).levels == 3
+    assert load(trained, FrozenTeacher.open(tiny_teacher)).levels == 3
     for spec in ("linear:3", str(trained)):
         assert parse_drafter(spec, tiny_teacher)[0].facts == {"kind": "linear", "levels": 3}
     wide = widen(tiny_teacher, tmp_path / "teacher", hidden=96, heads=6)

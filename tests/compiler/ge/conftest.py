@@ -2,13 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from draftwood.environment import torch_npu_installed
 from draftwood.manifest import StepSignature
+
+if TYPE_CHECKING:
+    from draftwood.compiler.bundle.request import BuildRequest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,3 +84,27 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory, save_pangu: Callable, 
 @pytest.fixture(scope="session")
 def lowered(tiny_source: Path) -> Lowered:
     return lower_tiny(tiny_source)
+
+
+# A tree with branches, as small as may be.
+RAGGED = ((0,), (1,), (0, 0), (1, 0))
+
+
+@pytest.fixture(scope="session")
+def pangu_request(tiny_source: Path) -> "BuildRequest":
+    """Plain decoding and a ragged tree at one KV length, for an NPU alone."""
+    from draftwood.compiler.bundle.request import BuildRequest
+    from draftwood.trees import Topology
+
+    trees = (("plain", Topology.plain()), ("ragged", Topology.from_paths(RAGGED)))
+    return BuildRequest(
+        model=tiny_source, drafter=tiny_source / "heads", trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",)
+    )
+
+
+@pytest.fixture(scope="session")
+def pangu_bundle(pangu_request: "BuildRequest", kept: Callable[..., Path]) -> Path:
+    """What is built of it. Read only."""
+    from draftwood.compiler.bundle.build import build
+
+    return kept("pangu", partial(build, pangu_request))

@@ -1,5 +1,7 @@
 """The NPU graphs of EAGLE-3 and FastEagle: lowered, proved, and equal to eager PyTorch, caches and trees included."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ def bundle(
     request: pytest.FixtureRequest,
     tiny_teacher: Path,
     tiny_drafters: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    kept: Callable[..., Path],
 ) -> Bundle:
     kind = request.param
     asked = BuildRequest(
@@ -39,9 +41,7 @@ def bundle(
         prefill_rows=(8,),
         targets=("ge",),
     )
-    folder = tmp_path_factory.mktemp("ge") / "bundle"
-    build(asked, folder)
-    return Bundle.open(folder)
+    return Bundle.open(kept(f"ge-{kind}", partial(build, asked)))
 
 
 def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
@@ -54,7 +54,12 @@ def test_draft_and_extend_graphs_copy_no_cache(bundle: Bundle) -> None:
         assert all(one.readers for one in proof)
 
 
-@pytest.mark.parametrize("name", ["ge", "npu"])
+ENGINES = [("eagle3", "ge"), ("eagle3", "npu"), ("fasteagle", "ge")]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "name"), [*ENGINES, pytest.param("fasteagle", "npu", marks=pytest.mark.slow)], indirect=["bundle"]
+)
 def test_every_engine_equals_eager_pytorch(bundle: Bundle, name: str) -> None:
     """The graphs interpreted; and the steps compiled as for the device, then run on the CPU."""
     from draftwood.compiler.targets.online import TorchairExecutor

@@ -1,4 +1,4 @@
-"""What an audit of the NPU's graphs found, and the test that fails without the repair of each."""
+"""What audits of the NPU's graphs found, and the test that fails without the repair of each."""
 
 import ast
 from pathlib import Path
@@ -15,8 +15,8 @@ FINDINGS = {
     ),
     "F2 RotaryMul got three dimensions, and only the attention had rules": (
         f"{GE}operator_rules.py:test_broken_rules",
-        f"{GE}operator_rules.py:test_every_lowered_operator_has_a_rule",
-        f"{GE}operator_rules.py:test_an_operator_without_a_rule_is_a_finding",
+        f"{GE}element_types.py:test_what_the_table_lacks_is_no_kernel",
+        f"{GE}operator_rules.py:test_an_operator_that_nobody_read_about_is_a_finding",
     ),
     "F3 steps of one code object deleted each other's compiled graph": (
         f"{GE}online.py:test_every_step_keeps_its_compiled_graph",
@@ -66,8 +66,41 @@ FINDINGS = {
         f"{GE}operator_rules.py:test_a_value_that_is_written_over_has_one_reader",
     ),
     "W8A8 left a Transpose": (f"{GE}quantised.py:test_graphs_hold_whole_numbers_and_turn_nothing_around",),
+    "N1 TopK's count was int64: the AI CPU; N6 slices had no kernel": (
+        f"{GE}element_types.py:test_where_a_node_runs",
+        "tools/test_shapes.py:test_all_runs_on_the_ai_core",
+        f"{GE}element_types.py:test_nothing_runs_on_the_ai_cpu_and_no_cast_is_added",
+    ),
+    "N2 rules looked at the first operand alone": (
+        f"{GE}element_types.py:test_where_a_node_runs",
+        f"{GE}element_types.py:test_what_is_said_of_a_node_names_engine_price_and_source",
+    ),
+    "N3 pairs of torch_npu and CANN, and chips that run nothing": (
+        "tools/test_doctor.py:test_which_engine_a_machine_can_run",
+    ),
+    "N4 passes that act where torch_npu can be imported": (
+        f"{GE}online.py:test_the_graph_of_a_device_is_the_one_that_was_proved",
+        f"{GE}online.py:test_another_graph_than_the_proved_one_is_not_compiled",
+    ),
+    "N7 a copy an input, guards at every launch": (
+        f"{GE}online.py:test_a_step_crosses_once_each_way",
+        f"{GE}online.py:test_guards_are_for_the_first_launch_alone",
+    ),
+    "N8 a first failure was blind": (f"{GE}online.py:test_what_cannot_be_compiled_names_its_logs",),
+    "N9 probes tried another layout than the graphs have": (
+        "tools/lab/test_npu_probe.py:test_each_probe_sees_a_result_that_is_wrong",
+    ),
+    "N10 the line for ATC ran in one folder alone and told no memory; N11 joins are free if GE lays them out": (
+        "tools/test_npu.py:test_inspect_shows_every_graph",
+    ),
+    "N5 bf16 biases of bf16 products were cast": (
+        f"{GE}element_types.py:test_nothing_runs_on_the_ai_cpu_and_no_cast_is_added",
+        f"{GE}weights.py:test_biases_of_bf16_products_lie_in_float32",
+    ),
     "collectives lower offline, but not for ATC": (
         "tools/test_ranks.py:test_two_ranks_interpreted_together_decode_one_text",
+        "tools/test_ranks.py:test_processes_decode_what_one_rank_does",
+        "tools/test_ranks.py:test_a_rank_that_is_lost_ends_all",
         f"{GE}lockstep.py:test_rules_of_collectives",
     ),
 }

@@ -8,6 +8,7 @@ from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import Interpreter, shapes
 from draftwood.compiler.ge.lockstep import run_ranks
 from draftwood.compiler.ge.lowering import lower_to_ge
+from draftwood.compiler.ge.sameness import fingerprints
 from draftwood.compiler.ge.torchair_bridge import ge_ir
 from draftwood.compiler.ge.weights import WeightIndex
 from draftwood.compiler.ranks.collectives import gathered, group_of, summed
@@ -67,6 +68,14 @@ def test_ranks_that_would_wait_for_ever_are_refused() -> None:
     x = torch.zeros(2, 3, dtype=torch.bfloat16)
     with pytest.raises(LoweringError, match="ranks would wait for each other for ever"):
         run_ranks([Interpreter(ours, {}), Interpreter(theirs, {})], [{"x": x}] * 2)
+
+
+def test_a_group_has_another_name_on_every_device() -> None:
+    ours, theirs = lowered(2), lowered(2)
+    for node in theirs.nodes.values():
+        if "group" in node.attributes:
+            node.attributes["group"] = "hcom_world_group"
+    assert [*fingerprints(ours).values()] == [*fingerprints(theirs).values()]
 
 
 def test_rules_of_collectives() -> None:

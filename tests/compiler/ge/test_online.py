@@ -1,37 +1,38 @@
 """The route of a device: what torchair keeps of a compiled step, and that its graph is the one that was proved."""
 
+import contextlib
 import copy
-import hashlib
 import importlib
+import io
+import logging
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwood.compiler.bundle.build import build
-from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge import torchair_bridge
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.lowering import drop_dead, fold_constants
-from draftwood.compiler.ge.torchair_bridge import device_of
+from draftwood.compiler.ge.sameness import fingerprints
+from draftwood.compiler.ge.torchair_bridge import device_of, ge_ir
 from draftwood.compiler.steps.step import DTYPES
-from draftwood.compiler.targets.online import TorchairExecutor, compile_cache
+from draftwood.compiler.targets import online as online_module
+from draftwood.compiler.targets.online import Started, TorchairExecutor, compile_cache
+from draftwood.errors import LoweringError
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.trees import Topology
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    trees = (("plain", Topology.plain()), ("pair", Topology.from_paths([(0,), (1,)])))
-    request = BuildRequest(
-        model=tiny_source, drafter=tiny_source / "heads", trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",)
-    )
-    folder = tmp_path_factory.mktemp("online") / "bundle"
-    build(request, folder)
-    return Bundle.open(folder)
+def bundle(pangu_bundle: Path) -> Bundle:
+    return Bundle.open(pangu_bundle)
 
 
 def graphs(bundle: Bundle) -> tuple[GraphSignature, ...]:
@@ -57,32 +58,36 @@ def test_every_step_keeps_its_compiled_graph(bundle: Bundle, tmp_path: Path, mon
     for graph in graphs(bundle):
         step = executor.compiled(graph)
         monkeypatch.setattr("torchair.npu_fx_compiler._compile_py_code", lambda code: SimpleNamespace(kernel=kernel))
-        with pytest.raises(NoDevice):
+        with pytest.raises(LoweringError, match="NoDevice"):
             step.compiled(*given(graph))
     kept = {compile_cache(bundle.folder, bundle.manifest, graph) for graph in graphs(bundle)}
     assert len(kept) == len(graphs(bundle)) == 8
     assert [len(list(folder.rglob("compiled_module"))) for folder in kept] == [1] * 8
 
 
-def canonical(graph: Graph) -> tuple[list[str], int]:
-    """What reaches the outputs and the written caches, named by how it is computed; and how many nodes that are.
+class Agreeing(ModuleType):
+    """Whatever is asked of it is there, and says yes: of CANN too, that it is new enough for every pass."""
 
-    Inputs and weights are named by type and shape, for the two routes number them differently.
-    """
-    names: dict[str, str] = {}
-    for node in graph.nodes.values():
-        inputs = [f"{names[e.node]}:{e.output}" if e is not None else "-" for e in node.operands]
-        if node.type in ("Data", "RefData", "FileConstant"):
-            text = str(node.output_types[0][1:3])
-        elif node.type == "Const":
-            text = str(node.attributes["value"].tolist())
-        else:
-            own = {k: v for k, v in sorted(node.attributes.items()) if not k.startswith("_")}
-            text = f"{node.type} {own} {inputs}"
-        names[node.name] = hashlib.sha256(text.encode()).hexdigest()
-    ends = [names[e.node] for e in graph.output.operands if e is not None]
-    writes = [names[node.name] for node in graph.nodes.values() if node.type == "ScatterNdUpdate"]
-    return ends + writes, len(graph.kernels)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Agreeing(name)
+
+    def __call__(self, *_: object, **__: object) -> bool:
+        return True
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu can be imported, as on a device."""
+    torchair_bridge._torchair()
+    for name in ("torch_npu", "torch_npu.npu", "torch_npu.npu.utils"):
+        monkeypatch.setitem(sys.modules, name, Agreeing(name))
+    monkeypatch.setattr(torchair_bridge, "cann_available", lambda: True)
+    # torchair remembers that it had no torch_npu when it first looked for patterns.
+    patterns = [module for name, module in sys.modules.items() if name.startswith("torchair.patterns")]
+    for one in [value for module in patterns for value in vars(module).values() if hasattr(value, "cache_clear")]:
+        one.cache_clear()
 
 
 @pytest.fixture
@@ -108,15 +113,117 @@ def online(converted: list) -> Graph:
     return Graph.of(graph)
 
 
+@pytest.mark.usefixtures("importable")
 def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle, converted: list) -> None:
-    """Node by node; GE folds constants on a device, as lowering has done already."""
+    """Node by node, or the launch would raise; GE folds constants on a device, as lowering has done already."""
     executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
     for graph in graphs(bundle):
         executor.compiled(graph).compiled(*given(graph))
         proved = Graph.load(bundle.folder / graph.file)
-        assert canonical(online(converted)) == canonical(proved), graph.name
+        assert [*fingerprints(online(converted)).values()] and len(online(converted).kernels) == len(proved.kernels)
         moved = any(spec.name == "branch" for spec in graph.inputs)
         assert online(converted).counts().get("Transpose", 0) == moved, "nothing but moved rows is turned around"
+
+
+def test_another_graph_than_the_proved_one_is_not_compiled(bundle: Bundle, tmp_path: Path) -> None:
+    """A norm of the file has another epsilon than this machine's torchair gives it."""
+    folder = tmp_path / "altered"
+    shutil.copytree(bundle.folder, folder)
+    graph = next(graph for graph in graphs(bundle) if graph.kind == "decode")
+    model = ge_ir().ModelDef.FromString((folder / graph.file).read_bytes())
+    norms = [op for op in model.graph[0].op if op.type == "AddRmsNorm"]
+    norms[1].attr["epsilon"].f = 1.0
+    (folder / graph.file).write_bytes(model.SerializeToString())
+    executor = TorchairExecutor(folder, bundle.manifest, device="cpu", eagerly=True)
+    with pytest.raises(
+        LoweringError, match=rf"graph {graph.name}: .* first at AddRmsNorm {norms[1].name}, in whose place"
+    ):
+        executor.compiled(graph).compiled(*given(graph))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_what_cannot_be_compiled_names_its_logs(
+    bundle: Bundle, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        logging.getLogger("torchair").info("what torchair says")
+        raise ValueError("E40001: no kernel\nmore lines")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(torchair_bridge.SHOWN, "1" if shown else "")
+    said = io.StringIO()
+    monkeypatch.setattr(logging.getLogger("torchair").handlers[0], "stream", said)
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
+    monkeypatch.setattr(online_module, "same_as_proved", fails)
+    graph = graphs(bundle)[-1]
+    log = compile_cache(bundle.folder, bundle.manifest, graph).with_suffix(".log")
+    with pytest.raises(LoweringError, match=rf"E40001: no kernel; torchair's log is {log}, GE's are in .*NPU_LOG=1"):
+        executor.compiled(graph).compiled(*given(graph))
+    assert "what torchair says" in log.read_text() and ("what torchair says" in said.getvalue()) == shown
+
+
+def test_guards_are_for_the_first_launch_alone(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
+    graph = graphs(bundle)[-1]
+    step = executor.compiled(graph)
+    step.compiled(*given(graph))
+    monkeypatch.delattr(torchair_bridge, "_compiling")
+    step.compiled(*given(graph))
+    with pytest.raises(NameError):
+        executor.compiled(graph).compiled(*given(graph))
+
+
+class Noting(TorchDispatchMode):
+    """Counts operators, and the bytes of those that copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        if func is torch.ops.aten.copy_.default and args[0].dtype == args[1].dtype == torch.uint8:
+            self.bytes.append(args[0].nbytes)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_crosses_once_each_way(bundle: Bundle) -> None:
+    """Whatever the number of inputs and outputs; what stays on the device is copied there, and nothing is allocated."""
+    graph = next(graph for graph in graphs(bundle) if graph.kind == "decode")
+    far = {*graph.caches, "branch"}
+    outputs = [
+        torch.full(spec.shape, i, dtype=DTYPES[spec.dtype])
+        for i, spec in enumerate(graph.outputs)
+        if spec.name in graph.results
+    ]
+    seen: list[tuple[torch.Tensor, ...]] = []
+    step = SimpleNamespace(compiled=lambda *values: seen.append(values) or outputs)
+    started = Started(step, graph, torch.device("cpu"))  # type: ignore[arg-type]
+    small = {s.name: np.ones(s.shape, "?" if s.dtype == "bool" else "i8") for s in graph.inputs if s.name not in far}
+    heads, dims = bundle.manifest.dims.kv_heads, bundle.manifest.dims.head_dim
+    buffers: dict[str, Any] = {
+        name: torch.zeros(graph.slots, heads, dims).bfloat16().swapaxes(0, 1) for name in graph.caches
+    }
+    kept = {
+        s.name: torch.zeros(s.shape, dtype=DTYPES[s.dtype]) for s in graph.outputs if s.name in ("logits", "branch.out")
+    }
+    buffers |= kept | {s.name: torch.zeros(s.shape, dtype=DTYPES[s.dtype]) for s in graph.inputs if s.name == "branch"}
+    started(small, buffers)
+    with Noting() as noted:
+        found = started(small, buffers)
+    assert found.keys() == {*graph.results} - kept.keys() and len(noted.bytes) == 2
+    # What is more, is half numbers that the host widens where it has them.
+    widened = sum(o.dtype == torch.bfloat16 for o, n in zip(outputs, graph.results, strict=True) if n not in kept)
+    assert noted.counts["aten._to_copy.default"] == widened
+    assert noted.counts["aten.copy_.default"] == len(small) + len(kept) + 2 and noted.counts["aten.cat.out"] == 1
+    assert not [name for name in noted.counts if "empty" in name or "zeros" in name]
+    assert noted.bytes[1] == sum(o.nbytes for o, n in zip(outputs, graph.results, strict=True) if n not in kept)
+    for i, name in enumerate(graph.results):
+        assert np.all((found[name] if name in found else kept[name].float().numpy()) == float(outputs[i].flatten()[0]))
+    places = {s.name: value for s, value in zip(graph.inputs, seen[1], strict=True)}
+    assert all(places[name].data_ptr() == seen[0][i].data_ptr() for i, name in enumerate(places)), "addresses stay"
+    assert all(np.array_equal(places[name].numpy(), array) for name, array in small.items())
 
 
 def test_weights_have_fixed_addresses_and_nothing_else(bundle: Bundle, converted: list) -> None:
@@ -142,3 +249,12 @@ def test_the_engine_loads_torch_npu_itself(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ModuleNotFoundError, match="torch_npu"):
         device_of("npu:0")
     assert asked == ["torch_npu"]
+
+
+def test_ge_and_hccl_take_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    stand_in = SimpleNamespace(npu=SimpleNamespace(set_device=chosen.append))
+    monkeypatch.setitem(sys.modules, "torch_npu", stand_in)  # type: ignore[arg-type]
+    with contextlib.suppress(RuntimeError):  # torch knows none called npu here
+        device_of("npu:1")
+    assert chosen == ["npu:1"]

@@ -15,24 +15,18 @@ from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.weights import map_npu_weights, read_index
 from draftwood.errors import BundleError, CheckpointError, RequestError
-from draftwood.manifest import Manifest, encode
+from draftwood.manifest import Manifest, encode, read_manifest
 from draftwood.runtime.bundle import Bundle
-from draftwood.trees import Topology
-
-TREES = (("plain", Topology.plain()), ("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])))
 
 
 @pytest.fixture(scope="module")
-def request_(tiny_source: Path) -> BuildRequest:
-    return BuildRequest(
-        model=tiny_source, drafter=tiny_source / "heads", trees=TREES, slots=(128,), prefill_rows=(8,), targets=("ge",)
-    )
+def request_(pangu_request: BuildRequest) -> BuildRequest:
+    return pangu_request
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory, request_: BuildRequest) -> tuple[Path, Manifest]:
-    folder = tmp_path_factory.mktemp("ge-target") / "copied"
-    return folder, build(request_, folder)
+def copied(pangu_bundle: Path) -> tuple[Path, Manifest]:
+    return pangu_bundle, read_manifest(pangu_bundle)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -68,7 +62,7 @@ def test_weights_are_the_checkpoints(copied: tuple[Path, Manifest], tiny_source:
     found = map_npu_weights(folder / "npu", index)
     for name, tensor in found.items():
         parts = index.constants[name].parts
-        assert tensor.dtype == torch.bfloat16
+        assert tensor.dtype == (torch.float32 if name.endswith(".bias") else torch.bfloat16)
         if parts and all(part in stored for part in parts):
             assert torch.equal(tensor, torch.cat([stored[part] for part in parts])), name
     assert index.constants["layers.0.qkv.weight"].parts == tuple(
@@ -130,7 +124,7 @@ def test_weights_of_another_model_are_refused(
     shapes = tmp_path / "shapes"
     shapes.mkdir()
     (shapes / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
-    build(replace(request_, weights="none", model=shapes, drafter=None, trees=TREES[:1]), folder)
+    build(replace(request_, weights="none", model=shapes, drafter=None, trees=request_.trees[:1]), folder)
     with pytest.raises(CheckpointError, match=r"rope_theta is 10000\.0; the graphs of .* expect 16000000\.0"):
         bind(folder, other, None)
     with pytest.raises(RequestError, match="the bundle has no drafter; leave it out"):

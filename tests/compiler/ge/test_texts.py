@@ -13,6 +13,9 @@ import torch
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest, check_request
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.steps.accept import AcceptStep
 from draftwood.compiler.steps.texts import AcceptTextsStep
 from draftwood.compiler.teachers.block import place_rows, place_texts
@@ -22,32 +25,24 @@ from draftwood.noise import ROUNDS
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import Policies
+from draftwood.runtime.proof import HALF_TOLERANCE
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.tools.comparison.batches import compare_texts
+from draftwood.tools.comparison.compare import Comparison, Pair
+from draftwood.tools.comparison.faults import Control
+from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.ge import GeEngine
-from draftwood.trees import Topology
 
-TREES = (
-    ("plain", Topology.plain()),
-    ("ragged", Topology.from_paths([(0,), (1,), (0, 0), (1, 0)])),
-)
 PLACES = 4
 TEXTS = 6
 TOKENS = 9
 
 
 @pytest.fixture(scope="module")
-def request_(tiny_source: Path) -> BuildRequest:
-    return BuildRequest(
-        model=tiny_source,
-        drafter=tiny_source / "heads",
-        trees=TREES,
-        slots=(128,),
-        prefill_rows=(8,),
-        targets=("ge",),
-        texts=PLACES,
-    )
+def request_(pangu_request: BuildRequest) -> BuildRequest:
+    return replace(pangu_request, texts=PLACES)
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +77,29 @@ def alone(engine: GeEngine) -> list[tuple[int, ...]]:
 
 
 def test_the_graphs_are_of_two_and_four_texts(engine: GeEngine) -> None:
-    found = {graph.name for graph in engine.bundle.manifest.graphs_of("ge") if graph.batch > 1}
+    files = {g.name: g.file for g in engine.bundle.manifest.graphs_of("ge") if g.batch > 1}
+    for file in files.values():
+        graph = Graph.load(engine.bundle.folder / file)
+        assert engines(graph, shapes(graph)).keys() == {"AI Core"}, file
     rows, draws = (2, 5), ("greedy", "sampled")
-    assert found == {f"verify-b{b}-t{t}-kv128" for b in (2, 4) for t in rows} | {
+    assert files.keys() == {f"verify-b{b}-t{t}-kv128" for b in (2, 4) for t in rows} | {
         f"accept-{d}-b{b}-t{t}" for b in (2, 4) for t in rows for d in draws
     }
     assert engine.max_batch == PLACES
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("count", [2, 3])
+def test_check_holds_them_to_eager_texts_alone(engine: GeEngine, count: int) -> None:
+    pair = Pair("ge", EagerEngine(engine.bundle, npu=True), engine, HALF_TOLERANCE)
+    found = list(compare_texts(pair, count, [np.array(prompt(text)) for text in range(2)]))
+    compared = [one for one in found if isinstance(one, Comparison)]
+    assert [one for one in compared if not one.ok] == []
+    # Those of one pool share a launch, so three may be two and one.
+    assert {one.graph for one in compared} <= {f"verify-b{b}-t{t}-kv128" for b in (2, 4) for t in (2, 5)}
+    assert [one.caught for one in found if isinstance(one, Control)] == [True]
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_texts_that_come_and_go_are_plain_texts(engine: GeEngine, alone: list[tuple[int, ...]], seed: int) -> None:
     """Trees of all gears, greedy and sampled texts in one step, joining and leaving at every step."""
     waiting = decodings(engine, [gear.name for gear in engine.bundle.manifest.gears])

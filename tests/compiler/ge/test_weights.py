@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.ge.weights import (
     ALIGNMENT,
     map_npu_weights,
@@ -13,6 +14,8 @@ from draftwood.compiler.ge.weights import (
     write_index,
     write_npu_weights,
 )
+from draftwood.compiler.targets.ge import _wide_biases
+from draftwood.compiler.targets.modules import _of_layer
 from draftwood.errors import BundleError
 
 SHAPES = {"a.weight": (3, 5), "a_weight": (7,), "empty": (0,), "scalar": (), "c": (300, 2)}
@@ -53,6 +56,23 @@ def test_linked_weights_stay_where_they_are(tmp_path: Path) -> None:
     assert torch.equal(map_npu_weights(tmp_path, index)["a.weight"], kept.view(3, 5))
     unlinked = plan_weights(SHAPES, torch.bfloat16, "weights.bin", {}, {})
     assert index.bytes == unlinked.bytes - ALIGNMENT
+
+
+def test_biases_of_bf16_products_lie_in_float32() -> None:
+    """Those of int8 layers keep their type, and so do those of fp16 products; a module has all in its layer's type."""
+    half, whole = torch.bfloat16, torch.int8
+
+    def entry(name: str, dtype: torch.dtype) -> WeightEntry:
+        return WeightEntry(name, (2,), lambda: torch.ones(2, dtype=dtype), dtype=dtype)
+
+    plain = [entry("a.weight", half), entry("a.bias", half), entry("b.weight", whole), entry("b.bias", half)]
+    assert _wide_biases(plain) == {"a.bias": torch.float32}
+    assert _wide_biases([entry("a.weight", torch.float16), entry("a.bias", torch.float16)]) == {}
+    wide = {"a.weight": torch.ones(2, dtype=half), "a.bias": torch.ones(2)}
+    assert (
+        _of_layer(wide, "a.bias").dtype == half
+        and _of_layer({"free.bias": torch.ones(2)}, "free.bias").dtype.itemsize == 4
+    )
 
 
 def test_missing_short_and_damaged_files(tmp_path: Path) -> None:

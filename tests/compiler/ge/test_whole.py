@@ -9,6 +9,8 @@ import torch
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.interpreter import shapes
+from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.steps.accept import tree_inputs
 from draftwood.compiler.steps.step import Step, tensor
@@ -69,12 +71,14 @@ def engine(bundle: Bundle):
     return GeEngine(bundle)
 
 
-def test_a_whole_step_copies_no_cache(bundle: Bundle) -> None:
+def test_a_whole_step_copies_no_cache_and_runs_on_the_ai_core(bundle: Bundle) -> None:
     graphs = [graph for graph in bundle.manifest.graphs_of("ge") if graph.kind == "whole"]
     assert len(graphs) == 2 * len(bundle.manifest.gears)
     assert bundle.manifest.drafter is not None
     for signature in graphs:
-        proof = prove_in_place(Graph.load(bundle.folder / signature.file), signature)
+        graph = Graph.load(bundle.folder / signature.file)
+        assert engines(graph, shapes(graph)).keys() == {"AI Core"}, signature.name
+        proof = prove_in_place(graph, signature)
         drafts = any(spec.name == "features.in" for spec in signature.inputs)
         assert len(proof) == 2 * (bundle.manifest.dims.layers + drafts * bundle.manifest.drafter.layers)
         assert all(one.readers for one in proof)

@@ -102,8 +102,8 @@ def test_a_fault_is_named(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
     assert str(caught.value).startswith(str(copy))
 
 
-def test_what_a_build_writes_has_no_fault(tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> None:
-    for folder in (tiny_bundle, *tiny_draft_bundles.values()):
+def test_what_a_build_writes_has_no_fault(tiny_bundles: dict[str, Path]) -> None:
+    for folder in tiny_bundles.values():
         assert list(faults(read_manifest(folder))) == []
 
 
@@ -122,6 +122,24 @@ def test_a_draft_of_another_tree_is_refused(
         Bundle.open(copy, "fast")
 
 
+def test_drafts_have_both_forms(tiny_draft_bundles: dict[str, Path], tmp_path: Path) -> None:
+    """A static one at every KV length, and one of any size; caches go with a KV length."""
+
+    def without(name: str) -> Callable[[dict[str, Any]], None]:
+        return lambda m: graphs_of(m).remove(graph(m, name))
+
+    for number, (change, message) in enumerate(
+        (
+            (without("draft-planned-kv128"), "no static graph draft-planned of KV length 128"),
+            (without("draft-planned"), "no graph draft-planned of any size; expected one beside the step"),
+            (lambda m: graph(m, "draft-planned-kv128").update(slots=0), "and no KV length; expected both or neither"),
+            (lambda m: end(m, "extend-t16-kv128", "tokens").update(shape=["T"]), "has sizes that are chosen at run"),
+        )
+    ):
+        copy = changed(tiny_draft_bundles["eagle3"], tmp_path / str(number), change)
+        assert any(message in fault for fault in faults(read_manifest(copy)))
+
+
 def test_rotary_tables_shorter_than_the_cache_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
@@ -136,3 +154,11 @@ def test_rotary_tables_shorter_than_the_cache_are_refused(tiny_bundle: Path, tmp
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"rope_cos has shape \[100, 16\]; expected 256 positions or more"):
         Bundle.open(copy)
+
+
+def test_a_draft_of_several_texts_is_held_to_that_of_one(tiny_draft_bundles: dict[str, Path], tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        end(manifest, "draft-planned-b2", "text1.drafted")["shape"] = [7]
+
+    with pytest.raises(BundleError, match="graph draft-planned-b2: serves 2 texts; expected 2 or more"):
+        Bundle.open(changed(tiny_draft_bundles["eagle3"], tmp_path, change), "fast")

@@ -35,9 +35,8 @@ PLAIN = tensorize(Topology.plain())
 
 
 @pytest.fixture(scope="module")
-def bundles(tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> dict[str, Bundle]:
-    folders = {"medusa": tiny_bundle, **tiny_draft_bundles}
-    return {kind: Bundle.open(folder) for kind, folder in folders.items()}
+def bundles(tiny_bundles: dict[str, Path]) -> dict[str, Bundle]:
+    return {kind: Bundle.open(folder) for kind, folder in tiny_bundles.items()}
 
 
 @pytest.fixture(scope="module")

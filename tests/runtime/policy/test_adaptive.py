@@ -319,7 +319,7 @@ def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
         for _ in range(3):  # what plain decoding takes is seen first
             policy.choose(length)
             policy.observe(Outcome(gears.gears[0], length, (), 1, verify_us=US["plain"]))
-        policy = Adaptive(gears, policy._learned, True, TOKENS)
+        policy = Adaptive(gears, policy.learned, True, TOKENS)
         chosen = policy.choose(length)
         assert chosen is not None
         return chosen.name, policy.expected(gears.gears[1], length).tokens
@@ -384,7 +384,7 @@ def test_what_one_class_of_matches_shows_is_not_believed_of_another() -> None:
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP)]
     gears = Gears(every, [1, 4], [None, Matched(Topology.chain(3))], times=[])
     learned = Learned(gears)
-    estimate = Estimate(learned.greedy)
+    estimate = Estimate(learned.acceptance(True))
     before = estimate.tokens(5)
     for _ in range(50):
         estimate.walked(0, gears.root(0, None, 2), ())

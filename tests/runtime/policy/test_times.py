@@ -72,8 +72,24 @@ def test_a_slow_drift_is_followed() -> None:
 def test_catching_up_is_learned_by_the_token() -> None:
     times = table()
     for _ in range(10):
-        times.caught_up(1, 50, 500.0)
-    assert times.catch_up_us(20) == pytest.approx(200.0)
+        times.caught_up(50, 500.0)
+    assert times.catch_up_us(20) == pytest.approx(200.0, rel=0.05)
+
+
+def test_a_slow_launch_with_a_few_late_tokens_does_not_make_all_of_them_dear() -> None:
+    timed = [StepTime(gear=gear, length=100, us=us) for gear, us in (("plain", 1000.0), ("tree", 1500.0))]
+    late = StepTime(gear="tree", length=100, us=1500.0 + 640.0, late=64)
+    for found in (time_table(["plain", "tree"], [1, 4], [*timed, late]), time_table(["plain", "tree"], [1, 4], timed)):
+        times = StepTimes(found)
+        times.caught_up(2, 1000.0)
+        assert times.catch_up_us(100) <= 4000.0, "half of it would be 25 000"
+
+
+def test_a_launch_that_was_quick_does_not_make_late_tokens_a_gain() -> None:
+    times = table()
+    for _ in range(10):
+        times.caught_up(50, -500.0)
+    assert times.catch_up_us(50) == 0
 
 
 def test_a_table_tells_what_a_late_token_takes() -> None:

@@ -43,8 +43,8 @@ class Fuzzed:
 
 
 @pytest.fixture(scope="module", params=["medusa", "eagle3", "fasteagle"])
-def folder(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path]) -> Path:
-    return {"medusa": tiny_bundle, **tiny_draft_bundles}[request.param]
+def folder(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Path:
+    return tiny_bundles[request.param]
 
 
 @pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])

@@ -9,17 +9,16 @@ from msgspec import structs
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims, Drafter
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation import drafting
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
 from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.trace import Trace
+from draftwood.tests.decoded import decoded
 from draftwood.tools.comparison import single
 from draftwood.trees import violations
 
@@ -33,13 +32,6 @@ CLOSE = 1e-5
 @pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
 def engines(request: pytest.FixtureRequest, tiny_draft_bundles: dict[str, Path]) -> dict[str, StagedEngine]:
     return {kind: request.param(Bundle.open(folder)) for kind, folder in tiny_draft_bundles.items()}
-
-
-def decoded(
-    engine: StagedEngine, prompt: list[int], gear: str, trace: Trace | None = None, **options: object
-) -> Result:
-    settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
-    return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -68,6 +60,27 @@ def test_growing_and_the_context_limit(
     gears = list(dict.fromkeys(event.gear for event in trace.events if event.kind != "prefill"))
     grown = [f"{tree}-kv256", "plain-kv256"] if kind == "fasteagle" else ["plain-kv128"]
     assert gears == [f"{tree}-kv128", *grown]
+
+
+@pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
+def test_the_static_engine_runs_static_graphs_alone(
+    tiny_draft_bundles: dict[str, Path], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a greedy draft has in the place of noise is no input that is sent: it lies there, always the same."""
+    engine, ran = OnnxStaticEngine(Bundle.open(tiny_draft_bundles[kind])), []
+    run = engine.executor.run
+    monkeypatch.setattr(
+        engine.drafting, "_run", lambda graph, *given: (ran.append((graph, *given)), run(graph, *given))[1]
+    )
+    for sampling in SAMPLINGS.values():
+        decoded(engine, (prompt * 2)[:40], "planned-kv128", sampling=sampling)
+        names = {graph.name for graph, *_ in ran}
+        assert {"extend-t16-kv128", "draft-planned-kv128" if kind == "eagle3" else "draft-kv128"} == names
+        assert all(graph.static for graph, *_ in ran)
+        drafts = [given for graph, *given in ran if graph.kind == "draft"]
+        assert all(("noise" in inputs) != sampling.greedy for inputs, _ in drafts)
+        assert len({id(buffers.get("noise")) for _, buffers in drafts}) == 1
+        ran.clear()
 
 
 def committed(engine: StagedEngine, gear: str, prompt: list[int], steps: int) -> tuple[SequenceState, list[int]]:
@@ -156,7 +169,7 @@ def test_rows_that_wait_are_written_in_pieces(
             state.commit([0])
         assert state.draft.waiting <= (most or 256)
         found.append(single.draft(engine, state, gear, 7))
-        rows = next(graph.rows for graph in engine.bundle.manifest.graphs_of("onnx") if graph.name == gear.draft)
+        rows = engine.drafting.graph(gear.draft, 128).rows
         assert state.draft.waiting <= (rows or most or 256)
     for other in found[1:]:
         assert np.array_equal(other.tokens_T, found[0].tokens_T)

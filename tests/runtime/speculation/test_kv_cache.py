@@ -79,3 +79,40 @@ def test_a_branch_is_written_beside_the_one_being_read() -> None:
     assert cache.branch.shape == (1, 2, 3, 1, 4)
     assert not np.shares_memory(cache.branch, cache.next_branch(7))
     assert KvCache(DIMS, 128, padded=9).branch.shape[2] == 9
+
+
+def filled(cache: KvCache) -> KvCache:
+    """Every slot of the caches, and every row of the branch, tells where it stands."""
+    for number, buffer in enumerate(cache.buffers):
+        buffer[0, :, 0] = 1000 * (number + 1) + np.arange(cache.slots)
+    for row in range(cache.branch.shape[2]):
+        cache.branch[0, :, row, 0, 0] = [-1 - row, -101 - row]
+    return cache
+
+
+def test_the_last_token_is_written_again_from_the_branch_that_has_it() -> None:
+    cache = filled(opened())
+    cache.commit([0, 1, 2])
+    assert cache.again() == (2,)
+    assert cache.branch[0, :, 2, 0, 0].tolist() == [-3, -103]
+
+
+@pytest.mark.parametrize("how", ["prompt", "rollback", "opened"])
+def test_the_last_token_is_copied_where_no_branch_has_it(how: str) -> None:
+    cache = opened()
+    if how == "rollback":
+        cache.commit([0, 1, 2])
+        cache.rollback(11)
+    elif how == "opened":  # a branch that nothing was committed of
+        cache.rollback(10)
+    else:
+        cache = KvCache(DIMS, 128)
+        cache.extended(12)
+    filled(cache)
+    assert cache.again() == (0,) == cache.again()
+    last = cache.length - 1
+    assert cache.branch[0, :, 0, 0, 0].tolist() == [1000 + last, 2000 + last]
+
+
+def test_an_empty_text_has_no_last_token() -> None:
+    assert KvCache(DIMS, 128).again() == ()

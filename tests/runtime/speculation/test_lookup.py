@@ -132,6 +132,26 @@ def test_texts_are_those_of_plain_decoding(looking: Path, temperature: float) ->
                 assert model.generate(prompt, policy=names[1], **told).steps < plain.steps
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_of_a_grammar_are_those_of_plain_decoding(looking: Path, temperature: float) -> None:
+    """What it forbids is not looked up: the text is in the prompt, behind what may not come first."""
+    pytest.importorskip("llguidance")
+    with draftwood.open(looking) as model:
+        prompt, lark = "the cat sat on the mat and the hat and", 'start: (" the cat" | " sat" | " on the mat") ~ 8'
+        names = [gear.name for gear in model.manifest.gears]
+        for seed in range(3):
+            told = {"temperature": temperature, "seed": seed, "max_new_tokens": 120, "grammar": lark}
+            plain = model.generate(prompt, policy=PLAIN, **told)
+            assert plain.finish_reason == "stop"
+            for policy in names:
+                assert model.generate(prompt, policy=policy, **told).token_ids == plain.token_ids
+            assert model.generate(prompt, policy=names[1], **told).steps < plain.steps
+    index = indexed([5, 1, 5, 2, 5, 3, 5])
+    first = levels(Topology.full((2,)))
+    assert index.draft(first, Sampling(), 6).tolist() == [5, 3, 2]
+    assert index.draft(first, Sampling(), 6, allowed=lambda path, tokens: set(tokens) - {3}).tolist() == [5, 2, 1]
+
+
 def test_a_text_that_is_taken_back_is_forgotten(looking: Path) -> None:
     with draftwood.open(looking) as model:
         gear = next(gear for gear in model.manifest.gears if gear.looks_up)

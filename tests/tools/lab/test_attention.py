@@ -13,7 +13,7 @@ from draftwood.tools.lab.attended import by_distance, features_of
 from draftwood.tools.lab.report.contents import contents
 from draftwood.tools.lab.run import evaluate
 from draftwood.tools.lab.section import Table
-from draftwood.tools.lab.sections.attention import BUCKETS, bucketed
+from draftwood.tools.lab.sections.attention import BUCKETS, bucketed, largest
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.reference.eager import EagerEngine
 
@@ -25,8 +25,8 @@ def test_a_level_sees_the_text_and_the_draft_before_it(tiny_draft_bundles: dict[
     engine = EagerEngine(Bundle.open(tiny_draft_bundles[kind]))
     found = by_distance(engine, TEXT, features_of(engine, TEXT), 3)
     # Slot j stands for token j + 1. A level of EAGLE-3 adds a row, one of FastEagle does not.
-    assert [len(one) for one in found] == ([9, 10, 11] if kind == "eagle3" else [9, 9, 9])
-    assert np.allclose([one.sum() for one in found], 1, rtol=0, atol=1e-12)
+    assert [one.shape for one in found] == [(4, size) for size in ([9, 10, 11] if kind == "eagle3" else [9, 9, 9])]
+    assert np.allclose([one.sum(1) for one in found], 1, rtol=0, atol=1e-12)
     assert len({one.round(9).tobytes() for one in found}) == 3
 
 
@@ -36,12 +36,18 @@ def test_heads_without_queries_look_everywhere_alike(tiny_draft_bundles: dict[st
     for layer in (one for one in engine.drafter.modules() if isinstance(one, DraftLayer)):
         layer.qkv.weight = torch.nn.Parameter(torch.zeros_like(layer.qkv.weight))
     for one in by_distance(engine, TEXT, features_of(engine, TEXT), 3):
-        assert np.allclose(one, 1 / len(one), rtol=0, atol=1e-12)
+        assert np.allclose(one, 1 / one.shape[1], rtol=0, atol=1e-12)
 
 
 def test_buckets_hold_powers_of_two() -> None:
     counts = bucketed(np.ones(300))
     assert counts.tolist() == [1, 1, 2, 4, 8, 16, 32, 64, 128, 44] and len(counts) == len(BUCKETS)
+
+
+def test_a_heads_largest_weight_is_found() -> None:
+    weights_NS = np.zeros((4, 300))
+    weights_NS[[0, 1, 2, 3], [0, 299, 5, 280]] = 1
+    assert bucketed(largest(weights_NS)).tolist() == [0.25, 0, 0, 0.25, 0, 0, 0, 0, 0, 0.5]
 
 
 def test_the_section_measures_and_shows(
@@ -53,6 +59,7 @@ def test_the_section_measures_and_shows(
     rows = evaluate(Suite(name="a", tries=1, sections={"attention": asked}), tmp_path / "run", tmp_path / "work").rows
     # A tiny FastEagle has fewer levels; shares are rounded to six places.
     assert [np.shape(row["found"]["shares"]) for row in rows] == [(5, len(BUCKETS)), (3, len(BUCKETS))]
-    assert all(np.allclose(np.sum(row["found"]["shares"], -1), 1, rtol=0, atol=1e-5) for row in rows)
-    ((table,),) = ([b for b in c.blocks if isinstance(b, Table)] for c in contents(tmp_path / "run").chapters)
-    assert {line[0] for line in table.lines} == {"eagle3", "fasteagle"}
+    for of in ("shares", "tops"):
+        assert all(np.allclose(np.sum(row["found"][of], -1), 1, rtol=0, atol=1e-5) for row in rows)
+    (tables,) = ([b for b in c.blocks if isinstance(b, Table)] for c in contents(tmp_path / "run").chapters)
+    assert [{line[0] for line in table.lines} for table in tables] == [{"eagle3", "fasteagle"}] * 2

@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -148,16 +149,20 @@ def test_a_browser_shows_every_figure_and_complains_of_nothing(tiny_run: Path, w
     assert found["sorted"] == sorted(found["sorted"], reverse=True) and len(found["sorted"]) > 1
 
 
-def test_tables_become_markdown(tiny_run: Path, tmp_path: Path) -> None:
-    line = ["report", str(tiny_run), "--markdown", str(tmp_path / "measured.md"), "--json"]
-    assert cli.main(line) == 0
-    text = (tmp_path / "measured.md").read_text()
+def test_tables_become_markdown(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(tiny_run, tmp_path / "copy")
+    assert cli.main(["report", str(tmp_path / "copy"), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    text = Path(written["tables"]).read_text()
+    assert written["bytes"] == Path(written["page"]).stat().st_size and all(map(os.path.isfile, written["figures"]))
     assert "# Measured" in text and "## Turns" in text and "| native | 0 | eagle3 tree | 6 | 6 of 6 |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("| ")]
     assert all(len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1 for table in tables)
 
 
-def test_two_runs_are_compared_in_plain_sentences(tiny_run: Path, tmp_path: Path) -> None:
+def test_two_runs_are_compared_in_plain_sentences(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_run, other)
     rows = [json.loads(line) for line in (other / FILE).read_text().splitlines()]
@@ -167,7 +172,9 @@ def test_two_runs_are_compared_in_plain_sentences(tiny_run: Path, tmp_path: Path
                 if way == "eagle3 tree":
                     own["seconds"] = [second / 2 for second in own["seconds"]]
     (other / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["report", str(tiny_run), str(other), "--json"]) == 0
     found = compare(tiny_run, other)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
     (tree,) = [one for one in found["ways"] if one["way"] == "eagle3 tree" and one["where"] == "turns/native/0.0"]
     assert tree["texts"] == 6 and tree["faster"] == pytest.approx([1.0, 1.0, 1.0])
     said = list(sentences(found))
@@ -180,7 +187,7 @@ def test_two_runs_are_compared_in_plain_sentences(tiny_run: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["nowhere"], "No such file"), (["a", "b"], "got 2 folders"), (["a", "--compare"], "got 1 folders")],
+    [(["nowhere"], "No such file"), (["a", "b", "c"], "got 3 folders")],
 )
 def test_what_cannot_be_reported_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

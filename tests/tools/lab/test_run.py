@@ -68,7 +68,7 @@ def test_a_busy_row_is_measured_again_and_marked(
     suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite_file.write_text(suite_file.read_text().replace("tries = 1", "tries = 2").replace("100.0", "0.5"))
-    suite = read_suite(str(suite_file), SECTIONS).only(None, ("turns",), ())
+    suite = read_suite(str(suite_file), SECTIONS).only(("turns",), ())
     above = iter([True, False, *[True] * 20])
     monkeypatch.setattr(busy.Load, "above", lambda load, cores: cores == 0.5 and next(above))
     rows = run.evaluate(suite, tmp_path / "run", tmp_path / "work").rows
@@ -100,6 +100,60 @@ def test_a_folder_of_another_run_is_refused(
     suite_file.write_text(suite_file.read_text().replace("rounds = 2", "rounds = 3"))
     assert cli.main(["evaluate", "--suite", str(suite_file), "--out", str(tiny_run)]) == 2
     assert "asked otherwise of 'turns'" in capsys.readouterr().err
+
+
+OWN = """
+[sections.budget]
+limit = 1
+max_new_tokens = 6
+rounds = 1
+
+[sections.peers]
+"""
+
+
+def test_bundles_of_ones_own_take_the_place_of_the_demo_pairs(
+    suite_file: Path, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    """On any engine; what is of the demo pairs alone is left out, and a run does not go on with other bundles."""
+    suite_file.write_text(suite_file.read_text() + OWN)
+    given = {"heads": tiny_bundle, "layer": tiny_draft_bundles["eagle3"]}
+    line = ["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "own"), "--engine", "static"]
+    line += [word for name, folder in given.items() for word in ("--bundle", f"{name}={folder}")]
+    assert cli.main(line) == 0
+    assert "not measured so: peers" in capsys.readouterr().err
+    rows = read_rows(tmp_path / "own")
+    assert {row["at"]["size"] for row in rows} == {"llama"}
+    assert [row["section"] for row in rows] == ["turns"] * 6 + ["lengths"] * 8 + ["budget"] * 2
+    ways = {"plain heads", "plain layer", *(f"{name} {policy}" for name in given for policy in ("adaptive", "tree"))}
+    assert set(rows[0]["found"]["turns"][0]["ways"]) == ways and rows[0]["found"]["bundles"].keys() == given.keys()
+    assert set(rows[-1]["found"]["ways"]) == {"plain", "M 6 D 3"} and set(rows[-2]["found"]["rows"].values()) == {
+        1,
+        3,
+        7,
+    }
+    assert all(text.figures["equal"] for text in decoded(rows))
+    assert cli.main(["report", str(tmp_path / "own")]) == 0
+    assert cli.main([*line[:-2], "--bundle", f"layer={tiny_draft_bundles['fasteagle']}"]) == 2
+    assert "holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bundle", "a b={}"], "its name is 'a b'; expected NAME=DIR"),
+        (["--bundle", "one={}", "--bundle", "one={}"], "its name is 'one'"),
+        (["--bundle", "{}/none"], "none"),
+        (["--engine", "static"], "--engine static: runs bundles; give --bundle as well"),
+    ],
+)
+def test_bundles_that_make_no_sense_are_one_line(
+    words: list[str], message: str, suite_file: Path, tiny_bundle: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = [word.format(tiny_bundle) for word in words]
+    assert cli.main(["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "run"), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and not (tmp_path / "run").exists()
 
 
 def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:

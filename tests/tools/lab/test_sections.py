@@ -27,6 +27,7 @@ SUITE = Suite(
         "shapes": Ask(**ONE, nodes=(2, 3)),
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
+        "batches": Ask(**ONE, texts=(2, 4)),
         "peers": Ask(**ONE),
         "ablations": Ask(**ONE),
         "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(100,), windows=(8, 0)),
@@ -86,7 +87,7 @@ def test_a_sweet_spot_is_the_fastest_budget() -> None:
 
 @pytest.mark.parametrize("drafter", demo.DRAFTERS)
 def test_a_budget_ends_where_the_drafter_does(drafter: str) -> None:
-    found = dict(budget.trees_of(drafter, Ask(nodes=(16,), depths=(3, 12))))
+    found = dict(budget.trees_of(drafter, Ask(nodes=(16,), depths=(3, 12)), Suite(name="a", sections={})))
     assert all(demo.can_draft(drafter, tree) for tree in found.values()) and "M 16 D 3" in found
     assert ("M 16 D 12" in found) == (drafter == "demo-eagle3")
 

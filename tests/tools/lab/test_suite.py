@@ -27,15 +27,12 @@ def test_the_paper_has_every_section_that_is_installed() -> None:
     assert set(read_suite("paper", SECTIONS).sections) == set(SECTIONS)
 
 
-def test_sizes_and_sections_take_the_place_of_a_suites() -> None:
-    suite = read_suite("paper", SECTIONS).only(("500m",), ("turns", "window"), ["mine.jsonl", "sums=s.jsonl"])
-    assert list(suite.sections) == ["turns", "window"] and suite.sections["turns"].sizes == ("500m",)
-    assert suite.sections["turns"].limit_of("500m") == 8
+def test_sections_and_prompts_take_the_place_of_a_suites() -> None:
+    suite = read_suite("paper", SECTIONS).only(("turns", "window"), ["mine.jsonl", "sums=s.jsonl"])
+    assert list(suite.sections) == ["turns", "window"] and suite.sections["turns"].limit_of("500m") == 8
     assert suite.prompts == (str(Path("mine.jsonl").resolve()), f"sums={Path('s.jsonl').resolve()}")
     with pytest.raises(RequestError, match="--sections nope"):
-        suite.only(None, ("nope",), ())
-    with pytest.raises(RequestError, match="--sizes: sizes: '7b' is none of"):
-        suite.only(("7b",), None, ())
+        suite.only(("nope",), ())
 
 
 def test_a_limit_takes_from_every_source_evenly() -> None:

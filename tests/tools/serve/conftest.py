@@ -1,5 +1,6 @@
 """One server for the tests of a module, as a user starts it: its own process, and its engine's."""
 
+import contextlib
 import json
 import os
 import re
@@ -16,14 +17,25 @@ from typing import Any
 
 import pytest
 
+import draftwood
+
 pytest.importorskip("uvicorn")
+
+# A request that is still going while others come.
+LONG = {
+    "prompt": "the cat sat",
+    "max_tokens": 240,
+    "temperature": 0,
+    "ignore_eos": True,
+    "draftwood": {"policy": "plain"},
+}
 
 
 class Server:
-    """A running ``draftwood serve``."""
+    """A running ``draftwood serve``, or another command that serves."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", *arguments, "--port", "0"]
+    def __init__(self, name: str, *arguments: str) -> None:
+        command = [sys.executable, "-P", "-m", "draftwood.tools.cli", name, *arguments, "--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
         assert self.process.stderr is not None
         self.lines: list[str] = []
@@ -101,17 +113,26 @@ def started() -> Iterator[Callable[..., Server]]:
     """Starts servers, and ends what is left of them."""
     servers: list[Server] = []
 
-    def start(*arguments: object) -> Server:
-        servers.append(Server(*map(str, arguments)))
+    def start(*arguments: object, command: str = "serve") -> Server:
+        servers.append(Server(command, *map(str, arguments)))
         return servers[-1]
 
     yield start
     for server in servers:
+        server.process.terminate()  # Ray's processes are many, and not all end with who is killed
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(10)
         server.process.kill()
 
 
+@pytest.fixture(scope="session")
+def two_texts(tiny_bundle: Path) -> int:
+    """Bytes that the caches of two texts of the whole context take; by itself there is room for twice a launch's."""
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        return model.figures().budget_bytes // model.engine.max_batch
+
+
 @pytest.fixture(scope="module")
-def server(started: Callable[..., Server], tiny_bundle: Path) -> Server:
-    return started(
-        f"tiny={tiny_bundle}", "--texts", 2, "--waiting", 3, "--deadline", 2, "--max-body", 20000, "--threads", 1
-    )
+def server(started: Callable[..., Server], tiny_bundle: Path, two_texts: int) -> Server:
+    limits = ("--cache-bytes", two_texts, "--waiting", 3, "--deadline", 2, "--max-body", 20000)
+    return started(f"tiny={tiny_bundle}", *limits, "--threads", 1)

@@ -92,11 +92,48 @@ def test_steps_show_their_tree_and_path(server: Any) -> None:
         assert all(step["parents"][row] == above for above, row in pairwise(path))
 
 
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "animal",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"enum": ["cat", "hat"]}, "old": {"type": "boolean"}},
+            "required": ["name", "old"],
+            "additionalProperties": False,
+            "x-guidance": {"whitespace_flexible": False},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "asked", [{"response_format": SCHEMA}, {"grammar": 'root ::= "yes" | "no"'}], ids=["json", "gbnf"]
+)
+def test_an_answer_is_what_its_format_says(server: Any, plain: Any, asked: dict) -> None:
+    held_to = asked.get("grammar") or SCHEMA["json_schema"]["schema"]
+    for seed in range(3):
+        expected = plain(temperature=1.0, seed=seed, max_new_tokens=60, grammar=held_to, ignore_eos=False)
+        body = {"prompt": PROMPT, "seed": seed, "max_tokens": 60, "draftwood": TREE} | asked
+        (choice,) = server.ask("/v1/completions", body)[1]["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (expected.text, "stop")
+        if "grammar" in asked:
+            assert choice["text"] in ("yes", "no")
+        else:
+            found = json.loads(choice["text"])
+            assert set(found) == {"name", "old"} and found["name"] in ("cat", "hat")
+
+
 BAD = [
     ({"prompt": PROMPT, "temperature": 3}, "temperature", 400),
     ({"prompt": PROMPT, "temperature": "hot"}, "temperature", 400),
     ({"prompt": PROMPT, "presence_penalty": 1}, "presence_penalty", 400),
-    ({"prompt": PROMPT, "response_format": {"type": "json_object"}}, "response_format", 400),
+    ({"prompt": PROMPT, "response_format": {"type": "yaml"}}, "response_format.type", 400),
+    ({"prompt": PROMPT, "response_format": {"type": "json_schema"}}, "response_format.json_schema", 400),
+    ({"prompt": PROMPT, "response_format": SCHEMA | {"json_schema": {"schema": {"type": 3}}}}, "response_format", 400),
+    ({"prompt": PROMPT, "grammar": "start: ("}, "grammar", 400),
+    ({"prompt": PROMPT, "grammar": "x", "response_format": {"type": "json_object"}}, "grammar", 400),
+    ({"prompt": PROMPT, "grammar": 'start: "x"', "ignore_eos": True}, "grammar", 400),
     ({"prompt": [1, "a"]}, "prompt", 400),
     ({"prompt": [9999]}, None, 400),
     ({"prompt": [5] * 400}, "prompt", 400),
@@ -123,6 +160,18 @@ def test_what_cannot_be_served_names_its_field(
 @pytest.mark.parametrize("content", [b"{", b"\xff", b'{"prompt":' + b"[" * 9000, b"", b'{"prompt": NaN}'])
 def test_malformed_bodies(server: Any, content: bytes) -> None:
     assert server.ask("/v1/completions", content)[0] == 400
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "response_format", "draftwood", "nothing_known", "logit_bias"])
+def test_deep_bodies(server: Any, field: str) -> None:
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        for depth in (500, 3000):
+            deep = opening * depth + b"1" + closing * depth
+            status, answer, _ = server.ask("/v1/completions", b'{"prompt": "x", "%s": %s}' % (field.encode(), deep))
+            assert status == 400 or (field in ("nothing_known", "draftwood") and status == 200), answer
+    schema = b'{"type": "json_schema", "json_schema": {"schema": %s}}' % (b'{"not":' * 2000 + b"{}" + b"}" * 2000)
+    assert server.ask("/v1/completions", b'{"prompt": "x", "response_format": %s}' % schema)[0] == 400
+    assert server.ask("/health")[1]["models"]["tiny"]["restarts"] == 0
 
 
 def test_other_routes(server: Any) -> None:

@@ -14,13 +14,7 @@ from typing import Any
 
 import pytest
 
-LONG = {
-    "prompt": "the cat sat",
-    "max_tokens": 240,
-    "temperature": 0,
-    "ignore_eos": True,
-    "draftwood": {"policy": "plain"},
-}
+from .conftest import LONG
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
@@ -42,12 +36,7 @@ def statuses(server: Any, count: int, body: dict) -> list[int]:
     with ThreadPoolExecutor(count) as threads:
         asked = [threads.submit(server.ask, "/v1/completions", body) for _ in range(count)]
         limit = time.monotonic() + 20
-        while (
-            sum(one.done() for one in asked)
-            + server.metric("vllm:num_requests_running")
-            + server.metric("vllm:num_requests_waiting")
-            < count
-        ):
+        while server.metric("vllm:num_requests_waiting") < count:
             assert time.monotonic() < limit
             time.sleep(0.02)
         os.kill(engine, signal.SIGCONT)
@@ -56,12 +45,12 @@ def statuses(server: Any, count: int, body: dict) -> list[int]:
 
 def test_a_full_queue_refuses_exactly_the_rest(server: Any) -> None:
     before = server.metric("vllm:admission_rejections_total")
-    assert statuses(server, 12, LONG | {"max_tokens": 4}) == [200] * 5 + [503] * 7
+    assert statuses(server, 12, LONG) == [200] * 5 + [503] * 7
     assert server.metric("vllm:admission_rejections_total") == before + 7
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_clients_that_go_free_their_places(server: Any, wait: Callable[..., None], stream: bool) -> None:
+def test_clients_that_go_free_their_room(server: Any, wait: Callable[..., None], stream: bool) -> None:
     for _ in range(10):
         connections = [begun(server, LONG, stream) for _ in range(5)]
         for connection in connections:
@@ -110,6 +99,34 @@ def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
     assert json.loads(answer.read())["error"]["type"] == "invalid_request_error"
 
 
+def preflight(server: Any, origin: str) -> http.client.HTTPResponse:
+    """What a browser asks before a page of another origin may send a request with a key."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    asked = {"method": "POST", "headers": "authorization"}
+    headers = {f"access-control-request-{name}": value for name, value in asked.items()}
+    connection.request("OPTIONS", "/v1/completions", headers={"origin": origin} | headers)
+    return connection.getresponse()
+
+
+def test_a_field_that_is_ignored_forges_no_line_of_the_log(server: Any, wait: Callable[..., None]) -> None:
+    assert server.ask("/v1/completions", LONG | {"max_tokens": 1, "num\nforged: yes": 1})[0] == 200
+    wait(lambda: any("told once" in line and "num" in line for line in server.lines))
+    assert not any(line.startswith("forged") for line in server.lines)
+
+
+def test_prompts_that_wait_for_their_tokens_are_bounded(server: Any) -> None:
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(70) as threads:
+        asked = [threads.submit(server.ask, "/tokenize", {"prompt": "the cat"}) for _ in range(70)]
+        limit = time.monotonic() + 20
+        while sum(one.done() for one in asked) < 6:
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        os.kill(engine, signal.SIGCONT)
+        assert sorted(one.result()[0] for one in asked) == [200] * 64 + [503] * 6
+
+
 def test_a_page_of_another_origin_gets_nothing(server: Any) -> None:
     assert server.ask("/v1/completions", LONG, content_type="text/plain")[0] == 415
     assert server.ask("/v1/models", None, host="evil.example")[0] == 403
@@ -129,6 +146,33 @@ def test_a_killed_engine_is_started_again(server: Any, wait: Callable[..., None]
     assert server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1
     assert server.metric("draftwood_engine_restarts_total") == 1
     assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
+
+
+def test_a_text_that_waited_when_the_engine_died_is_answered(server: Any, wait: Callable[..., None]) -> None:
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(server.ask, "/v1/completions", LONG | {"max_tokens": 4})
+        wait(lambda: server.metric("vllm:num_requests_waiting") == 1)
+        os.kill(engine, signal.SIGKILL)
+        assert asked.result()[0] == 200
+    wait(lambda: server.ask("/health")[0] == 200)
+
+
+def test_metrics_tell_what_the_caches_hold(server: Any, wait: Callable[..., None]) -> None:
+    """The server has room for two such texts; the prompt is known the second time, but for its last token."""
+    prompt = "the mat and the hat and the cat sat on the mat and the hat" * 2
+    before = server.metric("vllm:prefix_cache_hits_total")
+    connection = begun(server, LONG | {"prompt": prompt})
+    answer = connection.getresponse()
+    answer.readline()
+    assert server.metric("vllm:kv_cache_usage_perc") in (0.5, 0)  # the text may have ended already
+    answer.read()
+    wait(server.idle)
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    usage = server.ask("/v1/completions", LONG | {"prompt": prompt, "max_tokens": 4})[1]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 >= 16
+    assert server.metric("vllm:prefix_cache_hits_total") == before + usage["prompt_tokens"] - 1
 
 
 def test_a_bundle_is_replaced_without_losing_a_request(server: Any, wait: Callable[..., None]) -> None:
@@ -152,8 +196,13 @@ def test_a_bundle_is_replaced_without_losing_a_request(server: Any, wait: Callab
 def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
-    server = started(tiny_bundle, "--api-key-file", keys, "--per-key", 1, "--texts", 2, "--threads", 1)
+    server = started(
+        tiny_bundle, "--api-key-file", keys, "--per-key", 1, "--threads", 1, "--cors", "http://one.example"
+    )
     assert server.ask("/health")[0] == 200
+    for origin, status in (("http://one.example", 200), ("http://two.example", 400)):  # browsers ask without the key
+        got = preflight(server, origin)
+        assert (got.status, got.headers["access-control-allow-origin"]) == (status, origin if status == 200 else None)
     body = LONG | {"max_tokens": 2}
     for headers in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}):
         status, answer, _ = server.ask("/v1/completions", body, **headers)
@@ -177,7 +226,7 @@ def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) ->
 
 
 def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle: Path) -> None:
-    server = started(tiny_bundle, "--texts", 8, "--threads", 1)
+    server = started(tiny_bundle, "--cache-bytes", 1 << 30, "--threads", 1)
     connections = [begun(server, LONG) for _ in range(8)]
     answers = [connection.getresponse() for connection in connections]
     server.process.send_signal(signal.SIGTERM)
@@ -189,3 +238,51 @@ def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle
     assert all(answer.read().endswith(b"data: [DONE]\n\n") for answer in answers)
     assert server.process.wait(20) == 0
     assert not any("cat sat" in line for line in server.lines)
+
+
+def test_two_hundred_clients_go_within_a_second(server: Any, wait: Callable[..., None]) -> None:
+    began, refused = time.monotonic(), server.metric("vllm:admission_rejections_total")
+    with ThreadPoolExecutor(20) as threads:
+        connections = list(threads.map(lambda number: begun(server, LONG, number % 2 == 0), range(200)))
+        for connection in connections:
+            connection.close()
+    took = time.monotonic() - began
+    wait(server.idle)
+    assert took < 20, "this machine is too busy to show anything"
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert server.metric("vllm:admission_rejections_total") >= refused
+    assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
+
+
+def test_a_second_signal_ends_it_now(started: Callable[..., Any], tiny_bundle: Path) -> None:
+    server = started(tiny_bundle, "--threads", 1, "--drain", 300)
+    answer = begun(server, LONG).getresponse()
+    answer.readline()
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)  # its text never ends
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert server.process.poll() is None and server.ask("/health")[1]["status"] == "draining"
+    server.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    server.process.wait(20)
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
+
+
+def test_several_bundles_by_name(started: Callable[..., Any], tiny_bundle: Path, tiny_draft_bundles: Any) -> None:
+    server = started(f"one={tiny_bundle}", f"two={tiny_draft_bundles['fasteagle']}", "--threads", 1)
+    assert [model["id"] for model in server.ask("/v1/models")[1]["data"]] == ["one", "two"]
+    assert server.ask("/v1/models/two")[1]["id"] == "two" and server.ask("/v1/models/three")[0] == 404
+    body = LONG | {"max_tokens": 8, "draftwood": {"policy": "adaptive"}}
+    for model in ("one", "two"):
+        status, answer, _ = server.ask("/v1/completions", body | {"model": model})
+        assert (status, answer["model"], answer["usage"]["completion_tokens"]) == (200, model, 8)
+        assert server.ask("/tokenize", {"model": model, "prompt": "the cat"})[0] == 200
+    status, answer, _ = server.ask("/v1/completions", body)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (404, "model", "model_not_found")
+    one, two = server.engines()
+    os.kill(one, signal.SIGKILL)
+    assert server.ask("/v1/completions", body | {"model": "two"})[0] == 200
+    assert two in server.engines() and server.end() == 0

@@ -34,7 +34,7 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
             time = float(np.log(a / b))
             pairs.setdefault((place, way), []).append((time, time - float(np.log(plain_a / plain_b))))
     if not pairs:
-        raise RequestError(f"--compare {before} {after}: no texts in common; compare runs of one suite")
+        raise RequestError(f"report {before} {after}: no texts in common; compare runs of one suite")
     machines = [read_record(folder)["machines"] for folder in (before, after)]
     ways = [
         {"where": place, "way": way, "texts": len(found), "faster": _interval([f[0] for f in found]),

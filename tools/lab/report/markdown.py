@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jinja2
 
-from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.tools.lab.report.contents import Contents, contents
 from draftwood.tools.lab.section import Block, Figure, Table
@@ -15,12 +14,11 @@ from draftwood.tools.lab.spread import Interval
 TEMPLATE = Path(__file__).parent / "measured.md.jinja"
 
 
-def write_markdown(folder: Path, out: Path) -> None:
-    """Writes the run's tables into ``out``; RequestError where that fails, or nothing was measured."""
-    try:
-        write_whole(out, markdown(contents(folder)).encode())
-    except OSError as error:
-        raise RequestError(f"--markdown {out}: {error.strerror}; choose another file") from error
+def write_markdown(folder: Path) -> Path:
+    """Writes the run's tables into ``report.md`` beside its page; RequestError where nothing was measured."""
+    out = folder / "report.md"
+    write_whole(out, markdown(contents(folder)).encode())
+    return out
 
 
 def markdown(found: Contents) -> str:

@@ -16,7 +16,7 @@ from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, any_bundle, seconds_of
 from draftwood.tools.lab.spread import ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -38,7 +38,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     for size, drafter in product(ask.sizes, ask.drafters):
         for prompt in range(ask.limit_of(size) or PROMPTS):
             at = {"size": size, "drafter": drafter, "prompt": prompt}
-            yield Task(NAME, at, TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds)
+            yield Task(NAME, at, seconds_of(TOKEN_SECONDS, size) * ask.max_new_tokens * ask.rounds)
 
 
 def _way(engine: str, policy: str) -> str:
@@ -147,4 +147,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure,
     show=show,
+    given=any_bundle,
 )

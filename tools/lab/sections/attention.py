@@ -32,8 +32,8 @@ BUCKETS = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, for a drafter; a wider model computes the same, so one size is enough."""
-    for drafter, length in product((one for one in ask.drafters if one in DRAFTERS), ask.lengths):
-        for text in range(ask.limit or TEXTS):
+    for drafter in (one for one in ask.drafters if one in DRAFTERS or one in suite.bundles):
+        for length, text in product(ask.lengths, range(ask.limit or TEXTS)):
             yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text}, 2.0)
 
 
@@ -43,7 +43,8 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
-    """Shares of attention by level and bucket, means over contexts inside the teacher's own greedy answer."""
+    """Shares of attention by level and bucket, and of heads whose largest weight lies there, means over contexts inside
+    the teacher's own greedy answer."""
     from draftwood.tools.lab.attended import by_distance, features_of
 
     opened = lab.planned(task.at["size"], task.at["drafter"])
@@ -57,11 +58,14 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     )
     ids = [*prompt, *answer]
     features, ends = features_of(eager, ids), np.linspace(len(prompt) + 1, len(ids), CONTEXTS).astype(int)
-    found = [[bucketed(one) for one in by_distance(eager, ids[:end], features, LEVELS)] for end in ends]
+    weights = [by_distance(eager, ids[:end], features, LEVELS) for end in ends]
+    shares = [[bucketed(one.mean(0)) for one in levels] for levels in weights]
+    tops = [[bucketed(largest(one)) for one in levels] for levels in weights]
     return {
         "prompt_tokens": len(prompt),
         "contexts": CONTEXTS,
-        "shares": np.mean(found, axis=0).round(6).tolist(),
+        "shares": np.mean(shares, axis=0).round(6).tolist(),
+        "tops": np.mean(tops, axis=0).round(6).tolist(),
         "bundle": opened.digest[:16],
     }
 
@@ -72,26 +76,42 @@ def bucketed(weights_S: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([weights_S[low:high].sum() for low, high in zip(edges, [*edges[1:], None], strict=True)])
 
 
+def largest(weights_NS: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of heads whose largest weight lies at each distance, [S]."""
+    return np.bincount(weights_NS.argmax(1), minlength=weights_NS.shape[1]) / len(weights_NS)
+
+
 def show(rows: list[Row]) -> Iterator[Block]:
     """A line a level, and the table."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["at"]["drafter"].removeprefix("demo-"), row["at"]["length"]), []).append(row)
-    shares = {place: 100 * np.mean([row["found"]["shares"] for row in own], axis=0) for place, own in groups.items()}
+    shares, tops = (
+        {place: 100 * np.mean([row["found"][of] for row in own], axis=0) for place, own in groups.items()}
+        for of in ("shares", "tops")
+    )
     yield Figure(
         "attention-by-distance", "How far back a drafter looks", partial(_draw, shares), [row["key"] for row in rows],
         note="Mean over heads. A level of EAGLE-3 is one pass of its layer, along its own first choices; a level of"
         " FastEagle is one layer, at the root.",
     )  # fmt: skip
+    note = "What lies 256 tokens back and more is what a window of 256 would hide, and the section on windows prices."
+    yield _table("Share of a drafter's attention by distance", shares, groups, note)
+    note = (
+        "The distance of a head's largest weight, over heads and contexts: EAGLE-Pangu's location of top-1 attention."
+    )
+    yield _table("Where a head looks most", tops, groups, note)
+
+
+def _table(title: str, found: dict[tuple[str, int], Any], groups: dict[tuple[str, int], list[Row]], note: str) -> Table:
     lines = [
         [*place, level, *(round(float(share), 1) for share in own)]
-        for place, levels in shares.items()
+        for place, levels in found.items()
         for level, own in enumerate(levels, 1)
     ]
-    keys = [[row["key"] for row in groups[place]] for place, levels in shares.items() for _ in levels]
+    keys = [[row["key"] for row in groups[place]] for place, levels in found.items() for _ in levels]
     columns = ("drafter", "tokens before", "level", *(f"{bucket} back, %" for bucket in BUCKETS))
-    note = "What lies 256 tokens back and more is what a window of 256 would hide, and the section on windows prices."
-    yield Table("Share of a drafter's attention by distance", columns, lines, keys, note)
+    return Table(title, columns, lines, keys, note)
 
 
 def _draw(shares: dict[tuple[str, int], Any], canvas: Canvas) -> None:
@@ -114,4 +134,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure,
     show=show,
+    given=lambda manifest: manifest.drafter is not None and f"demo-{manifest.drafter.kind}" in DRAFTERS,
 )

@@ -12,8 +12,9 @@ from draftwood.tools import demo
 from draftwood.tools.demo import counted
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.bundles import Trees
+from draftwood.tools.lab.given import own_trees
 from draftwood.tools.lab.runner import PLAIN
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, any_bundle
 from draftwood.tools.lab.sections import shapes
 from draftwood.tools.lab.sections.shapes import WIDTH, Point, points_of
 from draftwood.tools.lab.suite import Ask, Suite
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
 NAME = "budget"
 
 
-def trees_of(drafter: str, ask: Ask) -> Trees:
+def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
     """M x D: the drafter's own choice within the budget where it follows nodes, else the best counted tree.
 
     Cells that cannot be filled (fewer nodes are grown, or were ever visited, or the drafter ends above) are left out.
+    A bundle of one's own has the trees that it has.
     """
+    if drafter in suite.bundles:
+        return own_trees(suite.bundles[drafter])[0]
     paths = counted(drafter, sampled=False).rank_paths()
     deepest = max(len(path) for path, _ in paths.items())
     found: list[tuple[str, Topology | Budget]] = [(PLAIN, Topology.plain())]
@@ -47,7 +51,7 @@ def trees_of(drafter: str, ask: Ask) -> Trees:
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt, with every budget."""
-    return shapes.tasks_of(NAME, trees_of, ask)
+    return shapes.tasks_of(NAME, trees_of, ask, suite)
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -108,4 +112,5 @@ SECTION = Section(
     prepare=partial(shapes.prepare, trees_of),
     measure=partial(shapes.measure, trees_of),
     show=show,
+    given=any_bundle,
 )

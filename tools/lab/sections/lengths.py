@@ -11,7 +11,7 @@ from typing import Any
 
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task
+from draftwood.tools.lab.section import Section, Task, any_bundle, seconds_of
 from draftwood.tools.lab.sections import lengths_shown
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -29,7 +29,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
                     # Temperatures come last: they share the text's prefill.
                     for temperature in ask.temperatures:
                         at = {"size": size, "drafter": drafter, "length": length, "text": text}
-                        weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
+                        weight = seconds_of(TOKEN_SECONDS, size) * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
                         yield Task(NAME, {**at, "temperature": temperature}, weight)
 
 
@@ -81,4 +81,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure_text,
     show=lengths_shown.show,
+    given=any_bundle,
 )

@@ -21,7 +21,7 @@ from draftwood.tools.lab.bundles import Trees
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, seconds_of
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.trees import Topology
@@ -45,19 +45,24 @@ WIDTH = 10
 DEPTH = 6
 TOKEN_SECONDS = {"native": 0.002, "110m": 0.012, "500m": 0.06}
 
-TreesOf = Callable[[str, Ask], Trees]
+TreesOf = Callable[[str, Ask, Suite], Trees]
 
 
-def tasks_of(name: str, trees: TreesOf, ask: Ask) -> Iterator[Task]:
+def tasks_of(name: str, trees: TreesOf, ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt at a size and temperature, for a drafter."""
     for size, drafter, temperature in product(ask.sizes, ask.drafters, ask.temperatures):
-        weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(trees(drafter, ask))
+        weight = (
+            seconds_of(TOKEN_SECONDS, size)
+            * ask.max_new_tokens
+            * ask.rounds
+            * (1 if suite.bundles else len(trees(drafter, ask, suite)))
+        )
         for prompt in range(ask.limit_of(size) or PROMPTS):
             at = {"size": size, "drafter": drafter, "temperature": temperature, "prompt": prompt}
             yield Task(name, at, weight)
 
 
-def trees_of(drafter: str, ask: Ask) -> Trees:
+def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
     """A tree of every number of nodes by every method, as far as the drafter reaches; plain decoding first."""
     contexts = counted(drafter, sampled=False).contexts
     paths = counted(drafter, sampled=False).rank_paths()
@@ -80,7 +85,7 @@ def binary(nodes: int) -> Topology:
 
 def opened(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> Opened:
     """The pair with the trees, under names that can stand in a file's."""
-    named = tuple((in_file(name), tree) for name, tree in trees(task.at["drafter"], ask))
+    named = tuple((in_file(name), tree) for name, tree in trees(task.at["drafter"], ask, lab.suite))
     return lab.trees(task.at["size"], task.at["drafter"], named)
 
 
@@ -92,10 +97,12 @@ def in_file(name: str) -> str:
 def ways_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> dict[str, Way]:
     """Plain decoding, then every tree by its name."""
     one, found = opened(task, ask, lab, trees), {}
-    gears = {gear.tree: gear.name for gear in one.engine.bundle.manifest.gears}
+    # Of a tree at several KV lengths the gear of the least.
+    by_length = sorted(one.engine.bundle.manifest.gears, key=lambda gear: -gear.slots)
+    gears, held = {gear.tree: gear.name for gear in by_length}, lab.own_names(task.at["drafter"])
     first: dict[Topology | Budget, str] = {}  # a tree that two methods find is built once
-    for name, tree in trees(task.at["drafter"], ask):
-        gear = gears[in_file(first.setdefault(tree, name))]
+    for name, tree in trees(task.at["drafter"], ask, lab.suite):
+        gear = gears[held.get(name) or in_file(first.setdefault(tree, name))]
         found[name] = Way(one.engine, one.policies(PLAIN if name == PLAIN else gear))
     return found
 
@@ -116,7 +123,7 @@ def measure(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """The prompt with every way; answers go on past the end token."""
     ids, ways = ids_of(task, ask, lab, trees), ways_of(task, ask, lab, trees)
     found, _ = measured(ways, ids, lab.options(ask, task.at["temperature"]), ask.rounds, task.at["prompt"])
-    rows = {name: tree.rows for name, tree in trees(task.at["drafter"], ask)}
+    rows = {name: tree.rows for name, tree in trees(task.at["drafter"], ask, lab.suite)}
     return {"ways": found, "rows": rows, "bundle": opened(task, ask, lab, trees).digest[:16]}
 
 
@@ -204,7 +211,7 @@ def _draw(points: list[Point], of: str, canvas: Canvas) -> None:
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """See `tasks_of`."""
-    return tasks_of(NAME, trees_of, ask)
+    return tasks_of(NAME, trees_of, ask, suite)
 
 
 SECTION = Section(

@@ -11,7 +11,7 @@ from typing import Any
 from draftwood.tools.lab.conversations import Conversation, by_conversation, tokenizer_of
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task
+from draftwood.tools.lab.section import Section, Task, any_bundle, seconds_of
 from draftwood.tools.lab.sections.turns_shown import show
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.prompts import read_families
@@ -28,7 +28,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
         whole = by_conversation(prompts, ask.limit_of(size))
         for temperature in ask.temperatures:
             for turns in whole:
-                weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(turns)
+                weight = seconds_of(TOKEN_SECONDS, size) * ask.max_new_tokens * ask.rounds * len(turns)
                 at = {"size": size, "temperature": temperature, "conversation": turns[0].conversation}
                 yield Task(NAME, at, weight)
 
@@ -88,4 +88,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure_conversation,
     show=show,
+    given=any_bundle,
 )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 Place = tuple[str, float]
+# Tokens of a step that are told apart; the last stands for all above.
+LONG = ("1", "2", "3", "4", "5", "6", "7", "8+")
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -30,6 +32,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
     if not turns:
         return
     yield _summary(turns, places)
+    yield _accepted(turns, places)
     yield _bundles(rows)
     yield Figure(
         "speedup-of-turns",
@@ -118,6 +121,23 @@ def _figures(own: list[Turn]) -> list[Any]:
         round(1e3 * seconds / tokens, 3),
         round(100 * host, 1),
     ]
+
+
+def _accepted(turns: list[Turn], places: list[Place]) -> Table:
+    """The histogram of accept lengths, EAGLE-Pangu's L_k."""
+    lines, rows = [], []
+    for place in places:
+        for way in _ways(turns):
+            if own := _of(turns, place, way):
+                counts = Counter(min(n, len(LONG)) for turn in own for n in turn.figures["accepted"])
+                total = sum(counts.values())
+                lines.append(
+                    [*place, way, total, *(round(100 * counts[n] / total, 1) for n in range(1, len(LONG) + 1))]
+                )
+                rows.append(sorted({turn.key for turn in own}))
+    columns = ("size", "temperature", "way", "steps", *(f"{name}, %" for name in LONG))
+    note = "Steps by the tokens that they gained, the bonus counted: EAGLE-Pangu's histogram of L_k."
+    return Table("Tokens of a step", columns, lines, rows, note)
 
 
 def _bundles(rows: list[Row]) -> Table:

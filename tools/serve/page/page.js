@@ -33,7 +33,7 @@ async function occupancy() {
   try {
     const found = await (await fetch("health")).json();
     const model = found.models[by("model").value] ?? Object.values(found.models)[0];
-    by("occupancy").textContent = `${model.running} of ${model.places}, ${model.waiting}`;
+    by("occupancy").textContent = `${model.running}, ${model.waiting}`;
     if (found.status !== "ok") state(found.status);
     else if (!by("model").options.length && !by("key").value) await models();
   } catch {

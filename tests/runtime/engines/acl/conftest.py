@@ -18,29 +18,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs the torch_npu package, for the graphs of the bundle"))
 
 
-def build_compiled(teacher: Path, drafter: Path, folder: Path, trees: tuple, whole: bool = False) -> Path:
-    """A bundle with ``.om`` files, and beside it the lines that ATC was called with."""
-    from draftwood.compiler.bundle.build import build
-    from draftwood.compiler.bundle.request import BuildRequest
-
+def compiled(bundle: Path, folder: Path) -> Path:
+    """A copy of a bundle, with ``.om`` files, and beside it the lines that ATC was called with."""
     from .om import compile_bundle
 
-    bundle = folder / "bundle"
-    request = BuildRequest(
-        model=teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(16,), targets=("ge",), whole=whole
-    )
-    build(request, bundle)
-    (folder / "atc.txt").write_text("\n".join(compile_bundle(bundle, folder)))
-    return bundle
+    copy = Path(shutil.copytree(bundle, folder / "compiled"))
+    (folder / "atc.txt").write_text("\n".join(compile_bundle(copy, folder)))
+    return copy
 
 
 @pytest.fixture(scope="session")
-def compiled_bundle(tiny_teacher: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled_bundle(npu_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain decoding and a tree of Medusa heads at one KV length. Read only."""
-    from draftwood.trees import Topology
-
-    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 3)))
-    return build_compiled(tiny_teacher, tiny_heads, tmp_path_factory.mktemp("compiled"), trees)
+    return compiled(npu_bundle, tmp_path_factory.mktemp("acl"))
 
 
 @pytest.fixture

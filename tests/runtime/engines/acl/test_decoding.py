@@ -8,16 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import RequestError
 from draftwood.manifest import MANIFEST_FILE, Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines.acl.model import Staging
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.lab.counting import widest_gear
 from draftwood.trees import Topology
 
-from .conftest import build_compiled
+from .conftest import compiled
 from .om import FLAGS
 
 PROMPT = [5, 9, 23, 41, 7]
@@ -93,6 +96,17 @@ def test_a_step_allocates_nothing(compiled_bundle: Path, opened: Callable) -> No
     }
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_noise_is_sent_where_something_is_drawn(
+    compiled_bundle: Path, opened: Callable, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    engine, acl = opened(compiled_bundle)
+    sent, upload = Counter[str](), Staging.upload
+    monkeypatch.setattr(Staging, "upload", lambda self: (sent.update(self.arrays.keys()), upload(self))[1])
+    found = decoded(engine, temperature)
+    assert sent["noise"] == (found.steps if temperature else 0) and sent["tokens"] > found.steps and not acl.misuses
+
+
 def test_weights_lie_on_the_device_once(compiled_bundle: Path, opened: Callable) -> None:
     _, acl = opened(compiled_bundle)
     files = list((compiled_bundle / "npu" / "om" / "weight").iterdir())
@@ -163,14 +177,22 @@ def test_it_is_known_by_its_name() -> None:
     assert EntryPoint("acl", value, "draftwood.engines").load() is AclEngine
 
 
+def built(teacher: Path, drafter: Path, folder: Path, tree: Topology, whole: bool = False) -> Path:
+    trees = (("plain", Topology.plain()), ("backbone", tree))
+    request = BuildRequest(
+        model=teacher, drafter=drafter, trees=trees, slots=(128,), prefill_rows=(16,), targets=("ge",), whole=whole
+    )
+    build(request, folder / "bundle")
+    return compiled(folder / "bundle", folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "fasteagle"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafters_with_caches(
     tiny_teacher: Path, tiny_drafters: dict[str, Path], tmp_path: Path, opened: Callable, kind: str, temperature: float
 ) -> None:
-    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(3, 2)))
-    folder = build_compiled(tiny_teacher, tiny_drafters[kind], tmp_path, trees)
+    folder = built(tiny_teacher, tiny_drafters[kind], tmp_path, Topology.backbone(3, 2))
     engine, acl = opened(folder)
     reference = interpreted(folder)
     got, want = decoded(engine, temperature, tokens=24), decoded(reference, temperature, tokens=24)
@@ -181,8 +203,7 @@ def test_drafters_with_caches(
 @pytest.mark.slow
 def test_a_whole_step_is_one_launch(tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, opened: Callable) -> None:
     """One copy each way, one launch, one wait; and the text of the interpreter's."""
-    trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(2, 3)))
-    folder = build_compiled(tiny_teacher, tiny_heads, tmp_path, trees, whole=True)
+    folder = built(tiny_teacher, tiny_heads, tmp_path, Topology.backbone(2, 3), whole=True)
     engine, acl = opened(folder)
     for temperature in (0.0, 0.8):
         assert decoded(engine, temperature).token_ids == decoded(interpreted(folder), temperature, plain=True).token_ids

@@ -1,0 +1,70 @@
+"""Whether the graph that a device would compile is the one that was proved, told before GE compiles it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.lowering import drop_dead, fold_constants
+from draftwood.compiler.ge.proofs import WRITES
+from draftwood.errors import LoweringError
+
+_GIVEN = ("Data", "RefData", "FileConstant")
+
+
+def same_as_proved(definition: Any, constants: Sequence[Tensor], proved: Graph, where: str) -> None:
+    """Holds torchair's graph (a ``GraphDef``, which is changed: constants are folded, as GE does) against the file's.
+
+    Args:
+        constants: what torchair's graph may take as inputs where the file's has constants.
+
+    Raises:
+        LoweringError: names the first node of the proved graph that the other lacks.
+    """
+    fold_constants(definition)
+    drop_dead(definition)
+    given = Graph.of(definition)
+    found, wanted = fingerprints(given, constants), fingerprints(proved, constants)
+    if _ends(given, found) == _ends(proved, wanted) and len(given.kernels) == len(proved.kernels):
+        return
+    there = set(found.values())
+    lost = next((proved.nodes[name] for name, print_ in wanted.items() if print_ not in there), proved.output)
+    known = set(wanted.values())
+    other = next((given.nodes[name] for name, print_ in found.items() if print_ not in known), given.output)
+    raise LoweringError(
+        f"{where}: this device's torchair makes another graph than the one that was proved: first at {lost.type}"
+        f" {lost.name}, in whose place is {other.type}; build the bundle with this machine's torch_npu"
+    )
+
+
+def fingerprints(graph: Graph, constants: Sequence[Tensor] = ()) -> dict[str, str]:
+    """Node -> how its value is computed.
+
+    Inputs, weights and ``constants`` go by type and shape, for a device numbers them otherwise.
+    """
+    names: dict[str, str] = {}
+    for node in graph.nodes.values():
+        inputs = [f"{names[e.node]}:{e.output}" if e is not None else "-" for e in node.operands]
+        if node.type in _GIVEN:
+            text = str(node.output_types[0][1:3])
+        elif node.type == "Const":
+            value = node.attributes["value"]
+            held = any(value.dtype == one.dtype and torch.equal(value, one) for one in constants)
+            text = str(node.output_types[0][1:3]) if held else str(value.tolist())
+        else:
+            # A group of ranks has another name on every device.
+            own = {k: v for k, v in sorted(node.attributes.items()) if not k.startswith("_") and k != "group"}
+            text = f"{node.type} {own} {inputs}"
+        names[node.name] = hashlib.sha256(text.encode()).hexdigest()
+    return names
+
+
+def _ends(graph: Graph, names: dict[str, str]) -> list[str]:
+    """What reaches the outputs and the written caches."""
+    ends = [names[edge.node] for edge in graph.output.operands if edge is not None]
+    return ends + [names[node.name] for node in graph.nodes.values() if node.type in WRITES]

@@ -1,0 +1,211 @@
+"""A teacher of whole numbers in another precision than as it is: a packed one as it is packed, or requantised to W8A8;
+one of W8A8 in packed blocks of eight bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.checkpoints.int8 import rounded
+from draftwood.compiler.checkpoints.packed import Grouped
+from draftwood.compiler.checkpoints.weight import Parts
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.config import PackedLayer
+from draftwood.compiler.teachers.quantised import SCALE, linear_layers
+from draftwood.errors import RequestError
+from draftwood.kernels.int4 import GROUPS, OUTPUTS, packed_words
+from draftwood.kernels.nbits import BLOCK, packed_blocks
+
+# O outputs, H inputs, G groups of inputs
+
+ZERO, OFFSET = "weight_zero", "weight_offset"
+Precision = Literal["exact", "nbits", "w8a8"]
+_HEAD = "lm_head"
+T = TypeVar("T")
+
+
+def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False) -> Checkpoint:
+    """The teacher, its packed linear layers kept in ``precision``, as the kernels of a CPU or an NPU read them.
+
+    For a CPU, ``nbits`` also takes a W8A8 teacher, all of whose quantised layers it keeps in eight bits.
+
+    Experts and the output matrix stay the exact product; so does, as ``nbits``, a layer that mixes forms or whose
+    groups are no multiple of 32 inputs; on an NPU one of eight bits, with groups that are no multiple of 64 inputs, or
+    with a number of outputs that is none of 64.
+
+    Raises:
+        RequestError: it has no layer that can be kept so.
+    """
+    if precision == "exact":
+        return checkpoint
+    if precision == "nbits" and checkpoint.config.quantised and not npu:
+        return _eight_bits(checkpoint)
+    layers = [layer for layer in linear_layers(checkpoint.parts) if layer != _HEAD and _matrices(checkpoint, layer)]
+    if precision == "w8a8":
+        made = {layer: _requantised(checkpoint, layer) for layer in layers}
+        found = replace(checkpoint, config=replace(checkpoint.config, quantised=tuple(made)))
+    else:
+        kept = [one for layer in layers if (one := _kept(checkpoint, layer, npu))]
+        made = {one.name: _weights(checkpoint, one) for one in kept}
+        found = replace(checkpoint, config=replace(checkpoint.config, packed=tuple(kept)))
+    if not made:
+        raise RequestError(
+            f"--precision {precision}: {checkpoint.folder} has no packed layer that it fits; expected an AWQ, GPTQ or"
+            f" pack-quantized checkpoint {'of four bits ' if npu else ''}with groups of a multiple of"
+            f" {GROUPS[-1] if npu else BLOCK} inputs; leave the option out"
+        )
+    return replace(found, parts=_with(checkpoint.parts, made))
+
+
+def _eight_bits(checkpoint: Checkpoint) -> Checkpoint:
+    """A W8A8 teacher with the same numbers in blocks."""
+    layers, parts = checkpoint.config.quantised, dict(checkpoint.parts)
+    for layer in layers:
+        parts |= _in_blocks(layer, parts[f"{layer}.weight"], parts[f"{layer}.{SCALE}"])
+    packed = tuple(PackedLayer(name=layer, bits=8, zeros=False) for layer in layers)
+    return replace(checkpoint, config=replace(checkpoint.config, quantised=(), packed=packed), parts=parts)
+
+
+def _in_blocks(layer: str, weight: Parts, scale: Parts) -> dict[str, Parts]:
+    """For `draftwood.kernels.nbits`: an output's scale for each of its blocks."""
+    inputs = weight.tensors[0][1][1]
+    if inputs % BLOCK:
+        raise RequestError(f"--precision nbits: {layer} has {inputs} inputs; expected a multiple of {BLOCK}")
+
+    def whole(tensors: Sequence[Tensor]) -> Tensor:
+        assert weight.combine
+        # From two's complement to the distance from -128.
+        return (weight.combine(tensors).t().contiguous().view(torch.uint8) ^ 128).unflatten(1, (-1, BLOCK))
+
+    def scales(tensors: Sequence[Tensor]) -> Tensor:
+        assert scale.combine
+        return scale.combine(tensors)[:, None].repeat(1, inputs // BLOCK)
+
+    return {
+        f"{layer}.weight": Parts(weight.tensors, whole, torch.uint8),
+        f"{layer}.{SCALE}": Parts(scale.tensors, scales, torch.float32),
+    }
+
+
+def _with(parts: Mapping[str, Parts], made: Mapping[str, Mapping[str, Parts]]) -> dict[str, Parts]:
+    found: dict[str, Parts] = {}
+    for name, part in parts.items():
+        layer, _, kind = name.rpartition(".")
+        if kind == "weight" and layer in made:
+            found |= {f"{layer}.{what}": one for what, one in made[layer].items()}
+        else:
+            found[name] = part
+    return found
+
+
+def _matrices(checkpoint: Checkpoint, layer: str) -> bool:
+    """Whether all that makes a layer is packed."""
+    return all(name in checkpoint.packed for name, _ in checkpoint.parts[f"{layer}.weight"].tensors)
+
+
+def _requantised(checkpoint: Checkpoint, layer: str) -> dict[str, Parts]:
+    """int8 [H, O] and scales [O] of the exact product."""
+
+    made = _Once(lambda: rounded(checkpoint.weight(f"{layer}.weight")), SCALE)
+
+    def weight(pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0].t().contiguous()
+
+    def scale(pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[1].flatten()
+
+    return {"weight": made.part("weight", weight, torch.int8), SCALE: made.part(SCALE, scale, torch.float32)}
+
+
+class _Once(Generic[T]):
+    """What several weights are made of, read for the first and let go behind the one that is written ``last``."""
+
+    def __init__(self, read: Callable[[], T], last: str) -> None:
+        self._read, self._last, self._held = read, last, list[T]()
+
+    def part(self, name: str, of: Callable[[T], Tensor], kind: torch.dtype | None) -> Parts:
+        return Parts((), partial(self._value, name, of), kind)
+
+    def _value(self, name: str, of: Callable[[T], Tensor], _: Sequence[Tensor]) -> Tensor:
+        if not self._held:
+            self._held.append(self._read())
+        value = of(self._held[0])
+        if name == self._last:
+            self._held.clear()
+        return value
+
+
+def _kept(checkpoint: Checkpoint, layer: str, npu: bool) -> PackedLayer | None:
+    found = [checkpoint.packed[name] for name, _ in checkpoint.parts[f"{layer}.weight"].tensors]
+    sizes = {(one.shape[1] // one.groups, one.bits) for one in found}
+    inputs, bits = next(iter(sizes))
+    group = next((size for size in GROUPS if inputs % size == 0 and size < found[0].shape[1]), None) if npu else None
+    fits = bits == 4 and group and sum(one.shape[0] for one in found) % OUTPUTS == 0 if npu else inputs % BLOCK == 0
+    if len(sizes) > 1 or not fits:
+        return None
+    return PackedLayer(name=layer, bits=8 if bits == 8 else 4, zeros=not all(one.middle for one in found), group=group)
+
+
+_Made = dict[str, tuple[Callable[[Grouped], Tensor], Callable[[Tensor], Tensor], torch.dtype | None]]
+
+
+def _weights(checkpoint: Checkpoint, layer: PackedLayer) -> dict[str, Parts]:
+    """What the kernel of the layer reads: of every matrix something by outputs, which is joined and then laid out."""
+    part = checkpoint.parts[f"{layer.name}.weight"]
+    join: Callable[[Sequence[Tensor]], Tensor] = part.combine or (lambda tensors: torch.cat(tuple(tensors)))
+
+    def read() -> list[Grouped]:
+        return [checkpoint.packed[name].read(checkpoint.tensor) for name, _ in part.tensors]
+
+    def made(of: Callable[[Grouped], Tensor], laid: Callable[[Tensor], Tensor], found: list[Grouped]) -> Tensor:
+        return laid(join([of(one) for one in found]))
+
+    forms = _blocks(layer) if layer.group is None else _words(layer, layer.group)
+    once = _Once(read, list(forms)[-1])
+    return {name: once.part(name, partial(made, of, laid), kind) for name, (of, laid, kind) in forms.items()}
+
+
+def _blocks(layer: PackedLayer) -> _Made:
+    """For `draftwood.kernels.nbits`, a group's scale and zero repeated for each of its blocks."""
+
+    def weight(one: Grouped) -> Tensor:
+        return packed_blocks(one.whole_OH.unflatten(1, (-1, BLOCK)), one.bits)
+
+    def scale(one: Grouped) -> Tensor:
+        return _repeated(one.scale_OG, one, BLOCK).float()
+
+    def zero(one: Grouped) -> Tensor:
+        return packed_blocks(_repeated(one.zero_OG, one, BLOCK), one.bits)
+
+    forms: _Made = {"weight": (weight, torch.clone, torch.uint8), SCALE: (scale, torch.clone, torch.float32)}
+    return forms | ({ZERO: (zero, torch.clone, torch.uint8)} if layer.zeros else {})
+
+
+def _words(layer: PackedLayer, group: int) -> _Made:
+    """For `draftwood.kernels.int4`; scales and offsets in the type of the graphs."""
+
+    def whole(one: Grouped) -> Tensor:
+        return one.whole_OH
+
+    def scale(one: Grouped) -> Tensor:
+        return _repeated(one.scale_OG, one, group)
+
+    def offset(one: Grouped) -> Tensor:
+        return 8.0 - _repeated(one.zero_OG, one, group).float()
+
+    forms: _Made = {"weight": (whole, packed_words, torch.int32), SCALE: (scale, _turned, None)}
+    return forms | ({OFFSET: (offset, _turned, None)} if layer.zeros else {})
+
+
+def _turned(value_OG: Tensor) -> Tensor:
+    return value_OG.t().contiguous()
+
+
+def _repeated(value_OG: Tensor, one: Grouped, size: int) -> Tensor:
+    """A scale or zero for every ``size`` inputs, [O, H / size]."""
+    return value_OG.repeat_interleave(one.whole_OH.shape[1] // size // value_OG.shape[1], 1)

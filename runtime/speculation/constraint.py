@@ -1,0 +1,53 @@
+"""Draws that a grammar restricts: of the teacher's logits only those of tokens that it allows at a place count.
+
+The restriction comes before temperature, top-k and top-p. A walk through a tree goes only where draws lead, so one
+grammar that follows the draws serves every row that is visited, and a constrained text too is the same with and without
+speculation. What a grammar forbids is never drawn, hence never accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
+
+# V vocabulary
+
+
+class Constraint(Protocol):
+    """A grammar's place in one text; positions are absolute. What was taken at a position or behind it is taken back
+    by asking for that position again."""
+
+    def allows(self, position: int, token: int) -> bool:
+        """Whether a token may stand there."""
+
+    def allowed(self, position: int) -> NDArray[np.bool_]:
+        """bool [V]: the tokens that may stand there, at least one."""
+
+    def forced(self, position: int) -> int | None:
+        """The token that the only way on begins with, as the tokenizer spells it; None where there are several."""
+
+    def take(self, position: int, token: int) -> None:
+        """The text goes on with a token that is allowed there."""
+
+
+def constrained_draw(logits_V: Logits, sampling: Sampling, position: int, constraint: Constraint) -> int:
+    """The token that the teacher draws at a position among those that are allowed, which the constraint takes.
+
+    Raises:
+        NumericError: the logits are no numbers.
+        RequestError: the constraint cannot go on.
+    """
+    token = None
+    # Where all tokens are kept, the first of all is the first of those that are allowed, if it is one of them. Asking
+    # for one is a hundred times cheaper.
+    if sampling.greedy or (sampling.top_k == 0 and sampling.top_p == 1):
+        token = draw(logits_V, sampling, position)
+    if token is None or not constraint.allows(position, token):
+        allowed_V = constraint.allowed(position)
+        token = draw(np.where(allowed_V, logits_V, np.float32(-np.inf)), sampling, position)
+    constraint.take(position, token)
+    return token

@@ -1,0 +1,184 @@
+"""Drafts of a text that is held to a grammar: they propose what it allows, and what it forces.
+
+A draft graph adds its noise to the logits before it chooses; where a token is forbidden the noise has a number that no
+logit makes up for. That is known of the level behind the root, and of the next one as long as one token alone may
+come. What is allowed further down depends on the path, so a tree is gone through from its root once it is there: where
+levels are ranked, the children of a row are the best candidates that are allowed behind it. Elsewhere a draft that
+proposes what is forbidden is made again, its levels held to what may stand behind its best path; what is forbidden
+still makes room for what the grammar forces.
+
+A guide follows the text with a matcher of its own. Whatever becomes of that, the draws are what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import RequestError
+from draftwood.runtime.speculation.constraint import Constraint
+from draftwood.trees import TreeBuffers
+
+# T tree rows, V vocabulary, I levels, K candidates
+
+# More tokens than this are not asked for one by one: the mask of all is made as fast.
+MANY = 32
+# A draft is made again for a forbidden node below one whose path has at least this log-probability.
+LIKELY = float(np.log(0.25))
+
+
+class Guide:
+    """Of one text, whose first token that is held to the grammar stands at ``position``."""
+
+    def __init__(self, grammar: Constraint, position: int) -> None:
+        self._grammar, self._known, self._next = grammar, position, position
+        self._lost = False
+
+    def follow(self, tokens: Sequence[int], root: int) -> bool:
+        """Goes on to a root behind committed tokens, prompt and all; False where the grammar's bounds end that."""
+        try:
+            for position in range(self._known, len(tokens)):
+                self._grammar.take(position, tokens[position])
+            self._grammar.take(len(tokens), root)
+        except RequestError:
+            self._lost = True
+        self._known, self._next = len(tokens), len(tokens) + 1
+        return not self._lost
+
+    def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
+        """bool [V] of at most so many levels behind the root: what may stand there, as far as that is known."""
+        found = list[NDArray[np.bool_]]()
+        try:
+            for level in range(count):
+                allowed_V = self._grammar.allowed(self._next + level)
+                found.append(allowed_V)
+                if np.count_nonzero(allowed_V) > 1:
+                    break
+                self._grammar.take(self._next + level, int(allowed_V.argmax()))
+        except RequestError:
+            self._lost = True
+        return found
+
+    def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
+        """Those of some tokens that may stand behind a path, which begins behind the root."""
+        at = self._next + len(path)
+        try:
+            if self._lost or not self._goes(path):
+                return set()
+            if len(tokens) > MANY:
+                allowed_V = self._grammar.allowed(at)
+                return {token for token in tokens if allowed_V[token]}
+            return {token for token in tokens if self._grammar.allows(at, token)}
+        except RequestError:
+            self._lost = True
+            return set()
+
+    def levels(
+        self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
+    ) -> list[NDArray[np.bool_]]:
+        """bool [V] of every level as far as it is known: what may stand behind the best path that is allowed.
+
+        None where the best child of every likely row of that path is allowed; ``scores`` are the nodes' as a draft has
+        them.
+        """
+        tokens, scores = tokens_T.tolist(), [0.0, *scores_M.tolist()]
+        try:
+            if self._lost or all(
+                scores[row] < LIKELY or self._grammar.allows(at, tokens[children[0]])
+                for row, at, children in self._best_path(tree, tokens)
+            ):
+                return []
+            return [self._grammar.allowed(at) for _, at, _ in self._best_path(tree, tokens)]
+        except RequestError:
+            self._lost = True
+            return []
+
+    def filled(
+        self, tree: TreeBuffers, tokens_T: NDArray[np.int64], candidates_IK: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """A tree's tokens int64 [T], of which those that are forbidden are exchanged where others are known.
+
+        ``candidates`` are those of every level, best first, where levels are ranked.
+        """
+        if self._lost:
+            return tokens_T
+        tokens, ranks = tokens_T.tolist(), tree.ranks.tolist()
+        try:
+            for at, children in self._rows(tree, tokens):
+                if candidates_IK is None:
+                    self._exchange(tokens, children, at)
+                else:
+                    best = self._best(candidates_IK[at - self._next].tolist(), 1 + max(ranks[c] for c in children), at)
+                    for child in children:
+                        if ranks[child] < len(best):
+                            tokens[child] = best[ranks[child]]
+        except RequestError:
+            self._lost = True
+            return tokens_T
+        return np.array(tokens, np.int64)
+
+    def _rows(self, tree: TreeBuffers, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        """The rows that have children, depth first, along what is allowed: where the children stand, and those.
+
+        The grammar has taken the row. Whoever is given it may still exchange its children's ``tokens``.
+        """
+        below = _children(tree)
+
+        def from_(row: int, at: int) -> Iterator[tuple[int, list[int]]]:
+            if row not in below:
+                return
+            yield at, below[row]
+            for child in below[row]:
+                if self._grammar.allows(at, tokens[child]):
+                    self._grammar.take(at, tokens[child])
+                    yield from from_(child, at + 1)
+
+        return from_(0, self._next)
+
+    def _best_path(self, tree: TreeBuffers, tokens: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+        """The rows that have children, each the best one allowed behind the last: a row, where its children stand, and
+        those. The grammar has taken the row."""
+        below, at = _children(tree), self._next
+        row: int | None = 0
+        while row is not None and row in below:
+            yield row, at, below[row]
+            row = next((child for child in below[row] if self._grammar.allows(at, tokens[child])), None)
+            if row is not None:
+                self._grammar.take(at, tokens[row])
+            at += 1
+
+    def _best(self, candidates: Sequence[int], wanted: int, at: int) -> list[int]:
+        """So many tokens at most for a place: what is forced, then the candidates that are allowed."""
+        forced = self._grammar.forced(at)
+        best = [] if forced is None else [forced]
+        for token in candidates:
+            if len(best) == wanted:
+                break
+            if token != forced and self._grammar.allows(at, token):
+                best.append(token)
+        return best
+
+    def _exchange(self, tokens: list[int], children: Sequence[int], at: int) -> None:
+        """What is forced, in the place of the first token that is forbidden."""
+        wrong = next((child for child in children if not self._grammar.allows(at, tokens[child])), None)
+        forced = None if wrong is None else self._grammar.forced(at)
+        if wrong is not None and forced is not None and forced not in [tokens[child] for child in children]:
+            tokens[wrong] = forced
+
+    def _goes(self, path: Sequence[int]) -> bool:
+        """Whether the text may go on with a path; it is taken."""
+        for position, token in enumerate(path, self._next):
+            if not self._grammar.allows(position, token):
+                return False
+            self._grammar.take(position, token)
+        return True
+
+
+def _children(tree: TreeBuffers) -> dict[int, list[int]]:
+    """The rows below every row that has any, by rank."""
+    found: dict[int, list[int]] = {}
+    for row, parent in enumerate(tree.parents.tolist()[1:], 1):
+        found.setdefault(parent, []).append(row)
+    return found

@@ -1,0 +1,164 @@
+"""Grammars that texts are held to: JSON schemas, and grammars in Lark's or GBNF's syntax, by llguidance.
+
+llguidance (https://github.com/guidance-ai/llguidance) says which tokens may come next; it works on the tokenizer's
+bytes, and bounds the time and memory that a grammar may take. It is imported when the first grammar is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import InvariantError, RequestError
+from draftwood.runtime.text.tokenizer import Tokenizer
+
+# V vocabulary, W = ceil(V / 32) words of a bit mask
+
+# A JSON schema as an object, or a grammar's text: Lark's syntax, or GBNF's, which has ``::=``.
+Grammar = str | Mapping[str, Any]
+
+# Grammars that stay compiled.
+_KEPT = 32
+_MOST_CHARACTERS = 1 << 20
+# White space between the parts of JSON, where a schema does not say (in ``x-guidance``): a line and its indentation, no
+# more. A weak model may find no end.
+_SPACE = r"\n?[ \t]{0,20}"
+
+
+class Grammars:
+    """What a tokenizer's texts can be held to.
+
+    ``ends`` are the teacher's end tokens; a grammar says when they may come.
+
+    Raises:
+        RequestError: llguidance is not installed, or cannot read the tokenizer; no token ends a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
+        try:
+            import llguidance
+        except ImportError:
+            raise RequestError("grammar: needs the package llguidance, which the extra serve brings") from None
+        if not ends:
+            raise RequestError("grammar: this bundle's teacher has no end token, by which a text could end")
+        self._library, self._vocabulary, self._ends = llguidance, vocabulary, frozenset(ends)
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=vocabulary, eos_token=list(ends))
+        except Exception as error:  # it raises nothing narrower
+            raise RequestError(f"grammar: this bundle's tokenizer cannot be used: {error}") from error
+        self._compiled = lru_cache(_KEPT)(self._compile)
+
+    def begin(self, grammar: Grammar) -> TextGrammar:
+        """The grammar at the beginning of a text.
+
+        Raises:
+            RequestError: it is none, or too large.
+        """
+        if not isinstance(grammar, str | Mapping):
+            raise RequestError(f"grammar: expected a JSON schema or a grammar's text, got {type(grammar).__name__}")
+        try:
+            text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"grammar: the schema is not JSON: {error}") from None
+        if len(text) > _MOST_CHARACTERS:
+            raise RequestError(f"grammar: {len(text)} characters; expected at most {_MOST_CHARACTERS}")
+        compiled = self._compiled(text, not isinstance(grammar, str))
+        return TextGrammar(compiled.deep_copy(), self._vocabulary, self._ends)
+
+    def _compile(self, text: str, is_schema: bool) -> Any:
+        library = self._library
+        try:
+            if is_schema:
+                defaults = {} if "x-guidance" in json.loads(text) else {"whitespace_pattern": _SPACE}
+                made = library.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+            else:
+                made = library.grammar_from("grammar", text)
+        except ValueError as error:
+            raise RequestError(f"grammar: {error}") from None
+        matcher = library.LLMatcher(self._tokenizer, made, log_level=0)
+        _check(matcher)
+        return matcher
+
+
+class TextGrammar:
+    """A grammar's place in one text (`draftwood.runtime.speculation.constraint.Constraint`).
+
+    Behind an end token anything is allowed: a walk through a tree may go on there, and nobody reads what it finds.
+    """
+
+    def __init__(self, matcher: Any, vocabulary: int, ends: frozenset[int]) -> None:
+        self._matcher, self._vocabulary, self._ends = matcher, vocabulary, ends
+        # Of the first token that was asked for; tokens taken since; how many of them came before an end token.
+        self._first: int | None = None
+        self._taken = 0
+        self._ended: int | None = None
+        self._words_W = np.zeros((1, -(-vocabulary // 32)), np.int32)
+
+    def copied(self) -> TextGrammar:
+        """Another one for the same text, before its first token."""
+        return TextGrammar(self._matcher.deep_copy(), self._vocabulary, self._ends)
+
+    def allows(self, position: int, token: int) -> bool:
+        self._go(position)
+        if self._ended is not None:
+            return True
+        if token in self._ends:
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.validate_tokens([token]) == 1)
+
+    def allowed(self, position: int) -> NDArray[np.bool_]:
+        self._go(position)
+        if self._ended is not None:
+            return np.ones(self._vocabulary, np.bool_)
+        allowed_V = np.zeros(self._vocabulary, np.bool_)
+        if not self._matcher.is_stopped():
+            from llguidance.numpy import fill_next_token_bitmask
+
+            fill_next_token_bitmask(self._matcher, self._words_W)
+            _check(self._matcher)
+            bits = np.unpackbits(self._words_W.view(np.uint8), bitorder="little")
+            allowed_V[:] = bits[: self._vocabulary]
+        allowed_V[list(self._ends)] = self._matcher.is_accepting()
+        if not allowed_V.any():
+            raise RequestError("grammar: no token of this bundle can go on with the text")
+        return allowed_V
+
+    def forced(self, position: int) -> int | None:
+        self._go(position)
+        if self._ended is not None:
+            return None
+        if self._matcher.is_stopped():
+            return min(self._ends) if self._matcher.is_accepting() else None
+        return next(iter(self._matcher.compute_ff_tokens()), None)
+
+    def take(self, position: int, token: int) -> None:
+        self._go(position)
+        if self._ended is None and token in self._ends:
+            self._ended = self._taken
+        elif self._ended is None:
+            self._matcher.consume_token(token)
+            _check(self._matcher)
+        self._taken += 1
+
+    def _go(self, position: int) -> None:
+        """Goes back to a position, where the text has been further."""
+        self._first = position if self._first is None else self._first
+        count = position - self._first
+        if count > self._taken:
+            raise InvariantError(f"a grammar that took {self._taken} tokens is asked for the one behind {count}")
+        if count < self._taken:
+            matched = self._taken if self._ended is None else self._ended
+            self._matcher.rollback(max(matched - count, 0))
+            self._ended = self._ended if self._ended is not None and self._ended < count else None
+            self._taken = count
+
+
+def _check(matcher: Any) -> None:
+    if matcher.is_error():
+        # Its messages have several lines; the first says what is wrong.
+        raise RequestError(f"grammar: {matcher.get_error().strip().splitlines()[0]}")

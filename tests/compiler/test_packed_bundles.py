@@ -1,0 +1,231 @@
+"""A four-bit checkpoint becomes a bundle of its exact product, of its packed layers or in W8A8: in each precision
+speculative text is plain text."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.ge.weights import bundle_npu_weights
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.kept import in_precision
+from draftwood.compiler.teachers.registry import make_decoder
+from draftwood.errors import RequestError
+from draftwood.kernels.nbits import BLOCK
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.decoding import Decoding, Options
+from draftwood.runtime.engines import default_engine, open_engine
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.sharing import advance
+from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tests.packed_checkpoints import save_packed
+from draftwood.tools import demo
+from draftwood.tools.comparison.check import check
+from draftwood.tools.comparison.compare import QUANTISED_TOLERANCE, Pair, compare_gear
+from draftwood.tools.reference.eager import EagerEngine
+from draftwood.trees import Topology
+
+RAGGED = Topology.from_paths(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+TREES = (("plain", Topology.plain()), ("ragged", RAGGED))
+LAYOUTS = ("awq", "gptq", "gptq_v2", "auto_round", "compressed-tensors")
+
+
+def bundled(teacher: Path, drafter: Path | None, folder: Path, trees: tuple = TREES, **fields: object) -> Bundle:
+    request = BuildRequest(model=teacher, drafter=drafter, trees=trees, slots=(256,), prefill_rows=(32,), **fields)
+    build(request, folder)
+    return Bundle.open(folder)
+
+
+def assert_texts_alike(bundle: Bundle, prompt: list[int], tokens: int, name: str | None = None) -> None:
+    engine = open_engine(bundle, name)
+    for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
+        options = Options(max_new_tokens=tokens, ignore_eos=True, sampling=sampling)
+        gears = (None, *(gear.name for gear in bundle.manifest.gears))
+        texts = {Decoding(engine, prompt, options, policy_for(bundle, gear)).run().token_ids for gear in gears}
+        assert len(texts) == 1 and len(texts.pop()) == tokens
+
+
+def test_a_bundle_keeps_the_exact_product(tiny_teacher: Path, tiny_heads: Path, tmp_path: Path) -> None:
+    numbers = save_packed(tiny_teacher, tmp_path / "packed", "awq")
+    bundle = bundled(tmp_path / "packed", tiny_heads, tmp_path / "bundle")
+    stored = load_file(bundle.folder / "onnx/weights.safetensors")
+    sides = [numbers[f"model.layers.1.self_attn.{side}_proj"].exact for side in "qkv"]
+    assert torch.equal(stored["layers.1.qkv.weight"].double(), torch.cat(sides)) and not bundle.manifest.quantised
+    assert all(comparison["ok"] for comparison in check(bundle, [np.arange(3, 30)])["comparisons"])
+    assert_texts_alike(bundle, [3, 5, 7], 60)
+
+
+def test_weights_for_an_npu_are_those_that_other_programs_round(tiny_teacher: Path, tmp_path: Path) -> None:
+    numbers = save_packed(tiny_teacher, tmp_path / "packed", "gptq")
+    bundle = bundled(tmp_path / "packed", None, tmp_path / "bundle", TREES[:1], targets=("ge",))
+    graphs = bundle.manifest.graph_set("ge")
+    assert graphs is not None and graphs.precision.weights == "float16"
+    found = bundle_npu_weights(bundle.folder, graphs)["layers.0.down.weight"]
+    assert torch.equal(found, numbers["model.layers.0.mlp.down_proj"].exact.half())
+
+
+DEMO = [*((layout, "exact") for layout in LAYOUTS), ("awq", "nbits"), ("compressed-tensors", "w8a8")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "precision"), DEMO)
+def test_the_demo_teacher_in_every_layout(layout: str, precision: str, tmp_path: Path) -> None:
+    save_packed(demo.resolve("demo"), tmp_path / "packed", layout, group=64)
+    trees = (("plain", Topology.plain()), ("full", Topology.full((3, 2, 1))))
+    drafter = demo.resolve("demo-eagle3")
+    bundle = bundled(tmp_path / "packed", drafter, tmp_path / "bundle", trees, precision=precision)
+    report = check(bundle, [np.arange(3, 30)])
+    assert all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
+    assert_texts_alike(bundle, [3, 5, 7, 11], 96)
+
+
+@pytest.fixture(scope="module")
+def four_bits(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With zeros, in groups of 32."""
+    folder = tmp_path_factory.mktemp("four") / "teacher"
+    save_packed(tiny_teacher, folder, "awq")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["nbits", "w8a8"])
+def kept(
+    request: pytest.FixtureRequest, four_bits: Path, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    trees = (*TREES, ("chain", Topology.chain(2)))
+    folder = tmp_path_factory.mktemp(request.param) / "bundle"
+    return bundled(four_bits, tiny_heads, folder, trees, precision=request.param)
+
+
+def test_every_tree_gives_the_plain_text_of_its_precision(kept: Bundle) -> None:
+    assert default_engine(kept) == "bitwise" and kept.manifest.quantised
+    assert_texts_alike(kept, [3, 5, 7], 60)
+
+
+def test_check_compares_every_graph_with_eager_pytorch(kept: Bundle) -> None:
+    report = check(kept, [np.arange(3, 30)])
+    assert all(c["ok"] for c in report["comparisons"]), [c for c in report["comparisons"] if not c["ok"]]
+    # Of random heads a wrong token moves scores by less than the rounding of rows may.
+    assert {c["fault"] for c in report["controls"] if not c["caught"]} <= {"token before the root in its place"}
+
+
+@pytest.fixture(scope="module", params=["four_bits", "quantised_teacher"])
+def chained(request: pytest.FixtureRequest, tiny_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Four bits, and eight of a W8A8 teacher, whose output matrix, which the heads rank with, is in eight bits, too."""
+    trees = (("plain", Topology.plain()), ("chain", Topology.chain(2)))
+    folder, teacher = tmp_path_factory.mktemp(request.param) / "bundle", request.getfixturevalue(request.param)
+    return bundled(teacher, tiny_heads, folder, trees, precision="nbits", texts=2)
+
+
+def test_its_static_graphs_through_openvino(chained: Bundle) -> None:
+    """Which keeps the weights as they are packed, and rounds no rows."""
+    pytest.importorskip("openvino")
+    assert_texts_alike(chained, [3, 5, 7], 20, "openvino")
+    pair = Pair("openvino", EagerEngine(chained), open_engine(chained, "openvino"), QUANTISED_TOLERANCE)
+    found = list(compare_gear(pair, chained.gear("chain-kv256"), np.arange(3, 30)))
+    assert [one for one in found if not one.ok] == []
+
+
+def test_chains_in_batches_and_in_static_graphs(chained: Bundle) -> None:
+    bundle = chained
+    assert default_engine(bundle) == "cpu"
+    assert_texts_alike(bundle, [3, 5, 7], 40)
+    assert_texts_alike(bundle, [3, 5, 7], 20, "static")
+    assert products(bundle, "step-b2") == products(bundle, "step") and products(bundle, "step") > 7
+    assert products(bundle, "draft-b2") == products(bundle, "draft")
+    engine, options = open_engine(bundle), Options(max_new_tokens=40, ignore_eos=True)
+    prompts, gear = ([3, 5, 7], [11, 13, 17, 19]), policy_for(bundle, "chain-kv256")
+    texts = [Decoding(engine, prompt, options, gear) for prompt in prompts]
+    for text in texts:
+        text.start()
+    while going := [text for text in texts if not text.finished]:
+        advance(engine, going)
+    for text, prompt in zip(texts, prompts, strict=True):
+        text.end()
+        assert text.result.token_ids == Decoding(engine, prompt, options, policy_for(bundle, None)).run().token_ids
+
+
+def products(bundle: Bundle, graph: str) -> int:
+    nodes = onnx.load(bundle.folder / "onnx" / f"{graph}.onnx", load_external_data=False).graph.node
+    return sum(node.op_type == "MatMulNBits" for node in nodes)
+
+
+FAMILIES = [
+    ("Llama", {}, "awq", {"group": -1}),
+    ("Llama", {}, "gptq", {"symmetric": True, "bits": 8}),
+    ("Qwen2", {}, "gptq_v2", {}),
+    ("Qwen3", {"head_dim": 16}, "awq", {}),
+    ("Mistral", {}, "compressed-tensors", {"group": -1}),
+    # Its queries and keys are reordered, and half of a head is rotated.
+    ("Glm4", {"head_dim": 24, "pad_token_id": 0}, "auto_round", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "layout", "asked"), FAMILIES)
+def test_packed_layers_are_kept_number_by_number(
+    save_llama: Callable, tmp_path: Path, family: str, fields: dict, layout: str, asked: dict
+) -> None:
+    """A group becomes blocks of the same scale; zeros are left out where they are the middle."""
+    save_llama(tmp_path / "plain", family=family, **fields)
+    save_packed(tmp_path / "plain", tmp_path / "packed", layout, **asked)
+    exact = Checkpoint.open(tmp_path / "packed")
+    found = in_precision(exact, "nbits")
+    assert len(found.config.packed) == 8
+    for layer in found.config.packed:
+        assert (layer.bits, layer.zeros) == (asked.get("bits", 4), not asked.get("symmetric"))
+        assert torch.equal(multiplied(found, layer.name), 127 * exact.weight(f"{layer.name}.weight"))
+
+
+def multiplied(teacher: Checkpoint, layer: str) -> Tensor:
+    """A layer's matrix times 127, from rows that rounding changes nothing of."""
+    network = make_decoder(teacher.config, 4).get_submodule(layer)
+    network.load_state_dict({name: teacher.weight(f"{layer}.{name}") for name in network.state_dict()})
+    network.bias = None
+    return network(127 * torch.eye(network.weight.shape[1] * BLOCK)).t()
+
+
+def test_eight_bits_of_a_w8a8_teacher_are_kept_number_by_number(quantised_teacher: Path) -> None:
+    exact = Checkpoint.open(quantised_teacher)
+    found = in_precision(exact, "nbits")
+    assert not found.config.quantised and "lm_head" in exact.config.quantised
+    assert [(one.name, one.bits, one.zeros) for one in found.config.packed] == [
+        (name, 8, False) for name in exact.config.quantised
+    ]
+    for name in exact.config.quantised:
+        assert torch.equal(multiplied(found, name), 127 * exact.matrix(f"{name}.weight"))
+
+
+def test_a_w8a8_teacher_of_odd_width_is_not_kept_in_blocks(
+    save_tiny: Callable, save_quantised: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "odd").mkdir()
+    odd = save_tiny(tmp_path / "odd", intermediate_size=100)
+    with pytest.raises(RequestError, match=r"layers\.0\.down has 100 inputs; expected a multiple of 32"):
+        in_precision(Checkpoint.open(save_quantised(odd, tmp_path / "teacher")), "nbits")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"precision": "nbits", "targets": ("onnx", "ge")},
+            "packs weights for one target; expected --target onnx or ge",
+        ),
+        ({"precision": "w8a8", "targets": ("ge",), "weights": "none"}, "makes weights that no checkpoint holds"),
+        ({"precision": "q4"}, "--precision q4: expected one of exact, nbits, w8a8"),
+    ],
+)
+def test_what_cannot_be_kept_so_is_refused(four_bits: Path, tmp_path: Path, fields: dict, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        bundled(four_bits, None, tmp_path / "bundle", TREES[:1], **fields)
+
+
+def test_a_plain_teacher_has_nothing_to_keep(tiny_teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="has no packed layer that it fits; expected an AWQ, GPTQ"):
+        bundled(tiny_teacher, None, tmp_path / "bundle", TREES[:1], precision="nbits")

@@ -1,0 +1,14 @@
+"""A text from an engine."""
+
+from draftwood.runtime.decoding import Decoding, Options, Result
+from draftwood.runtime.engines import Engine
+from draftwood.runtime.policy import policy_for
+from draftwood.runtime.trace import Trace
+
+
+def decoded(
+    engine: Engine, prompt: list[int], gear: str | None, trace: Trace | None = None, **options: object
+) -> Result:
+    """Of 60 tokens, always with one gear, or plainly without a name."""
+    settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
+    return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()

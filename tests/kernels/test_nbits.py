@@ -1,0 +1,93 @@
+"""Products of packed weights: the reference by hand, onnxruntime against the reference, and rows on their own."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+
+from draftwood.kernels import onnx_forms
+from draftwood.kernels.nbits import BLOCK, packed_blocks, rounded_blocks
+
+# T rows, H inputs, O outputs, B blocks
+H, O = 352, 40  # noqa: E741  (eleven blocks: zeros of four bits end in half a byte)
+# Share of the largest value by which sums of blocks in another order differ.
+TOLERANCE = 1e-5
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Layer(nn.Module):
+    """A random layer, and its matrix number by number."""
+
+    def __init__(self, bits: int, zeros: bool, bias: bool = True) -> None:
+        super().__init__()
+        random, blocks = torch.Generator().manual_seed(bits), H // BLOCK
+        whole = torch.randint(0, 1 << bits, (O, blocks, BLOCK), generator=random).to(torch.uint8)
+        zero = torch.randint(0, 1 << bits, (O, blocks), generator=random).to(torch.uint8)
+        zero = zero if zeros else torch.full_like(zero, 1 << (bits - 1))
+        scale, self.bias = noise(O, blocks, seed=1).abs() * 0.01, noise(O, seed=2) if bias else None
+        self.matrix = ((whole.double() - zero.double()[..., None]) * scale.double()[..., None]).flatten(1)
+        self.packed = packed_blocks(whole, bits), scale, packed_blocks(zero, bits) if zeros else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.draftwood.nbits_linear(x, *self.packed, self.bias)
+
+
+FORMS = pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False), (8, True)])
+
+
+def exported(layer: Layer, path: Path, cpu: bool = True) -> ort.InferenceSession:
+    program = torch.export.export(layer, (noise(3, H),), dynamic_shapes=({0: torch.export.Dim("T")},))
+    torch.onnx.export(
+        program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(cpu), verbose=False
+    ).save(str(path))
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False  # the tests share a pool
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def test_a_block_has_a_scale_of_its_own() -> None:
+    x = torch.zeros(1, 2 * BLOCK)
+    x[0, :3], x[0, BLOCK : BLOCK + 2] = torch.tensor([127.0, 0.5, -1.6]), torch.tensor([1.27, 0.004])
+    got = rounded_blocks(x)
+    assert got[0, :3].tolist() == [127.0, 0.0, -2.0]  # halves to even
+    assert float(got[0, BLOCK]) == pytest.approx(1.27) and float(got[0, BLOCK + 1]) == 0 and not got[0, 3:BLOCK].any()
+
+
+@FORMS
+def test_the_reference_is_the_product_of_rounded_rows(bits: int, zeros: bool) -> None:
+    layer, x = Layer(bits, zeros), noise(5, H, seed=4)
+    want = rounded_blocks(x).double() @ layer.matrix.t() + layer.bias
+    assert (layer(x) - want).abs().max() <= TOLERANCE * want.abs().max()
+    # What rounding changes is seen, and small.
+    exact = x.double() @ layer.matrix.t() + layer.bias
+    assert 1e-4 < float((want - exact).norm() / exact.norm()) < 0.02
+
+
+@FORMS
+@pytest.mark.parametrize("cpu", [True, False], ids=["cpu", "static"])
+def test_onnxruntime_computes_the_reference(bits: int, zeros: bool, cpu: bool, tmp_path: Path) -> None:
+    layer = Layer(bits, zeros)
+    session = exported(layer, tmp_path / "layer.onnx", cpu)
+    for rows in (1, 2, 5, 16):
+        x = noise(rows, H, seed=rows)
+        got, want = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0], layer(x).numpy()
+        # A number half-way between two steps may be rounded the other way: a hundredth of a row at most.
+        assert np.abs(got - want).max() <= 0.01 * np.abs(want).max()
+        assert np.median(np.abs(got - want)) <= TOLERANCE * np.abs(want).max()
+
+
+@FORMS
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(bits: int, zeros: bool, tmp_path: Path) -> None:
+    session = exported(Layer(bits, zeros, bias=False), tmp_path / "layer.onnx")
+    name, x = session.get_inputs()[0].name, noise(33, H, seed=7).numpy()
+    alone = np.concatenate([session.run(None, {name: row[None]})[0] for row in x])
+    for rows in (2, 3, 4, 5, 7, 8, 13, 16, 33):
+        for start in (0, 1):
+            got = session.run(None, {name: x[start : start + rows]})[0]
+            assert np.array_equal(got.view(np.int32), alone[start : start + rows].view(np.int32)), (rows, start)

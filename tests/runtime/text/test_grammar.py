@@ -1,0 +1,180 @@
+"""Texts that are held to a grammar: always of it, and the same with and without speculation."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+import draftwood
+from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.policy import PLAIN
+from draftwood.runtime.speculation.constraint import constrained_draw
+from draftwood.runtime.speculation.sampling import Sampling, draw
+from draftwood.runtime.text.grammar import TextGrammar
+
+pytest.importorskip("llguidance")
+
+# Everything bounded, so that a random model's text ends.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["cat", "mat", "hat"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+SAMPLINGS = [{}, {"temperature": 0.8}, {"temperature": 1.5, "top_k": 20}, {"temperature": 1.0, "top_p": 0.7}]
+PROMPT = "the cat sat on the mat"
+
+
+@pytest.fixture(scope="module", params=["medusa", "eagle3", "fasteagle"])
+def model(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Iterator[OpenedBundle]:
+    """Drafts that rank levels, that follow nodes, and that choose their tree."""
+    with draftwood.open(tiny_bundles[request.param], threads=1, prefixes=False) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_the_text_is_of_the_schema_with_every_tree(model: OpenedBundle, sampling: dict) -> None:
+    accepted = 0
+    for seed in range(3):
+        asked = {"max_new_tokens": 90, "grammar": SCHEMA, "seed": seed, "logprobs": 2} | sampling
+        plain = model.stream(PROMPT, policy=PLAIN, **asked)
+        expected = plain.run()
+        assert expected.finish_reason == "stop" and expected.text is not None
+        jsonschema.validate(json.loads(expected.text), SCHEMA)
+        for policy in ("adaptive", *(gear.name for gear in model.manifest.gears)):
+            stream = model.stream(PROMPT, policy=policy, **asked)
+            found = stream.run()
+            assert found.token_ids == expected.token_ids, policy
+            assert [one.logprob for one in stream.logprobs] == pytest.approx(
+                [one.logprob for one in plain.logprobs], abs=1e-4
+            )
+            accepted += len(found.token_ids) - 1 - found.steps
+    assert accepted > 0 or not sampling  # some drafts hit, or nothing was shown; greedily there is but one text
+
+
+def test_texts_of_one_launch_have_grammars_of_their_own(model: OpenedBundle) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    grammars: list[Any] = [SCHEMA, None, 'start: "yes" | "no"', {"type": "boolean"}]
+
+    def text(number: int, policy: str) -> Any:
+        grammar = grammars[number % 4]
+        return model.generate(PROMPT, grammar=grammar, policy=policy, seed=number, temperature=1.0, max_new_tokens=70)
+
+    plain = [text(number, PLAIN).token_ids for number in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        assert [one.token_ids for one in threads.map(text, range(8), ["adaptive"] * 8)] == plain
+
+
+class Bits:
+    """A constraint that allows some tokens, whatever came before."""
+
+    def __init__(self, allowed_V: np.ndarray) -> None:
+        self.allowed_V, self.taken = allowed_V, list[tuple[int, int]]()
+
+    def allows(self, position: int, token: int) -> bool:
+        return bool(self.allowed_V[token])
+
+    def allowed(self, position: int) -> np.ndarray:
+        return self.allowed_V
+
+    def take(self, position: int, token: int) -> None:
+        self.taken.append((position, token))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(**(one | {"seed": 3})) for one in SAMPLINGS], ids=str)
+def test_a_draw_is_that_of_the_logits_that_are_allowed(sampling: Sampling) -> None:
+    random = np.random.default_rng(0)
+    for position in range(200):
+        logits_V = random.normal(0, 3, 500).astype(np.float32).round(1)  # with ties
+        constraint = Bits(random.random(500) < random.choice([0.005, 0.3, 0.99]))
+        constraint.allowed_V[random.integers(500)] = True
+        before_V = logits_V.copy()
+        masked_V = np.where(constraint.allowed_V, logits_V, np.float32(-np.inf))
+        token = constrained_draw(logits_V, sampling, position, constraint)
+        assert token == draw(masked_V, sampling, position) and constraint.allowed_V[token]
+        assert constraint.taken == [(position, token)] and (logits_V == before_V).all()
+
+
+@pytest.fixture
+def yes_or_no(bundle: Bundle) -> Callable[[], TextGrammar]:
+    return lambda: bundle.grammars.begin('start: "yes" | "no" | "y"')
+
+
+def spelled(bundle: Bundle, allowed_V: np.ndarray) -> set[str]:
+    assert bundle.tokenizer is not None
+    return {bundle.tokenizer.spelling(token) or "END" for token in np.flatnonzero(allowed_V).tolist()}
+
+
+def test_a_grammar_says_when_the_text_ends_and_goes_back(bundle: Bundle, yes_or_no: Callable[[], TextGrammar]) -> None:
+    assert bundle.tokenizer is not None
+    (y,), (e,), (s,), end = *(bundle.tokenizer.encode(one, special=False) for one in "yes"), 1
+    grammar = yes_or_no()
+    assert spelled(bundle, grammar.allowed(7)) == {"y", "n"}
+    for _ in range(2):
+        grammar.take(7, y)
+        assert spelled(bundle, grammar.allowed(8)) == {"e", "END"} and grammar.allows(8, end)
+        grammar.take(8, e)
+        assert not grammar.allows(9, end) and not grammar.allows(9, y) and grammar.allows(9, s)
+        grammar.take(9, s)
+        assert spelled(bundle, grammar.allowed(10)) == {"END"} and not grammar.allows(10, s)
+        grammar.take(10, end)
+        assert grammar.allowed(11).all()  # nobody reads what is there
+        grammar.take(11, s)
+        assert spelled(bundle, grammar.allowed(7)) == {"y", "n"}
+    for token in (y, e, s, end, y):
+        position = grammar._taken + 7
+        agrees = grammar.allowed(position)
+        assert [grammar.allows(position, one) for one in range(300)] == agrees.tolist()
+        grammar.take(position, token)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        ({"type": "nonsense"}, "grammar: "),
+        ("start: (", "grammar: "),
+        ("", "grammar: "),
+        (3, "grammar: expected a JSON schema or a grammar's text, got int"),
+        ({"a": object()}, "grammar: the schema is not JSON"),
+        ("x" * (1 << 21), "grammar: 2097152 characters; expected at most"),
+    ],
+    ids=["schema", "lark", "empty", "number", "object", "long"],
+)
+def test_what_is_no_grammar_is_refused_in_one_line(tiny_bundle: Path, grammar: Any, said: str) -> None:
+    with draftwood.open(tiny_bundle, threads=1) as model, pytest.raises(RequestError) as found:
+        model.generate(PROMPT, grammar=grammar)
+    assert str(found.value).startswith(said) and "\n" not in str(found.value)
+
+
+def test_gbnf_is_understood_and_ignore_eos_refused(tiny_bundle: Path) -> None:
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        assert model.generate(PROMPT, grammar='root ::= "yes" | "no"').text in ("yes", "no")
+        with pytest.raises(RequestError, match="leave ignore_eos out"):
+            model.generate(PROMPT, grammar={"type": "object"}, ignore_eos=True)
+
+
+def test_without_the_library_one_line_says_so(tiny_bundle: Path, python: Callable[..., str]) -> None:
+    code = f"""
+import draftwood
+with draftwood.open({str(tiny_bundle)!r}, threads=1) as model:
+    assert model.generate("the cat", max_new_tokens=4).steps
+    try:
+        model.generate("the cat", grammar={{"type": "object"}})
+    except draftwood.errors.RequestError as error:
+        print(error)
+"""
+    assert python(code, blocked=["llguidance"]) == (
+        "grammar: needs the package llguidance, which the extra serve brings\n"
+    )

@@ -1,0 +1,69 @@
+"""The files that docs/cluster.md points to, as far as they can be tried without a cluster."""
+
+import importlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draftwood.tools import cli
+
+FILES = Path(__file__).resolve().parents[1] / "docs" / "deploy"
+# Of Kubernetes; what it takes newer ones take.
+RELEASE = "1.33"
+
+
+def understood(words: list[str]) -> Any:
+    """What the command line makes of the words; SystemExit where it does not take them."""
+    return cli._parse(words[0], importlib.import_module(f"draftwood.tools.commands.{words[0]}"), words)
+
+
+def manifests() -> list[Any]:
+    return list(yaml.safe_load_all((FILES / "kubernetes.yaml").read_text()))
+
+
+@pytest.mark.parametrize("manifest", manifests(), ids=lambda manifest: manifest["kind"])
+def test_kubernetes_takes_the_manifest(manifest: dict[str, Any]) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    validate.validate(manifest, RELEASE, strict=True)
+    with pytest.raises(validate.ValidationError):
+        validate.validate(manifest | {"spce": {}}, RELEASE, strict=True)
+
+
+def test_the_pod_says_what_the_command_takes() -> None:
+    deployment, service, *_ = manifests()
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    args = understood(container["args"])
+    assert args.threads == int(container["resources"]["limits"]["cpu"])
+    assert args.drain + 5 < pod["spec"]["terminationGracePeriodSeconds"]
+    assert {str(args.api_key_file.parent), *args.bundles} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["spec"]["volumes"]}
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+
+
+def test_the_container_says_what_the_command_takes() -> None:
+    lines = dict(line.split(" ", 1) for line in (FILES / "Containerfile").read_text().splitlines() if line[:1] != "#")
+    assert json.loads(lines["ENTRYPOINT"]) == ["draftwood"]
+    assert understood(json.loads(lines["CMD"])).port == int(lines["EXPOSE"])
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = (FILES / "draftwood.service").read_text()
+    (line,) = re.findall(r"^ExecStart=\S+/draftwood (.*)$", text, re.MULTILINE)
+    assert understood(shlex.split(line)).drain < int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0])
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    unit = tmp_path / "draftwood.service"
+    unit.write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", text))
+    for given, code in ((unit.read_text(), 0), (unit.read_text().replace("mixed", "mixture"), 1)):
+        unit.write_text(given)
+        done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+        assert bool(done.returncode or done.stderr.strip()) == code, done.stderr

@@ -1,0 +1,154 @@
+"""Every probe of the hour on a device: executed against what stands in for one, and failed once by a planted fault."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from draftwood.environment import torch_npu_installed
+from draftwood.kernels import eager_attention
+from draftwood.tools.lab import npu_report
+from draftwood.tools.lab.npu_probe import CALLED, PROBES, called, kernel_engines, verdict
+from draftwood.tools.lab.npu_report import PIECES, demo_commands, describe, operators, tried, two_devices
+
+needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
+
+
+def test_the_report_asks_every_probe() -> None:
+    assert {*PIECES} == {*PROBES, *CALLED}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_each_probe_sees_a_result_that_is_wrong(name: str) -> None:
+    def wrong(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda *given: tuple(result + 1 for result in module(*given))
+
+    def refuses(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+        raise RuntimeError("EZ9999: no kernel\nmore lines")
+
+    good = verdict(name, "cpu", made=lambda module: module)
+    assert good.works and good.seen == "as on the host"
+    bad = verdict(name, "cpu", made=wrong)
+    assert not bad.works and bad.seen.startswith("result 0 differs by")
+    assert (lambda one: (one.works, one.seen))(verdict(name, "cpu", made=refuses)) == (False, "EZ9999: no kernel")
+
+
+def test_a_cache_that_is_not_written_is_seen() -> None:
+    def copies(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda *given: module(*(value.clone() for value in given))
+
+    found = verdict("in-place", "cpu", made=copies)
+    assert not found.works and found.seen.startswith("result 3 differs")
+
+
+@needs_converters
+def test_a_probe_goes_torchairs_way() -> None:
+    assert verdict("slices", "cpu").works
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor]:
+    """An operator that takes lengths as a tensor, and pages by a table."""
+    heads, dim = options["num_key_value_heads"], query.shape[-1]
+    if "block_table" in options:
+        key, value = (p[options["block_table"][0].long()].reshape(1, -1, heads, dim) for p in (key, value))
+    valid = int(options["actual_seq_lengths_kv"][0])
+    masked = (torch.arange(key.shape[1]) >= valid).expand(1, 1, query.shape[1], key.shape[1])
+    turned = (x.transpose(1, 2) for x in (query, key, value))
+    return (eager_attention(*turned, masked, options["scale"]).transpose(1, 2),)
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_operators_that_are_called_as_they_are(name: str) -> None:
+    def ignores(*tensors: Tensor, **options: Any) -> tuple[Tensor]:
+        all_slots = [tensors[1].numel() // (options["num_key_value_heads"] * 128)]
+        return attention(*tensors, **options | {"actual_seq_lengths_kv": all_slots})
+
+    assert called(name, "cpu", attention).works
+    assert called(name, "cpu", ignores).seen.startswith("result 0 differs by")
+    assert not called(name, "cpu").works, "our reference refuses both"
+
+
+def test_the_core_of_a_kernel_is_the_profilers(tmp_path: Path) -> None:
+    path = tmp_path / "kernel_details.csv"
+    path.write_text(
+        "Name,Type,Accelerator Core,Duration(us)\nTopKV2_1,TopKV2,AI_CPU,812.5\nAdd_2,Add,AI_VECTOR_CORE,2.1\n"
+    )
+    assert kernel_engines(path) == {"TopKV2": "AI_CPU", "Add": "AI_VECTOR_CORE"}
+
+
+def test_two_devices_add_up() -> None:
+    """Over gloo in place of HCCL; a backend that is not there is told."""
+    (good,) = two_devices("gloo")
+    assert good["works"] and good["seen"] == "sum 3.0, parts [1.0, 2.0]", good
+    (bad,) = two_devices("nothing")
+    assert not bad["works"]
+
+
+def test_how_a_command_ended(tmp_path: Path) -> None:
+    def python(code: str, limit_s: float = 60) -> dict[str, Any]:
+        return tried([sys.executable, "-c", code], limit_s)
+
+    assert python("print('{\"a\": 1}')")["json"] == {"a": 1}
+    written = tmp_path / "report.json"
+    command = [sys.executable, "-c", f"open({str(written)!r}, 'w').write('[2]')"]
+    assert tried(command, 60, written)["json"] == [2]
+    assert "json" not in tried([sys.executable, "-c", "print(3)"], 60, written)  # what is old is not shown
+    failed = python("import sys; print('x' * 9000); sys.exit('no device')")
+    assert failed["code"] == 1 and failed["said"].endswith("no device\n") and len(failed["said"]) == 1500
+    assert python("import time; time.sleep(60)", 0.2)["said"] == "took longer than 0.2 s"
+    assert "No such file" in tried(["/no/such/program"], 1)["said"]
+
+
+def test_the_demos_commands_are_draftwoods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each gets as far as what it needs and does not find here: none is misspelt."""
+    from draftwood.tools.cli import main
+
+    commands = demo_commands(tmp_path, npus=2)
+    names = (
+        "build",
+        "check",
+        "bench npu",
+        "check captured",
+        "bench captured",
+        "profile",
+        "modelled",
+        "atc",
+        "check om",
+    )
+    assert [*commands][:10] == [*names, "bench acl"]
+    command, _, written = commands["modelled"]
+    assert main(command[3:]) == 0 and json.loads(written.read_text())["source"] == "modelled"
+    capsys.readouterr()
+    for name in ("check", "bench npu", "profile", "bench acl"):
+        assert main(commands[name][0][3:]) == 2 and "bundle" in capsys.readouterr().err
+    assert main(commands["check two"][0][-4:]) == 2 and "two" in capsys.readouterr().err
+    assert "build two" in commands and "check two" not in demo_commands(tmp_path)
+
+
+def test_the_report_on_a_machine_with_an_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    verdicts = [{"ability": "it", "works": True, "seen": "as on the host"}]
+    monkeypatch.setattr(npu_report, "probed", lambda module, *_: verdicts)
+    monkeypatch.setattr(
+        npu_report, "demo_commands", lambda folder, npus: {"build": ([sys.executable, "-c", "print(1)"], 60, None)}
+    )
+    found = npu_report.npu_report({"ascend": {"npus": 2, "npu_device_files": 2}}, said.append)
+    assert len(found["probes"]["graphs"]) == len(PIECES) and found["probes"]["ranks"] and said[-1] == "build"
+    assert found["commands"][0]["json"] == 1 and found["commands"][1] == {
+        "name": "operators",
+        "seconds_by_operator": [],
+    }
+    assert "works  it: as on the host" in describe(found) and "works  build, " in describe(found)
+
+
+def test_operators_are_those_of_msprof(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "op_statistic_0_1.csv").write_text(
+        "OP Type,Core Type,Count,Total Time(us)\nMatMulV2,AI_CORE,68,9\n"
+    )
+    assert operators(tmp_path)[0]["Core Type"] == "AI_CORE" and operators(tmp_path / "none") == []

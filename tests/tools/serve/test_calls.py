@@ -1,0 +1,114 @@
+"""Calls of tools: found in the forms that families write, however the text is cut, and asked for of a model."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.tools.serve.calls import Call, Calls, Form, forced, form_of, read_calls
+
+QWEN = Form(begin="<tool_call>", end="</tool_call>")
+PANGU = Form(begin="[unused11]", end="[unused12]", listed=True, special={"[unused11]": 7, "[unused12]": 8})
+MISTRAL = Form(begin="[TOOL_CALLS]", end="", listed=True)
+LLAMA = Form(begin="", end="", arguments="parameters")
+WEATHER = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}'
+ONE = Call("weather", '{"city": "Köln", "days": [1, 2]}')
+TEXTS: list[tuple[Form, str, list[Any]]] = [
+    (QWEN, f"I look.\n<tool_call>\n{WEATHER}\n</tool_call>", ["I look.\n", ONE]),
+    (QWEN, f"<tool_call>{WEATHER}</tool_call>\n<tool_call>\n{WEATHER}\n</tool_call>\n", [ONE, ONE]),
+    (QWEN, "a < b <tool> <tool_cal", ["a < b <tool> <tool_cal"]),
+    (QWEN, "<tool_call>no JSON</tool_call> and on", ["<tool_call>no JSON</tool_call> and on"]),
+    (QWEN, '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
+    (QWEN, '<tool_call>{"name": "f"}', [Call("f", "{}")]),
+    (PANGU, f"So: [unused11][{WEATHER}, {WEATHER}][unused12]", ["So: ", ONE, ONE]),
+    (PANGU, "[unused1] is no mark", ["[unused1] is no mark"]),
+    (MISTRAL, f"[TOOL_CALLS] [{WEATHER}]", [ONE]),
+    (LLAMA, WEATHER.replace("arguments", "parameters"), [ONE]),
+    (LLAMA, "<|python_tag|>" + WEATHER + "; " + WEATHER, [ONE, ONE]),
+    (LLAMA, '{"name": "Anna", "age": 3}', ['{"name": "Anna", "age": 3}']),
+    (LLAMA, "{not JSON", ["{not JSON"]),
+    (LLAMA, "Hello {}", ["Hello {}"]),
+    (LLAMA, "<|python", ["<|python"]),
+]
+
+
+def found(form: Form, pieces: list[str], most: int | None = None) -> list[Any]:
+    """What is found, adjoining texts as one."""
+    calls, merged = Calls(form, ["weather"], most), list[Any]()
+    for one in [one for piece in pieces for one in calls.push(piece)] + calls.finish():
+        if isinstance(one, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += one
+        else:
+            merged.append(one)
+    return merged
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), TEXTS, ids=[text[:30] for _, text, _ in TEXTS])
+def test_calls_are_found_wherever_the_text_is_cut(form: Form, text: str, expected: list[Any]) -> None:
+    assert found(form, [text]) == expected
+    assert found(form, list(text)) == expected
+    for at in range(len(text)):
+        assert found(form, [text[:at], text[at:]]) == expected
+
+
+@given(st.text(alphabet='<tool_call>/{}[]" :,f\n', max_size=60), st.integers(0, 60))
+def test_no_text_is_lost_that_is_no_call(text: str, at: int) -> None:
+    for form in (QWEN, PANGU, MISTRAL, LLAMA):
+        given_back = found(form, [text[:at], text[at:]])
+        if all(isinstance(one, str) for one in given_back):
+            assert "".join(given_back) == text
+
+
+def test_more_calls_than_asked_for_are_dropped() -> None:
+    assert found(PANGU, [f"[unused11][{WEATHER}, {WEATHER}][unused12]"], most=1) == [ONE]
+
+
+def test_text_is_given_as_soon_as_it_is_clear() -> None:
+    calls = Calls(QWEN, [])
+    assert calls.push("one <to") == ["one "]
+    assert calls.push("re>") == ["<tore>"]
+    assert calls.push("<tool_call>") == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[" * 100_000])
+def test_what_is_no_call(text: str) -> None:
+    assert read_calls(text, "arguments") == []
+
+
+class Template:
+    """As much of a tokenizer as says how calls are written."""
+
+    def __init__(self, template: str | None, special: dict[str, int] | None = None) -> None:
+        self.tool_template, self._special = template, special or {}
+
+    def special_id(self, token: str) -> int | None:
+        return self._special.get(token)
+
+
+@pytest.mark.parametrize(
+    ("template", "begin"),
+    [
+        ("{% if tools %}<tools>...<tool_call>{'name'}</tool_call>", "<tool_call>"),
+        ("{% if tools %}[unused11] ... [unused12]", "[unused11]"),
+        ("{% if tools %}[TOOL_CALLS]", "[TOOL_CALLS]"),
+        ('{% if tools %}Environment: ipython {"name": function name, "parameters": ...}', ""),
+        ("{% if tools %}<tool_call>{name}<arg_key>", None),
+        ("{% if tools %}<tool_call>\n<function=example>", None),
+        ("{% for message in messages %}", None),
+        (None, None),
+    ],
+)
+def test_the_template_says_how_calls_are_written(template: str | None, begin: str | None) -> None:
+    form = form_of(Template(template))  # type: ignore[arg-type]
+    assert (form and form.begin) == begin
+
+
+def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
+    form = form_of(Template("tools [unused11] [unused12]", {"[unused11]": 7, "[unused12]": 8}))  # type: ignore[arg-type]
+    assert form is not None and form.special == {"[unused11]": 7, "[unused12]": 8}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    lark = forced(form, [tool])
+    assert lark.startswith('start: <[7]> "[" call "]" <[8]>\n')
+    assert json.loads(lark.partition("%json ")[2])["properties"]["name"] == {"const": "f"}

@@ -1,0 +1,50 @@
+"""The engine's process of a server, looked at from inside."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import draftwood
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.tools.serve.worker import open_rest, warm
+
+
+def test_warming_up_teaches_the_policy_nothing(tiny_bundle: Path) -> None:
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        warm(model)
+        bank = model.stream("the cat sat", max_new_tokens=1).policy.learned.bank  # type: ignore[attr-defined]
+        assert bank.plain_us == bank.saved_us == 0
+
+
+def test_graphs_of_several_texts_are_opened_beside_the_first_texts(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with draftwood.open(tiny_bundle, threads=1) as model:
+        engine = model.engine
+        assert isinstance(engine, CpuEngine) and engine.batches and set(engine._opened) == {1}
+        beside = threading.Thread(target=open_rest, args=[model])
+        beside.start()
+        assert model.generate("the cat sat", max_new_tokens=8).steps  # meanwhile
+        beside.join()
+        assert set(engine._opened) == {1, *engine.batches}
+        opened = dict(engine._opened)
+        with ThreadPoolExecutor(engine.max_batch) as threads:
+            list(threads.map(lambda seed: model.generate("the cat", seed=seed, max_new_tokens=8), range(8)))
+        assert engine._opened == opened
+
+
+def test_a_padded_engine_is_ready_with_a_step_of_every_number_of_texts(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with draftwood.open(tiny_bundle, threads=1, engine="static") as model:
+        stepped, step = set[tuple[int, str]](), model.engine.step
+        monkeypatch.setattr(
+            model.engine,
+            "step",
+            lambda states, gears: (stepped.add((len(states), gears[0].name)), step(states, gears))[1],
+        )
+        warm(model)
+        names = {gear.name for gear in model.manifest.gears}
+        assert stepped >= {(texts, name) for texts in model.engine.batches for name in names}

@@ -1,0 +1,126 @@
+"""``draftwood chat`` as somebody at a terminal has it."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftwood
+
+
+class Terminal:
+    """A program behind a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        command = [sys.executable, "-P", "-m", "draftwood.tools.cli", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env=os.environ | {"TERM": "dumb"},
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def until(self, pattern: str, seconds: float = 60) -> "re.Match[str]":
+        """Waits for what it prints; what was waited for is not found again."""
+        limit = time.monotonic() + seconds
+        while (found := re.search(pattern, self.text)) is None:
+            assert time.monotonic() < limit, self.text
+            if select.select([self._ours], [], [], 0.2)[0]:
+                try:
+                    self.text += os.read(self._ours, 4096).decode(errors="replace")
+                except OSError:  # it has ended
+                    assert re.search(pattern, self.text), self.text
+        self.text = self.text[found.end() :]
+        return found
+
+    def send(self, line: str) -> None:
+        os.write(self._ours, line.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(tiny_bundle: Path) -> Iterator[Terminal]:
+    made = Terminal("chat", str(tiny_bundle), "--temperature", "0", "--max-new-tokens", "12")
+    yield made
+    made.close()
+
+
+def answer(bundle: Path, *turns: str) -> str:
+    """What the library answers to the last of some turns of a user, the answers before it counted."""
+    messages: list[dict[str, str]] = []
+    with draftwood.open(bundle, threads=1) as model:
+        for turn in turns:
+            messages.append({"role": "user", "content": turn})
+            text = model.generate(list(messages), max_new_tokens=12, policy="plain").text
+            assert text is not None
+            messages.append({"role": "assistant", "content": text})
+    return text
+
+
+def shown(text: str) -> str:
+    """As a terminal gives a text back, up to the figures."""
+    return text.replace("\n", "\r\n").strip()
+
+
+FIGURES = r"(?s)\r\n(.*?)\r\n\d+ tokens in \d+ steps, [\d.]+ a step, \d+ tokens/s\r\n"
+
+
+def test_a_conversation_in_a_terminal(terminal: Terminal, tiny_bundle: Path) -> None:
+    terminal.until("/new begins anew")
+    terminal.until("> ")
+    terminal.send("the cat\n")
+    assert terminal.until(FIGURES)[1].strip() == shown(answer(tiny_bundle, "the cat"))
+    terminal.until("> ")
+    terminal.send("the hat\n")
+    assert terminal.until(FIGURES)[1].strip() == shown(answer(tiny_bundle, "the cat", "the hat"))
+    terminal.send("/new\n")
+    terminal.send("the hat\n")
+    assert shown(answer(tiny_bundle, "the hat")) in terminal.until(FIGURES)[0]
+    terminal.send("/plain\n")
+    terminal.until("plain decoding on")
+    terminal.send("/what\n")
+    terminal.until("/quit or Ctrl-D ends")
+    terminal.send("\x03")  # an interrupt where nothing runs
+    terminal.until("> ")
+    terminal.send("\x04")
+    assert terminal.process.wait(20) == 0
+
+
+def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> None:
+    terminal = Terminal("chat", str(tiny_bundle), "--temperature", "0", "--max-new-tokens", "200")
+    try:
+        terminal.until("> ")
+        terminal.send("the cat\n")
+        terminal.until("the cat\r\n")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until(r"stopped\r\n|tokens/s\r\n")  # the answer may have ended before
+        terminal.until("> ")
+        terminal.send("/quit\n")
+        assert terminal.process.wait(20) == 0
+    finally:
+        terminal.close()
+
+
+def test_a_bundle_without_a_chat_template_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    done: Any = subprocess.run(
+        [sys.executable, "-P", "-m", "draftwood.tools.cli", "chat", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1

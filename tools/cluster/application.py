@@ -1,0 +1,84 @@
+"""The Ray Serve application of a bundle: replicas with one engine each. Nothing in it listens on HTTP.
+
+Ray imports this module on every machine of a cluster; ``draftwood deploy`` and Serve's own files name ``application``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+from draftwood.errors import RequestError
+from draftwood.tools.cluster.replica import Deployed, Replica
+
+IMPORT_PATH = "draftwood.tools.cluster.application:application"
+# Engines that take an NPU each; Ray counts them by this name, and shows a replica its own alone.
+NPU_ENGINES = ("npu", "npu-captured", "acl")
+# A line for every text is the front's.
+QUIET = {"log_level": "WARNING", "enable_access_log": False}
+# Between looks at whether a replica is alive; Ray notices the end of its process at once.
+HEALTH_SECONDS = 5.0
+
+
+class SessionRouter(ConsistentHashRouter):
+    """A session's texts go to the replica that its name falls to; those without one to where the fewest are."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None and pending_request.metadata.session_id:
+            return await super().choose_replicas(candidate_replicas, pending_request)
+        return [candidate_replicas]
+
+
+def application(given: dict[str, Any]) -> serve.Application:
+    """What Ray Serve runs, from the fields of ``Deployed``.
+
+    Raises:
+        RequestError: one is missing, unknown, or makes no sense.
+    """
+    try:
+        deployed = msgspec.convert(given, Deployed, strict=False)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"application: {error}") from None
+    resources = {"NPU": 1} if deployed.engine in NPU_ENGINES else {}
+    sizes: dict[str, Any] = {"num_replicas": deployed.replicas}
+    if deployed.most_replicas > deployed.replicas:
+        sizes = {
+            "autoscaling_config": {
+                "min_replicas": deployed.replicas,
+                "max_replicas": deployed.most_replicas,
+                "target_ongoing_requests": deployed.texts,
+            }
+        }
+    deployment = serve.deployment(
+        Replica,
+        max_ongoing_requests=deployed.texts,
+        ray_actor_options={"num_cpus": deployed.threads, "resources": resources},
+        health_check_period_s=HEALTH_SECONDS,
+        logging_config=QUIET,
+        request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
+        **sizes,
+    )
+    return deployment.bind(msgspec.to_builtins(deployed))
+
+
+def config(deployed: list[Deployed]) -> dict[str, Any]:
+    """The applications as Serve's own files have them, for ``serve run`` and ``serve deploy``."""
+    return {
+        "proxy_location": "Disabled",
+        "applications": [
+            {
+                "name": one.name,
+                "route_prefix": None,
+                "import_path": IMPORT_PATH,
+                "args": msgspec.to_builtins(one),
+            }
+            for one in deployed
+        ],
+    }

@@ -1,0 +1,100 @@
+"""A replica: one engine that other machines can ask. Imports nothing of Ray, which makes actors of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from draftwood.errors import BundleError
+from draftwood.tools.serve import messages
+from draftwood.tools.serve.messages import Begun, Caches, Cancel, EngineArguments, Piece, Ready, ToServer
+from draftwood.tools.serve.model import Mailbox
+from draftwood.tools.serve.process import EngineProcess
+
+
+class Deployed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an application is made of. Every machine has the bundle at the same path."""
+
+    bundle: str
+    # SHA-256 of its manifest, which names all other files by theirs: a replica refuses another bundle.
+    manifest: str
+    replicas: int = 1
+    # Above ``replicas`` their number follows the texts that are asked for.
+    most_replicas: int = 1
+    # That a replica takes at the same time.
+    texts: int = 8
+    # Processors of a replica, and its engine's threads.
+    threads: int = 1
+    engine: str | None = None
+    cache_bytes: int | None = None
+    prefixes: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of the application: equal deployments have equal names."""
+        return f"draftwood-{hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]}"
+
+
+def manifest_digest(bundle: Path) -> str:
+    """SHA-256 of a bundle's manifest; BundleError where there is none."""
+    try:
+        return hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+    except OSError as error:
+        raise BundleError(f"{bundle}: its manifest.json cannot be read: {error.strerror}") from error
+
+
+class Replica:
+    """One engine, in a process below this one. Where either ends the other does, and Ray starts another replica."""
+
+    async def __init__(self, given: dict[str, Any]) -> None:  # type: ignore[misc]
+        deployed = msgspec.convert(given, Deployed)
+        bundle = Path(deployed.bundle)
+        if manifest_digest(bundle) != deployed.manifest:
+            raise BundleError(f"{bundle}: on this machine it is another bundle than the one that is deployed; copy it")
+        arguments = EngineArguments(
+            bundle=deployed.bundle,
+            waiting=deployed.texts,
+            engine=deployed.engine,
+            threads=deployed.threads,
+            cache_bytes=deployed.cache_bytes,
+            prefixes=deployed.prefixes,
+        )
+        self._boxes: dict[int, Mailbox] = {}
+        self._ids = count(1)
+        self._process, reader = await EngineProcess.start(arguments)
+        self._process.listen(reader, self._receive, lambda: os._exit(1))
+
+    def _receive(self, message: ToServer) -> None:
+        if not isinstance(message, Ready | Caches) and (box := self._boxes.get(message.id)) is not None:
+            box.put(0, message)
+
+    async def facts(self) -> bytes:
+        """What the engine said of itself, as MessagePack."""
+        return msgspec.msgpack.encode(self._process.ready)
+
+    async def answer(self, content: bytes) -> AsyncIterator[bytes]:
+        """The engine's messages about one text or prompt, as they come: MessagePack, a list at a time.
+
+        A generator that is closed early, since its reader is gone, drops the text.
+        """
+        message = messages.decode_for_engine(content)
+        message.id = next(self._ids)
+        box = self._boxes[message.id] = Mailbox()
+        last: ToServer | None = None
+        self._process.send(message)
+        try:
+            while last is None or isinstance(last, Begun | Piece):
+                letters = [letter for _, letter in await box.take()]
+                last = letters[-1]
+                yield msgspec.msgpack.encode(letters)
+        finally:
+            del self._boxes[message.id]
+            if last is None or isinstance(last, Begun | Piece):
+                self._process.send(Cancel(message.id))

@@ -1,0 +1,98 @@
+"""``draftwood deploy``: what ``serve`` does, with engines on Ray, on this machine or on a cluster's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftwood.errors import RequestError
+from draftwood.manifest import read_manifest
+from draftwood.runtime.engines.sessions import default_threads
+from draftwood.tools.commands import serve
+
+if TYPE_CHECKING:
+    from draftwood.tools.cluster.replica import Deployed
+    from draftwood.tools.serve.metrics import ModelMetrics
+    from draftwood.tools.serve.model import ServedModel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    serve.add_arguments(parser)
+    parser.add_argument(
+        "--replicas",
+        type=_replicas,
+        default=(1, 1),
+        metavar="N[:M]",
+        help="engines of a bundle; with M as many up to it as texts need (default: 1)",
+    )
+    parser.add_argument(
+        "--texts",
+        type=serve.number(1, 256),
+        default=8,
+        metavar="N",
+        help="that a replica takes at the same time; beyond that Ray starts another (default: 8)",
+    )
+    parser.add_argument("--address", metavar="HOST:PORT", help="of a cluster that runs (default: Ray on this machine)")
+    parser.add_argument("--trusted-network", action="store_true", help="with --address: take a cluster without TLS")
+    parser.add_argument("--print", action="store_true", help="print the applications as Ray Serve's file, and end")
+
+
+def main(args: argparse.Namespace) -> int:
+    from draftwood.tools.cluster.connection import joined, own_ray
+
+    deployed = {name: _deployed(args, bundle) for name, bundle in serve.named(args.bundles).items()}
+    if args.print:
+        from draftwood.tools.cluster.application import config
+
+        print(json.dumps(config(list(deployed.values())), indent=2))
+        return 0
+
+    def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
+        from draftwood.tools.cluster.model import RayModel  # imports Ray, which is set up by then
+
+        return RayModel(name, deployed[name], args.waiting, metrics)
+
+    with joined(args.address, args.trusted_network) if args.address else own_ray(_enough(deployed)):
+        return serve.run(args, served)
+
+
+def _deployed(args: argparse.Namespace, bundle: Path) -> Deployed:
+    from draftwood.tools.cluster.replica import Deployed, manifest_digest
+
+    read_manifest(bundle)  # what no replica could open is told here, in one line
+    least, most = args.replicas
+    return Deployed(
+        bundle=str(bundle.resolve()),
+        manifest=manifest_digest(bundle),
+        replicas=least,
+        most_replicas=most,
+        texts=args.texts,
+        threads=args.threads or max(1, default_threads() // (least * len(args.bundles))),
+        engine=args.engine,
+        cache_bytes=args.cache_bytes,
+        prefixes=not args.no_prefixes,
+    )
+
+
+def _enough(deployed: dict[str, Deployed]) -> int:
+    """The processors of this machine; RequestError where the replicas need more."""
+    needed = sum(one.replicas * one.threads for one in deployed.values())
+    if needed > default_threads():
+        raise RequestError(
+            f"--replicas, --threads: the engines need {needed} processors, this machine has {default_threads()};"
+            " ask for fewer, or name a cluster with --address"
+        )
+    return default_threads()
+
+
+def _replicas(given: str) -> tuple[int, int]:
+    least, _, most = given.partition(":")
+    found = int(least), int(most or least)
+    if not 1 <= found[0] <= found[1] <= 1000:
+        raise ValueError
+    return found
+
+
+_replicas.__name__ = "number, or two as 1:4"

@@ -1,0 +1,102 @@
+"""Does a launch of several texts compute for each what eager PyTorch computes for it alone?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.manifest import Gear
+from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines.static import StaticEngine
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft
+from draftwood.tools.comparison import single
+from draftwood.tools.comparison.compare import Comparison, Pair, compare_drafts, step_path
+from draftwood.tools.comparison.faults import Control, control
+
+# T tree rows
+
+# Tree steps of every text: after a commit in place, and after one that is moved.
+STEPS = 3
+FAULT, DRAFT_FAULT = "another text's caches", "another text's draft"
+# Of a text in a launch: logits and features of its rows, and the graph that ran.
+_Found = tuple[NDArray[np.float32], NDArray[np.float32], str]
+
+
+def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) -> Iterator[Comparison | Control]:
+    """Steps that ``count`` texts of different lengths share, with a tree of another gear for each, on random tokens.
+
+    Graphs that draft for all of them are held to eager drafts of each. In the end texts change places in a launch,
+    which has to be told apart.
+    """
+    manifest = pair.engine.bundle.manifest
+    slots = min(gear.slots for gear in manifest.gears)
+    of_length = [gear for gear in manifest.gears if gear.slots == slots]
+    gears = [gear for gear in of_length if gear.tree in pair.engine.bundle.trees]
+    shared = [gear for gear in of_length if gear.draft and count <= pair.engine.drafting.most_texts(gear.draft)]
+    random = np.random.default_rng(count)
+    sides = [[engine.begin(slots) for _ in range(count)] for engine in (pair.reference, pair.engine)]
+    for text in range(count):
+        prompt = prompts[text % len(prompts)][: 9 + 5 * text]
+        for engine, states in zip((pair.reference, pair.engine), sides, strict=True):
+            single.prefill(engine, states[text], prompt)
+    for step in range(STEPS):
+        chosen = [gears[(text + step) % len(gears)] for text in range(count)]
+        drafts = [_random_draft(pair.engine, gear, random) for gear in chosen]
+        for number, gear in enumerate(shared):
+            if number % STEPS == step:
+                yield from _compare_drafts(pair, sides, gear, [int(draft.tokens_T[0]) for draft in drafts])
+        wants = [
+            single.verify(pair.reference, state, draft.tokens_T, draft.tree)
+            for state, draft in zip(sides[0], drafts, strict=True)
+        ]
+        found = _verified(pair.engine, sides[1], drafts)
+        for gear, want, (logits, features, graph) in zip(chosen, wants, found, strict=True):
+            where = f"step {step}, {gear.name}"
+            yield pair.compared("", graph, "logits", logits, want.logits_RV, where)
+            yield pair.compared("", graph, "features", features, want.features_RF, where)
+        if step == STEPS - 1:
+            others = _verified(pair.engine, [*sides[1][1:], sides[1][0]], drafts)
+            yield control(pair, chosen[0], FAULT, others[0][0], wants[0].logits_RV)
+            return
+        for text, draft in enumerate(drafts):
+            rows = step_path(draft.tree, step)
+            sides[0][text].commit(rows)
+            sides[1][text].branched(draft.tokens_T)
+            sides[1][text].commit(rows, features=found[text][1][rows])
+
+
+def _compare_drafts(
+    pair: Pair, sides: Sequence[Sequence[SequenceState]], gear: Gear, roots: Sequence[int]
+) -> Iterator[Comparison | Control]:
+    """One launch that drafts for all texts, and one in which they have changed places."""
+    wants = [single.draft(pair.reference, state, gear, root) for state, root in zip(sides[0], roots, strict=True)]
+    for state, root in zip(sides[1], roots, strict=True):
+        state.root = root
+    found = pair.engine.draft(sides[1], [gear] * len(roots))
+    yield from compare_drafts(pair, gear, list(zip(wants, found, strict=True)))
+    others = pair.engine.draft([*sides[1][1:], sides[1][0]], [gear] * len(roots))
+    yield control(pair, gear, DRAFT_FAULT, others[0].scores_M, wants[0].scores_M)
+
+
+def _random_draft(engine: StagedEngine, gear: Gear, random: np.random.Generator) -> Draft:
+    tree = engine.bundle.trees[gear.tree][1]
+    tokens_T = random.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
+    return Draft(tokens_T, np.zeros(0, np.float32), tree)
+
+
+def _verified(engine: StagedEngine, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[_Found]:
+    """One launch; what it leaves on a device is read back."""
+    if not isinstance(engine, StaticEngine):
+        name = f"step-b{min(size for size in engine.batches if size >= len(states))}"
+        outputs = engine.verify(states, drafts)
+        return [(one.logits_RV.copy(), one.features_RF.copy(), name) for one in outputs]
+    found = []
+    for left, draft in zip(engine.on_device.verify(states, drafts), drafts, strict=True):
+        assert left.launched is not None, "several texts are verified by launches of several"
+        rows = slice(left.first, left.first + draft.tree.rows)
+        logits, features = (engine.executor.read(left.buffers[name])[rows] for name in ("logits", "features"))
+        found.append((logits.astype(np.float32), features.astype(np.float32), left.launched.graph.name))
+    return found

@@ -1,0 +1,138 @@
+"""Texts that share launches: goodput and what a text waits for a token, over how many there are; what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from draftwood.manifest import Manifest
+from draftwood.tools.lab import draw
+from draftwood.tools.lab.batches import TURNS_A_PLACE, bench_batches
+from draftwood.tools.lab.opened import Lab, Opened
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, seconds_of
+from draftwood.tools.lab.suite import Ask, Suite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+NAME = "batches"
+TOKEN_SECONDS = {"native": 0.01, "110m": 0.06, "500m": 0.25}
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A pair at a temperature, with so many texts at a time."""
+    for size, drafter, temperature, texts in product(ask.sizes, ask.drafters, ask.temperatures, ask.texts):
+        at = {"size": size, "drafter": drafter, "temperature": temperature, "texts": texts}
+        yield Task(NAME, at, seconds_of(TOKEN_SECONDS, size) * _turns(ask, size, texts) * ask.max_new_tokens)
+
+
+def _turns(ask: Ask, size: str, texts: int) -> int:
+    """As many as are asked for, a round at least."""
+    return max(ask.limit_of(size) or 0, TURNS_A_PLACE * texts)
+
+
+def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:
+    return lab.planned(task.at["size"], task.at["drafter"], max(ask.texts))
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Opens the bundle; the bench itself warms up."""
+    _opened(task, ask, lab)
+
+
+def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """`bench --texts`, its report."""
+    opened, texts = _opened(task, ask, lab), task.at["texts"]
+    prompts = [prompt for conversation in lab.conversations(None) for prompt in conversation]
+    prompts = prompts[: _turns(ask, task.at["size"], texts)]
+    options = lab.options(ask, task.at["temperature"])
+    ways = opened.policies("plain"), opened.policies("adaptive")
+    return {"bench": bench_batches(opened.engine, prompts, options, *ways, texts)}
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """A picture for each pair and temperature, and all as a table."""
+    lines = []
+    for row in rows:
+        at, found = row["at"], row["found"]["bench"]
+        full = found["occupancies"][-1]
+        gains = [found[name]["mean"] for name in ("plain_over_alone", "speedup")]
+        waits = [full[f"{way}_ms_per_token"] for way in ("plain", "speculative")]
+        equal = f"{found['identical']} of {2 * found['turns']}"
+        lines.append([at["size"], _name(row), at["temperature"], at["texts"], *gains, *waits, equal])
+    columns = (
+        "size",
+        "drafter",
+        "temperature",
+        "texts",
+        "plain over alone",
+        "adaptive over plain",
+        "plain ms a token",
+        "adaptive ms a token",
+        "texts equal",
+    )
+    note = "Steps with every place taken; ms that a text waits for its next token."
+    yield Table("Texts that share launches", columns, lines, [[row["key"]] for row in rows], note)
+    for size, drafter, temperature in dict.fromkeys(tuple(row["at"].values())[:3] for row in rows):
+        own = [row for row in rows if tuple(row["at"].values())[:3] == (size, drafter, temperature)]
+        title = f"Texts that share launches, {_name(own[0])}, {size}, temperature {temperature:g}"
+        name = f"batches-{size}-{_name(own[0])}-{temperature:g}"
+        yield Figure(name, title, partial(_draw, own), [row["key"] for row in own])
+
+
+def _name(row: Row) -> str:
+    return str(row["at"]["drafter"]).removeprefix("demo-")
+
+
+def _draw(rows: list[Row], canvas: Canvas) -> None:
+    """By texts: tokens a second, ms a text waits for a token, and the gears of full steps."""
+    goodput, waiting, chosen = draw.panels(canvas, ("tokens a second", "ms a token", "chosen"), share_y=False)
+    texts = [row["at"]["texts"] for row in rows]
+    full = [row["found"]["bench"]["occupancies"][-1] for row in rows]
+    alone = rows[0]["found"]["bench"]["alone_tokens_per_s"]
+    goodput.axhline(alone, color=draw.INK, linewidth=0.9, linestyle=":", label="plain, one text at a time")
+    for way, label, drawn in (("plain", "plain", "plain"), ("speculative", "adaptive", _name(rows[0]))):
+        style: Any = {"marker": "o", "markersize": 4, "color": draw.colour(drawn)}
+        goodput.plot(texts, [one[f"{way}_tokens_per_s"] for one in full], label=label, **style)
+        waiting.plot(texts, [one[f"{way}_ms_per_token"] for one in full], **style)
+    shares = [_shares(row) for row in rows]
+    below = [0.0] * len(rows)
+    for colour, gear in zip(draw.OTHERS, sorted({gear for own in shares for gear in own}), strict=False):
+        heights = [own.get(gear, 0.0) for own in shares]
+        chosen.bar([str(count) for count in texts], heights, bottom=below, color=colour, label=gear)
+        below = [low + high for low, high in zip(below, heights, strict=True)]
+    for axes in (goodput, waiting, chosen):
+        axes.set(xlabel="texts", ylim=(0, None))
+    for axes in (goodput, waiting):
+        axes.set_xticks(texts)
+    draw.legend(canvas, goodput)
+    chosen.legend(fontsize=7)
+
+
+def _shares(row: Row) -> dict[str, float]:
+    """The share of texts' full steps with each gear, by its tree."""
+    found: dict[str, float] = {}
+    for one in row["found"]["bench"]["occupancies"][-1]["chosen"]:
+        tree = one["gear"].rpartition("-kv")[0]
+        found[tree] = found.get(tree, 0.0) + one["share"]
+    return found
+
+
+def given(manifest: Manifest) -> bool:
+    """Whether a bundle has graphs of several texts."""
+    return max(graph.batch for one in manifest.graph_sets for graph in one.graphs) > 1
+
+
+SECTION = Section(
+    name=NAME,
+    title="Many texts",
+    question="What do texts gain that share launches, and what is chosen for them?",
+    source="Draftwood",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure,
+    show=show,
+    given=given,
+)

@@ -1,0 +1,172 @@
+"""From a request's body to the texts that it asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from draftwood.manifest import DAMAGED
+from draftwood.tools.serve.bodies import AssistantCall, ChatBody, Common, CompletionBody, Extra, Ids, Message, NamedTool
+from draftwood.tools.serve.calls import Form, forced
+from draftwood.tools.serve.errors import RequestRefused
+from draftwood.tools.serve.messages import Ask
+
+DEFAULT_COMPLETION_TOKENS = 16
+# Texts of one request: prompts times choices.
+MOST_TEXTS = 64
+
+
+# Tools as chat templates are given them.
+Tools = list[dict[str, Any]]
+
+
+def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: Tools) -> list[Ask]:
+    """The texts of a request, prompt by prompt, each ``n`` times with seeds that follow each other.
+
+    Args:
+        limit: tokens that an answer may have.
+        form: how the model writes calls of tools; None where it takes none.
+        told: the tools that it is told of.
+
+    Raises:
+        RequestRefused: too many, more tokens than an answer may have, or what the model cannot be asked for.
+    """
+    given: Sequence[str | list[int] | dict[str, Any]]
+    if isinstance(body, ChatBody):
+        chat: dict[str, Any] = {"messages": chat_messages(body.messages)}
+        chat |= {"tools": told or None, "chat_template_kwargs": body.chat_template_kwargs or {}}
+        given = [chat]
+        name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+        tokens = getattr(body, name)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        if body.top_logprobs is not None and not body.logprobs:
+            raise RequestRefused("top_logprobs: needs logprobs to be true", "top_logprobs")
+    else:
+        given, name, logprobs = prompts(body.prompt), "max_tokens", body.logprobs
+        tokens = min(DEFAULT_COMPLETION_TOKENS, limit) if body.max_tokens is None else body.max_tokens
+    if tokens is not None and tokens > limit:
+        raise RequestRefused(f"{name}: this server answers with at most {limit} tokens, got {tokens}", name)
+    if len(given) * (body.n or 1) > MOST_TEXTS:
+        raise RequestRefused(f"n: at most {MOST_TEXTS} texts a request, prompts times n", "n")
+    seed = random.getrandbits(63) if body.seed is None else body.seed
+    extra, held_to = body.draftwood or Extra(), grammar(body, form, told)
+    shown = [*form.special] if form is not None and told else []
+    return [
+        Ask(
+            id=0,
+            prompt=prompt,
+            max_new_tokens=tokens,
+            limit=limit,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(body.top_k or 0, 0),
+            seed=(seed + number) % 2**64,
+            stop=[body.stop] if isinstance(body.stop, str) else list(body.stop or ()),
+            ignore_eos=bool(body.ignore_eos),
+            policy=extra.policy,
+            logprobs=logprobs,
+            shown=shown,
+            grammar=held_to,
+            steps=extra.steps and bool(body.stream),
+        )
+        for prompt in given
+        for number in range(body.n or 1)
+    ]
+
+
+def chat_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as templates know them: content as one string, OpenAI's ``developer`` as ``system``."""
+    return [_message(number, message) for number, message in enumerate(messages)]
+
+
+def _message(number: int, message: Message) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        for at, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                where = f"messages[{number}].content[{at}]"
+                raise RequestRefused(f"{where}: only parts of type text are understood, got {part.type:.40}", where)
+        content = "\n".join(part.text or "" for part in content)
+    made = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+    more = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "tool_calls": [_called(call) for call in message.tool_calls] if message.tool_calls else None,
+        "tool_call_id": message.tool_call_id,
+    }
+    return made | {name: value for name, value in more.items() if value is not None}
+
+
+def _called(call: AssistantCall) -> dict[str, Any]:
+    """A call as templates know it, its arguments an object; what is no JSON stays text."""
+    arguments: Any = call.function.arguments
+    with contextlib.suppress(*DAMAGED):
+        arguments = msgspec.json.decode(arguments or "{}")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def tools(body: Common, form: Form | None) -> Tools:
+    """The tools that the model is told of; none where it may call none.
+
+    Raises:
+        RequestRefused: the model takes none, a choice that names none of them, or a name twice.
+    """
+    if not isinstance(body, ChatBody) or body.tool_choice == "none":
+        return []
+    given: Tools = msgspec.to_builtins(body.tools or [])
+    if given and form is None:
+        text = "tools: this bundle's chat template takes none, or has calls written in a form that is not known here"
+        raise RequestRefused(text, "tools")
+    names = [tool["function"]["name"] for tool in given]
+    if len(set(names)) < len(names):
+        raise RequestRefused("tools: two of them have one name", "tools")
+    chosen = body.tool_choice
+    if isinstance(chosen, NamedTool) and chosen.function.name not in names:
+        raise RequestRefused(f"tool_choice: {chosen.function.name:.80} is none of the tools", "tool_choice")
+    if chosen == "required" and not given:
+        raise RequestRefused("tool_choice: required, but there are no tools", "tool_choice")
+    return given
+
+
+def grammar(body: Common, form: Form | None, told: Tools) -> str | dict[str, Any] | None:
+    """What the answer is held to: a JSON schema, a grammar's text, or nothing.
+
+    Raises:
+        RequestRefused: two things at once, or a format without its schema.
+    """
+    asked = None if body.response_format is None or body.response_format.type == "text" else body.response_format
+    if asked is not None and body.grammar:
+        raise RequestRefused("grammar: expected either grammar or response_format", "grammar")
+    if told and (asked is not None or body.grammar):
+        name = "grammar" if body.grammar else "response_format"
+        raise RequestRefused(f"{name}: not together with tools, whose calls have a form of their own", name)
+    if told and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
+        chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+        return forced(form, [tool for tool in told if chosen in (None, tool["function"]["name"])])
+    if asked is None:
+        return body.grammar or None
+    if asked.type == "json_object":
+        return {"type": "object"}
+    if asked.json_schema is None:
+        raise RequestRefused("response_format.json_schema: is missing", "response_format.json_schema")
+    return asked.json_schema.schema_
+
+
+def prompts(given: str | list[str | int | Ids]) -> list[str | list[int]]:
+    """The prompts of a completion: a text, token ids, or a list of either.
+
+    Raises:
+        RequestRefused: an empty list, or a mixture.
+    """
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(one, int) for one in given):
+        return [[one for one in given if isinstance(one, int)]]
+    found = [one for one in given if not isinstance(one, int)]
+    if not found or len(found) < len(given):
+        raise RequestRefused("prompt: expected a text, token ids, or a list of either", "prompt")
+    return found

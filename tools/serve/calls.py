@@ -1,0 +1,198 @@
+"""Tools that a model calls: how families write calls, how they are found in a text, and how one is asked for.
+
+The form follows from the chat template, which tells the model of it. A call is JSON between two marks:
+
+* Qwen (and Hermes): ``<tool_call>`` {"name": ..., "arguments": {...}} ``</tool_call>``, one object each;
+* openPangu: ``[unused11]`` [{"name": ..., "arguments": {...}}, ...] ``[unused12]``, or the same between
+  ``<|tool_call_start|>`` and ``<|tool_call_end|>``;
+* Mistral: ``[TOOL_CALLS]`` [{"name": ..., "arguments": {...}}, ...] up to the end;
+* Llama 3: the whole text is {"name": ..., "parameters": {...}}, maybe behind ``<|python_tag|>``, several with ``;``
+  between them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from draftwood.runtime.text.tokenizer import Tokenizer
+
+PYTHON_TAG = "<|python_tag|>"
+_DECODER = json.JSONDecoder()
+# JSON without choice in its white space: what models have seen, for templates write calls so.
+_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Form(Struct, kw_only=True):
+    """How calls are written. ``begin`` is empty where the text itself is one, ``end`` where the text's end ends it.
+
+    ``special`` has the ids of those marks that are special tokens, which a text does not show by itself.
+    """
+
+    begin: str
+    end: str
+    arguments: str = "arguments"
+    # Whether a list of calls stands between the marks.
+    listed: bool = False
+    special: dict[str, int] = {}
+
+
+_FORMS = (
+    Form(begin="[unused11]", end="[unused12]", listed=True),
+    Form(begin="<|tool_call_start|>", end="<|tool_call_end|>", listed=True),
+    Form(begin="[TOOL_CALLS]", end="", listed=True),
+    Form(begin="<tool_call>", end="</tool_call>"),
+)
+# What stands between the same marks in forms that are none of these: XML for each argument (GLM-4, Qwen3-Coder), or the
+# name outside of the JSON (later Mistral).
+_OTHERS = ("<arg_key>", "<function=", "[ARGS]")
+
+
+def form_of(tokenizer: Tokenizer | None) -> Form | None:
+    """The form that a chat template tells its model of; None where it takes no tools, or has a form of its own."""
+    template = None if tokenizer is None else tokenizer.tool_template
+    if tokenizer is None or template is None or "tools" not in template or any(o in template for o in _OTHERS):
+        return None
+    form = next((form for form in _FORMS if form.begin in template), None)
+    if form is None and '"parameters"' in template and "ipython" in template:
+        form = Form(begin="", end="", arguments="parameters")
+    if form is None:
+        return None
+    marks = [form.begin or PYTHON_TAG, form.end]
+    ids = {mark: tokenizer.special_id(mark) for mark in marks if mark}
+    return msgspec.structs.replace(form, special={mark: one for mark, one in ids.items() if one is not None})
+
+
+class Call(NamedTuple):
+    """One call: a tool's name, and its arguments as JSON's text."""
+
+    name: str
+    arguments: str
+
+
+class Calls:
+    """Finds calls in a text that comes in pieces. What is no call after all is text again.
+
+    Args:
+        form: how calls are written.
+        names: of the tools; where calls have no marks, what names none of them is text.
+        most: calls that are given; later ones are dropped.
+    """
+
+    def __init__(self, form: Form, names: Iterable[str], most: int | None = None) -> None:
+        self._form, self._names, self._most = form, set(names), most
+        self.found = 0
+        self._held, self._inside = "", False
+
+    def push(self, text: str) -> list[str | Call]:
+        """What has become clear: text, and calls."""
+        self._held += text
+        return self._unmarked() if not self._form.begin else list(self._marked())
+
+    def finish(self) -> list[str | Call]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        if not self._form.begin:
+            return self._read(held.removeprefix(PYTHON_TAG), held) if held else []
+        if not self._inside:
+            return self._text(held)
+        return self._read(held, self._form.begin + held)
+
+    def _unmarked(self) -> list[str | Call]:
+        """All of a text that may be a call is held back."""
+        begun = self._held.lstrip()
+        if not begun or begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun):
+            return []
+        held, self._held = self._held, ""
+        return [held]
+
+    def _marked(self) -> Iterable[str | Call]:
+        while True:
+            mark = self._form.end if self._inside else self._form.begin
+            before, found, after = self._held.partition(mark) if mark else (self._held, "", "")
+            if found:
+                self._held = after
+                whole = f"{self._form.begin}{before}{mark}"
+                yield from self._read(before, whole) if self._inside else self._text(before)
+                self._inside = not self._inside
+            elif self._inside:
+                return
+            else:
+                kept = _overlap(self._held, mark)
+                told, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+                yield from self._text(told)
+                return
+
+    def _text(self, text: str) -> list[str | Call]:
+        """Text beside calls; white space between them is theirs."""
+        return [text] if text and not (self.found and text.isspace()) else []
+
+    def _read(self, text: str, whole: str) -> list[str | Call]:
+        """The calls of a text, or the whole of it as text."""
+        calls = read_calls(text, self._form.arguments)
+        if not calls or (not self._form.begin and any(call.name not in self._names for call in calls)):
+            return self._text(whole)
+        self.found += len(calls)
+        dropped = 0 if self._most is None else max(min(self.found - self._most, len(calls)), 0)
+        return list(calls[: len(calls) - dropped])
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Characters at the end of a text that may be the beginning of a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def read_calls(text: str, arguments: str) -> list[Call]:
+    """Calls of a text of JSON: objects, or lists of them, apart by white space or semicolons. None where it is not."""
+    found: list[Call] = []
+    rest = text.strip()
+    while rest:
+        try:
+            value, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        for one in value if isinstance(value, list) else [value]:
+            call = _call(one, arguments)
+            if call is None:
+                return []
+            found.append(call)
+        rest = rest[end:].lstrip(" \n\t;")
+    return found
+
+
+def _call(value: Any, arguments: str) -> Call | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    # Models mix up the two names.
+    given = value.get(arguments, value.get("arguments", value.get("parameters", {})))
+    if isinstance(given, str):
+        return Call(value["name"], given)
+    return Call(value["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
+
+
+def forced(form: Form, tools: Sequence[dict[str, Any]]) -> str:
+    """A grammar, in Lark's syntax, of exactly one call of one of some tools."""
+    schemas = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                form.arguments: tool["function"].get("parameters") or {"type": "object"},
+            },
+            "required": ["name", form.arguments],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema = (schemas[0] if len(schemas) == 1 else {"anyOf": schemas}) | {"x-guidance": _AS_TEMPLATES_WRITE}
+    before, after = ('"["', '"]"') if form.listed else ("", "")
+    begin, end = (_mark(form, mark) if mark else "" for mark in (form.begin, form.end))
+    return f"start: {begin} {before} call {after} {end}\ncall: %json {json.dumps(schema)}\n"
+
+
+def _mark(form: Form, mark: str) -> str:
+    return f"<[{form.special[mark]}]>" if mark in form.special else json.dumps(mark)
