@@ -68,7 +68,9 @@ class Adaptive:
             if looked_up and not asking.match:
                 continue  # there is nothing to propose
             us, late_us = times.us(gear, length) / texts, 0.0 if looked_up else catch_up_us
-            found.append(Option(gear, tokens[shapes[gear]], us + late_us / STAY, us + late_us, gear))
+            graph = None if looked_up else self._gears.gears[gear].draft
+            fixed_us = self.learned.fixed_us(gear, plain, length, texts) if graph and plain != _NONE else 0.0
+            found.append(Option(gear, tokens[shapes[gear]], us + late_us / STAY, us + late_us, gear, graph, fixed_us))
         return found
 
     def late(self, gear: int, asking: Asking) -> int:
@@ -94,7 +96,7 @@ class Adaptive:
         with self.learned.lock:
             chosen = self._chosen_for(gear, outcome)
             chosen.launch.ended(outcome.total_us)
-            step_us, plain_us = chosen.step.settled_us
+            step_us, plain_us = chosen.step.charged_us
             texts = chosen.step.texts
             self.learned.bank.stepped(outcome.gained, step_us / texts, plain_us / texts, chosen.step.tried)
             self._accounts[texts > 1].stepped(outcome.gained, step_us, plain_us)

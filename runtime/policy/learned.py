@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
@@ -11,6 +12,13 @@ from draftwood.runtime.policy.estimate import Acceptance
 from draftwood.runtime.policy.gears import Gears
 from draftwood.runtime.policy.times import Pace, StepTimes
 
+# Of what a draft for one text alone takes beyond a plain step, the share that it is thought to take for however few of
+# a step's texts; the launches that this counts as, and the share that is left of earlier launches behind each. One
+# launch says at most so many times that time, in either direction; the share is never less than the last.
+FIXED, FIXED_LAUNCHES, KEPT_MIXED, MOST_FIXED, LEAST_FIXED = 0.5, 4.0, 0.95, 3.0, 0.05
+# A launch is charged with what it took, but not beyond so many times what was expected: another guest's work, or the
+# opening of a graph, is no fault of drafts.
+MOST_CHARGED = 1.5
 # A draft that has no more tokens to catch up with, for each of its texts, tells what its gear takes.
 FEW = 16
 
@@ -22,6 +30,25 @@ class Cost(NamedTuple):
     length: int
 
 
+class Mixed:
+    """What launches show in which texts are drafted for by different graphs, or some by none: ``share`` of what a draft
+    for one text alone takes beyond a plain step is taken by each graph, for however few of the texts."""
+
+    def __init__(self) -> None:
+        self.share = FIXED
+        self._whole_us = self._took_us = 0.0
+
+    def took(self, expected_us: float, us: float) -> None:
+        """A launch took ``us`` beyond its texts' parts, where ``expected_us`` was thought."""
+        whole_us = expected_us / self.share
+        if not self._whole_us:
+            self._whole_us, self._took_us = FIXED_LAUNCHES * whole_us, FIXED_LAUNCHES * expected_us
+        most_us = MOST_FIXED * whole_us
+        self._whole_us = KEPT_MIXED * self._whole_us + whole_us
+        self._took_us = KEPT_MIXED * self._took_us + min(max(us, -most_us), most_us)
+        self.share = max(self._took_us / self._whole_us, LEAST_FIXED)
+
+
 class Learned:
     """Shared by all texts, whoever asks for them; its lock is held while a policy reads or adds."""
 
@@ -30,6 +57,7 @@ class Learned:
         self._pace = Pace()
         # By texts of a launch.
         self._times = {1: StepTimes(gears.times, self._pace)}
+        self._mixed = defaultdict[int, Mixed](Mixed)
         # By whether texts are greedy, and whether they are held to a grammar, which drafts are filled by.
         self._acceptances = {
             (greedy, held): Acceptance(gears.greedy if greedy else gears.sampled)
@@ -47,6 +75,17 @@ class Learned:
             self._times[texts] = StepTimes(self.gears.times_of(texts), self._pace)
         return self._times[texts]
 
+    def mixed(self, texts: int) -> Mixed:
+        """Of launches that so many texts share, the mixed ones."""
+        return self._mixed[texts]
+
+    def fixed_us(self, gear: int, plain: int, length: int, texts: int) -> float:
+        """What the gear's draft takes for however few of so many texts; nothing that counts where nothing is timed."""
+        alone = self._times[1]
+        if texts == 1 or not alone.table.absolute or not self.times(texts).table.absolute:
+            return 0.0
+        return self._mixed[texts].share * max(alone.us(gear, length) - alone.us(plain, length), 0.0)
+
     def catch_up_us(self, tokens: int) -> float:
         """What a draft takes in addition where so many tokens are late; each text's by itself."""
         return self._times[1].catch_up_us(tokens)
@@ -58,27 +97,42 @@ class Learned:
 
 class Launched:
     """A launch: what it is thought to take, and once it has ended what it took. ``late`` tokens have to be caught up
-    with; where a text ``grows`` to another KV length, the launch tells nothing."""
+    with; where a text ``grows`` to another KV length, the launch tells nothing. ``mixed_us`` are what it is thought to
+    take beyond its texts' parts, where it is mixed."""
 
-    def __init__(self, learned: Learned, costs: Sequence[Cost], late: int = 0, grows: bool = False) -> None:
-        self._learned, self._costs, self._late, self._grows = learned, costs, late, grows
+    def __init__(
+        self, learned: Learned, costs: Sequence[Cost], late: int = 0, grows: bool = False, mixed_us: float = 0.0
+    ) -> None:
+        self._learned, self._costs, self._late, self._grows, self._mixed_us = learned, costs, late, grows, mixed_us
         self._times, self._ended = learned.times(len(costs)), False
+        self._took_us: float | None = None
 
     @property
     def us(self) -> float:
         """Expected microseconds: of every text its part of a launch in which all take the same gear."""
-        return self._own_us() + (self._learned.catch_up_us(self._late) if self._late else 0.0)
+        late_us = self._learned.catch_up_us(self._late) if self._late else 0.0
+        return self._own_us() + self._mixed_us + late_us
+
+    @property
+    def charged_us(self) -> float:
+        """What its texts answer for: what it took, once it has ended, where any of them drafts."""
+        return self.us if self._took_us is None else self._took_us
 
     def ended(self, us: float) -> None:
         """It took so long; what the first of its texts says counts."""
         if self._ended:
             return
         self._ended = True
+        expected_us = self.us
+        if not self._grows and any(self._learned.drafts(cost.gear) for cost in self._costs):
+            self._took_us = min(us, MOST_CHARGED * expected_us)
         if self._late > FEW * len(self._costs):
             # What a late draft takes more is no time of the gear, which would be given up for its first step.
             self._learned.times(1).caught_up(self._late, us - self._own_us())
+        elif self._mixed_us and not self._grows:
+            self._learned.mixed(len(self._costs)).took(self._mixed_us, us - (expected_us - self._mixed_us))
         elif not self._grows:
-            self._observed(us / self.us)
+            self._observed(us / expected_us)
 
     def _observed(self, ratio: float) -> None:
         """It took so many times what was expected: of the gears that draft, if any does."""
@@ -98,11 +152,8 @@ class Step:
 
     def __init__(self, plain: Launched, launches: Sequence[Launched], texts: int, tried: bool = False) -> None:
         self._plain, self._launches, self.texts, self.tried = plain, launches, texts, tried
-        self._settled: tuple[float, float] | None = None
 
     @property
-    def settled_us(self) -> tuple[float, float]:
-        """What all its launches take, and what the plain one would: as it is known when the first of them has ended."""
-        if self._settled is None:
-            self._settled = sum(launch.us for launch in self._launches), self._plain.us
-        return self._settled
+    def charged_us(self) -> tuple[float, float]:
+        """What all its launches took, as far as they have ended, and what the plain one would."""
+        return sum(launch.charged_us for launch in self._launches), self._plain.us

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from draftwood.manifest import Gear
 from draftwood.runtime.policy.bank import Account
-from draftwood.runtime.policy.launches import Option, Options, Sizes, Taken, Way, best, plain_batch
+from draftwood.runtime.policy.launches import Option, Options, Sizes, Taken, Way, best, mixed_us, plain_batch
 from draftwood.runtime.policy.learned import Cost, Launched, Learned, Step
 from draftwood.runtime.policy.outcome import Asking
 from draftwood.runtime.policy.times import StepTimes
@@ -132,15 +132,21 @@ class _Together:
         assert fixed is not None
         gear = self._learned.gears.number[fixed.name]
         us = times.us(gear, asking.length) / size
-        return [Option(gear, 1.0, us, us, gear)]
+        return [Option(gear, 1.0, us, us, gear, None if fixed.looks_up else fixed.draft)]
 
     def _under(self, ceiling: int, text: int, own: list[Option], times: StepTimes, size: int) -> list[Option]:
-        """A text's options with at most the ceiling's rows, in its time."""
+        """A text's options with at most the ceiling's rows, in its time; an engine that pads drafts text by text."""
         gears = self._learned.gears
         padded_us = times.us(ceiling, self._asking[text].length) / size
         fits = [one for one in own if gears.rows[one.gear] <= gears.rows[ceiling]] or own[:1]
         return [
-            one._replace(us=padded_us + one.us - base, most_us=padded_us + one.most_us - base, cost=ceiling)
+            one._replace(
+                us=padded_us + one.us - base,
+                most_us=padded_us + one.most_us - base,
+                cost=ceiling,
+                graph=None,
+                fixed_us=0.0,
+            )
             for one in fits
             for base in [times.us(one.gear, self._asking[text].length) / size]
         ]
@@ -164,9 +170,10 @@ class _Together:
             base = Way.of([[Taken(text, own[0], own[0]) for text, own in enumerate(options)]])
             for text, own in enumerate(options):
                 for option in own[1:]:
-                    more = option.us - own[0].us
+                    fixed_us = option.fixed_us * (1 - 1 / self._texts)
+                    more = option.us + fixed_us - own[0].us
                     rate = (base.tokens + option.tokens - own[0].tokens) / (base.us + more)
-                    if rate > best_rate and base.most_us + option.most_us - own[0].most_us <= limit_us:
+                    if rate > best_rate and base.most_us + option.most_us + fixed_us - own[0].most_us <= limit_us:
                         found, best_rate = (base.launches[0], text, option), rate
         if found is None:
             return None
@@ -197,7 +204,7 @@ class _Together:
             if (chooser := self._choosers[text]) is not None:
                 late += chooser.late(option.gear, self._asking[text])
                 grows |= chooser.grows(option.gear)
-        return Launched(self._learned, costs, late, grows)
+        return Launched(self._learned, costs, late, grows, mixed_us(launch))
 
 
 def _lent(sizes: Sizes, loan_us: float) -> Sizes:

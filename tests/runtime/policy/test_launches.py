@@ -15,17 +15,23 @@ number = st.floats(0.1, 10.0)
 
 @st.composite
 def sizes(draw: st.DrawFn, padded: bool) -> Sizes:
-    """One to four texts, of two gears and plain decoding; a launch of a half takes any time of its own."""
+    """One to four texts, of two gears and plain decoding; a launch of a half takes any time of its own. Where no rows
+    are padded, a launch of all pays for the graph of each gear, for however few of its texts."""
     texts = draw(st.integers(1, 4))
     tokens = [[1.0, *(draw(st.floats(1.0, 5.0)) for _ in range(GEARS - 1))] for _ in range(texts)]
     late = [draw(st.sampled_from([0.0, 2.0])) for _ in range(texts)]
     found = {}
     for size in {texts, *([texts // 2, texts - texts // 2] if texts > 1 and draw(st.booleans()) else [])}:
         us = [draw(number) for _ in range(GEARS)]
+        fixed = [0.0, *(draw(st.sampled_from([0.0, 0.5, 3.0])) for _ in range(GEARS - 1))]
+        if padded or size < texts:
+            fixed = [0.0] * GEARS
 
-        def option(text: int, gear: int, cost: int, size: int = size, us: list[float] = us) -> Option:
+        def option(text: int, gear: int, cost: int, own: tuple = (size, us, fixed)) -> Option:  # type: ignore[type-arg]
+            size, us, fixed = own
             part, own_late = us[cost] / size, late[text] if gear else 0.0
-            return Option(gear, tokens[text][gear], part + own_late / 8, part + own_late, cost)
+            graph = f"draft-{gear}" if gear else None
+            return Option(gear, tokens[text][gear], part + own_late / 8, part + own_late, cost, graph, fixed[gear])
 
         if padded:
             found[size] = [[[option(t, g, c) for g in range(c + 1)] for t in range(texts)] for c in range(GEARS)]
@@ -35,14 +41,22 @@ def sizes(draw: st.DrawFn, padded: bool) -> Sizes:
 
 
 def every_way(sizes: Sizes) -> Iterator[list[Option]]:
-    """The options of all texts, of every partition, ceiling and choice."""
+    """The options of all texts, of every partition, ceiling and choice; the first of a launch pays for its graphs."""
     texts = max(sizes)
     for options in sizes[texts]:
-        yield from map(list, product(*options))
+        yield from (whole(list(chosen)) for chosen in product(*options))
     for first in (size for size in sizes if texts - size in sizes):
         for chosen in combinations(range(texts), first):
             for one, other in product(sizes[first], sizes[texts - first]):
                 yield from map(list, product(*((one if text in chosen else other)[text] for text in range(texts))))
+
+
+def whole(chosen: list[Option]) -> list[Option]:
+    """A launch of all texts: of every graph, what the texts that it does not draft for leave unpaid."""
+    graphs = [one.graph for one in chosen]
+    fixed = {one.graph: one.fixed_us for one in chosen}
+    unpaid = sum(us * (1 - graphs.count(graph) / len(graphs)) for graph, us in fixed.items())
+    return [chosen[0]._replace(us=chosen[0].us + unpaid), *chosen[1:]]
 
 
 def rate(options: list[Option]) -> float:

@@ -28,9 +28,10 @@ US = {
 TOKENS = 400
 
 
-def shared_gears(us: dict[int, dict[str, float]] | None = US) -> Gears:
+def shared_gears(us: dict[int, dict[str, float]] | None = US, graphs: bool = False) -> Gears:
+    """All trees are drafted by one graph, or each by one of its own."""
     times = [StepTime(gear=g, length=100, us=t, texts=n) for n, own in (us or {}).items() for g, t in own.items()]
-    every = [gear("plain", draft=None), *(gear(name) for name in TREES)]
+    every = [gear("plain", draft=None), *(gear(name, draft=name if graphs else "draft") for name in TREES)]
     rows = [1, *(tree.rows for tree in TREES.values())]
     return Gears(every, rows, [None, *((tree,) for tree in TREES.values())], times=times)
 
@@ -39,6 +40,12 @@ def launch_us(names: Sequence[str]) -> float:
     """Of a launch: every text's part of one in which all take its gear."""
     own = US[min(n for n in US if n >= len(names))]
     return sum(own[name] for name in names) / len(names)
+
+
+def mixed_us(names: Sequence[str]) -> float:
+    """Of a launch where every tree has a draft graph of its own: each takes half of its time for however few texts."""
+    fixed = {name: 500 + 40 * US[1][name] / 100 for name in names if name != "plain"}
+    return launch_us(names) + sum(us * (1 - names.count(name) / len(names)) for name, us in fixed.items())
 
 
 @dataclass(eq=False)
@@ -54,7 +61,7 @@ class Text:
     names: list[str] = field(default_factory=list)
 
 
-def step(texts: Sequence[Text]) -> tuple[float, float]:
+def step(texts: Sequence[Text], launch_us: Callable[[Sequence[str]], float] = launch_us) -> tuple[float, float]:
     """One step of all: what it took, and what a plain batch of them would have taken for each token of theirs."""
     launches = group([Asking(text.policy, 100) for text in texts])
     assert sorted(n for launch in launches for n in launch.texts) == list(range(len(texts)))
@@ -170,6 +177,23 @@ def test_a_text_without_credit_ends_the_drafts_of_others() -> None:
         step(texts)
     spent = [(text.us - us) / (text.plain_us - plain) for text, (us, plain) in zip(texts, before, strict=True)]
     assert max(spent) <= 1 + 2 * SHARED_EXTRA and min(spent[::2]) < 0.8
+
+
+@pytest.mark.parametrize("levels", [[0.5] * 8, [0.8, 0.3] * 4, [0.0, 0.2, 0.5, 0.9] * 2])
+def test_a_graph_for_few_of_the_texts_is_paid_for(levels: list[float]) -> None:
+    """Texts that draft with different graphs make a step longer than their parts: the promise holds all the same, and
+    no gear is thought slower for it."""
+    gears = shared_gears(graphs=True)
+    learned = Learned(gears)
+    took = plain = 0.0
+    for _ in range(12):
+        texts = texts_of(gears, learned, levels)
+        for _ in range(60):
+            one, other = step(texts, mixed_us)
+            took, plain = took + one, plain + other
+    assert took <= (1 + EXTRA) * plain + (EXTRA + CREDIT / 8) * launch_us(["plain"] * 8)
+    times = learned.times(8)
+    assert all(times.us(g, 100) == pytest.approx(US[8][name], rel=0.02) for g, name in enumerate(NAMES))
 
 
 def test_one_text_is_chosen_for_as_several_are() -> None:
