@@ -58,7 +58,7 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         )
     kept: Precision = "nbits" if manifest.packed else "exact"
     exact = Checkpoint.open(model)
-    teacher = in_precision(exact, kept, npu=True)
+    teacher = in_precision(exact, kept, npu=True, head=bool(manifest.packed and manifest.teacher.config["quantised"]))
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
     opened = open_drafter(drafter, exact) if drafter else None
     wanted = manifest.drafter

@@ -50,6 +50,8 @@ class BuildRequest:
     gears: tuple[Gear, ...] = ()
     # What a packed teacher's linear layers are kept in.
     precision: Precision = "exact"
+    # Its output matrix in W8A8 as well.
+    int8_head: bool = False
     # The drafter's linear layers in W8A8, whatever the teacher's are: no text changes.
     int8_drafter: bool = False
     # Also the step with the same bits in every tree, for a CPU.

@@ -30,15 +30,16 @@ class Sources:
     @classmethod
     def open(cls, request: BuildRequest) -> Sources:
         """Reads headers only; without weights, configurations only, where they tell the network."""
+        asked = {"npu": "ge" in request.targets, "head": request.int8_head}
         if request.weights == "none":
-            teacher = in_precision(Checkpoint.describe(request.model), request.precision, npu=True)
+            teacher = in_precision(Checkpoint.describe(request.model), request.precision, **asked)
             return cls(teacher, describe_drafter(request.drafter, teacher) if request.drafter else None)
         exact = Checkpoint.open(request.model)
-        teacher = in_precision(exact, request.precision, npu="ge" in request.targets)
+        teacher = in_precision(exact, request.precision, **asked)
         if request.drafter is None:
             return cls(teacher, None)
         drafter = open_drafter(request.drafter, exact)
-        return cls(teacher, in_int8(drafter, exact.config) if request.int8_drafter else drafter)
+        return cls(teacher, in_int8(drafter, teacher.config) if request.int8_drafter else drafter)
 
     @property
     def draft_model(self) -> DraftModel | None:

@@ -79,7 +79,7 @@ def borrows_head(opened: OpenedDrafter, teacher: TeacherConfig) -> bool:
     config = opened.model.config
     if not isinstance(config, CachedConfig) or not config.tied_head:
         return False
-    return config.mapped or _TEACHERS_HEAD not in teacher.quantised
+    return config.mapped or _TEACHERS_HEAD not in (*teacher.quantised, *(one.name for one in teacher.packed))
 
 
 def _linear_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:

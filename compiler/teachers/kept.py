@@ -29,18 +29,23 @@ _HEAD = "lm_head"
 T = TypeVar("T")
 
 
-def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False) -> Checkpoint:
+def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False, head: bool = False) -> Checkpoint:
     """The teacher, its packed linear layers kept in ``precision``, as the kernels of a CPU or an NPU read them.
 
     For a CPU, ``nbits`` also takes a W8A8 teacher, all of whose quantised layers it keeps in eight bits.
 
-    Experts and the output matrix stay the exact product; so does, as ``nbits``, a layer that mixes forms or whose
-    groups are no multiple of 32 inputs; on an NPU one of eight bits, with groups that are no multiple of 64 inputs, or
-    with a number of outputs that is none of 64.
+    Experts stay the exact product, and so does the output matrix unless ``head`` rounds it to W8A8; so does, as
+    ``nbits``, a layer that mixes forms or whose groups are no multiple of 32 inputs; on an NPU one of eight bits, with
+    groups that are no multiple of 64 inputs, or with a number of outputs that is none of 64.
 
     Raises:
-        RequestError: it has no layer that can be kept so.
+        RequestError: it has no layer that can be kept so, or ``head`` beside a precision that rounds nothing.
     """
+    if head and (precision == "exact" or not checkpoint.packed):
+        raise RequestError(
+            f"--int8-head: goes with --precision nbits or w8a8 of a packed teacher; {checkpoint.folder} is"
+            f" {f'kept {precision}' if checkpoint.packed else 'not packed'}; draftwood quantize --head rounds others"
+        )
     if precision == "exact":
         return checkpoint
     if precision == "nbits" and checkpoint.config.quantised and not npu:
@@ -59,7 +64,19 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
             f" pack-quantized checkpoint {'of four bits ' if npu else ''}with groups of a multiple of"
             f" {GROUPS[-1] if npu else BLOCK} inputs; leave the option out"
         )
-    return replace(found, parts=_with(checkpoint.parts, made))
+    found = replace(found, parts=_with(checkpoint.parts, made))
+    return _with_int8_head(found) if head else found
+
+
+def _with_int8_head(checkpoint: Checkpoint) -> Checkpoint:
+    """The teacher with its output matrix in W8A8; a tied one gets values of its own."""
+    config, matrix = checkpoint.config, "embed" if checkpoint.config.tied else _HEAD
+    made = {f"{_HEAD}.{kind}": part for kind, part in _requantised(checkpoint, matrix).items()}
+    return replace(
+        checkpoint,
+        config=replace(config, tied=False, quantised=(*config.quantised, _HEAD)),
+        parts={name: part for name, part in checkpoint.parts.items() if name != f"{_HEAD}.weight"} | made,
+    )
 
 
 def _eight_bits(checkpoint: Checkpoint) -> Checkpoint:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.kept import in_precision
@@ -113,6 +114,20 @@ def test_check_compares_every_graph_with_eager_pytorch(kept: Bundle) -> None:
     assert all(c["ok"] for c in report["comparisons"]), [c for c in report["comparisons"] if not c["ok"]]
     # Of random heads a wrong token moves scores by less than the rounding of rows may.
     assert {c["fault"] for c in report["controls"] if not c["caught"]} <= {"token before the root in its place"}
+
+
+def test_the_output_matrix_in_eight_bits(save_llama: Callable, tmp_path: Path) -> None:
+    """One that was the embedding gets numbers of its own."""
+    save_llama(tmp_path / "plain", tie_word_embeddings=True)
+    save_packed(tmp_path / "plain", tmp_path / "packed", "awq")
+    exact = Checkpoint.open(tmp_path / "packed")
+    found = in_precision(exact, "nbits", head=True)
+    assert exact.config.tied and not found.config.tied and found.config.quantised == ("lm_head",)
+    (whole_OH, scale_O1), got = rounded(exact.weight("embed.weight")), found.weight("lm_head.weight")
+    assert torch.equal(got.t(), whole_OH) and torch.equal(found.weight("lm_head.weight_scale"), scale_O1.flatten())
+    bundle = bundled(tmp_path / "packed", None, tmp_path / "bundle", TREES[:1], precision="nbits", int8_head=True)
+    assert all(c["ok"] for c in check(bundle, [np.arange(3, 30)])["comparisons"])
+    assert_texts_alike(bundle, [3, 5, 7], 20)
 
 
 @pytest.fixture(scope="module", params=["four_bits", "quantised_teacher"])
@@ -218,6 +233,7 @@ def test_a_w8a8_teacher_of_odd_width_is_not_kept_in_blocks(
             "packs weights for one target; expected --target onnx or ge",
         ),
         ({"precision": "w8a8", "targets": ("ge",), "weights": "none"}, "makes weights that no checkpoint holds"),
+        ({"int8_head": True}, "--int8-head: goes with --precision nbits or w8a8 of a packed teacher; .* is kept exact"),
         ({"precision": "q4"}, "--precision q4: expected one of exact, nbits, w8a8"),
     ],
 )

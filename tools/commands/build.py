@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a four-bit teacher's layers: their exact product; as they are packed, rows rounded block by block, and"
         " also those of a W8A8 teacher; or requantised to W8A8",
     )
+    parser.add_argument("--int8-head", action="store_true", help="with nbits or w8a8: the output matrix in W8A8, too")
     parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
@@ -131,6 +132,7 @@ def main(args: argparse.Namespace) -> int:
         weights=args.weights,
         soc=_soc(args.soc),
         precision=args.precision,
+        int8_head=args.int8_head,
         int8_drafter=args.int8_drafter,
         bitwise=args.bitwise,
         whole=args.one_launch,

@@ -261,6 +261,25 @@ def test_graphs_without_weights_are_bound_to_a_checkpoint_later(packed: Packed, 
     assert all(torch.equal(value, want[name]) for name, value in got.items())
 
 
+def test_the_output_matrix_in_eight_bits(packed: Packed) -> None:
+    """Beside layers of four bits; rounded when the weights are bound, too, and trees give the plain text."""
+    folder = packed()
+    build(asked(folder, int8_head=True), folder / "bundle")
+    bundle = Bundle.open(folder / "bundle")
+    for name in ("decode-kv128", "verify-t6-kv128"):
+        counts = Graph.load(bundle.folder / f"npu/{name}.air").counts()
+        assert counts["WeightQuantBatchMatmulV2"] == 8 and counts["QuantBatchMatmulV3"] == 1, name
+    assert [len(found) for found in texts(bundle, [3, 5, 7], 24)] == [1, 1]
+    report = check(bundle, [np.arange(3, 30)])
+    assert report["ok"], [c for c in report["comparisons"] if not c["ok"]] + report["controls"]
+    fields = {"weights": "none", "drafter": None, "trees": TREES[:1], "prefill_rows": (8,)}
+    build(asked(folder, int8_head=True, **fields), folder / "later")
+    bind(folder / "later", folder / "teacher", None)
+    later = Bundle.open(folder / "later")
+    held, bound = (bundle_npu_weights(one.folder, one.npu_graphs()) for one in (bundle, later))
+    assert held["lm_head.weight"].dtype == torch.int8 and torch.equal(held["lm_head.weight"], bound["lm_head.weight"])
+
+
 def test_trees_that_another_kernel_would_take_are_refused(packed: Packed, tmp_path: Path) -> None:
     wide = (("plain", Topology.plain()), ("wide", Topology.full((8,))))
     folder = packed()
@@ -271,8 +290,16 @@ def test_trees_that_another_kernel_would_take_are_refused(packed: Packed, tmp_pa
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize(("name", "step_ms"), [("openpangu-embedded-7b-w4", 6.18), ("qwen3-8b-awq", 6.67)])
-def test_a_teacher_of_7b_is_four_bits_as_a_description(name: str, step_ms: float) -> None:
-    config = in_precision(Checkpoint.describe(resolve(f"shape:{name}")), "nbits", npu=True).config
+@pytest.mark.parametrize(
+    ("name", "head", "step_ms"),
+    [
+        ("openpangu-embedded-7b-w4", False, 6.18),
+        ("openpangu-embedded-7b-w4", True, 5.59),
+        ("qwen3-8b-awq", False, 6.67),
+        ("qwen3-8b-awq", True, 6.08),
+    ],
+)
+def test_a_teacher_of_7b_is_four_bits_as_a_description(name: str, head: bool, step_ms: float) -> None:
+    config = in_precision(Checkpoint.describe(resolve(f"shape:{name}")), "nbits", npu=True, head=head).config
     assert len(config.packed) == 4 * config.layers and {one.group for one in config.packed} == {128}
     assert 1e3 * step_s(device("ascend-910b3"), config, 13, 1024) == pytest.approx(step_ms, abs=0.01)
