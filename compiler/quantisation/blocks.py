@@ -109,10 +109,13 @@ def _pieces(checkpoint: Checkpoint, hidden_NH: Tensor) -> Iterator[tuple[int, Te
     """Columns of the logits, and the number of the first."""
     name = "embed.weight" if checkpoint.config.tied else "lm_head.weight"
     weight, quantised = checkpoint.weight(name), "lm_head" in checkpoint.config.quantised
-    scale_V = checkpoint.weight("lm_head.weight_scale") if quantised else None
+    packed = any(one.name == "lm_head" for one in checkpoint.config.packed)
+    scale = checkpoint.weight("lm_head.weight_scale") if quantised or packed else None
     for start in range(0, checkpoint.config.vocabulary, _PIECE):
         piece = slice(start, start + _PIECE)
-        if scale_V is None:
+        if scale is None:
             yield start, hidden_NH @ weight[piece].float().t()
+        elif packed:
+            yield start, torch.ops.draftwood.nbits_linear(hidden_NH, weight[piece], scale[piece], None, None)
         else:
-            yield start, torch.ops.draftwood.quantised_linear(hidden_NH, weight[:, piece], scale_V[piece])
+            yield start, torch.ops.draftwood.quantised_linear(hidden_NH, weight[:, piece], scale[piece])

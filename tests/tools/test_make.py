@@ -3,15 +3,18 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from draftwood.runtime.bundle import Bundle
+from draftwood.tests.packed_checkpoints import save_packed
+from draftwood.tools import stages
 from draftwood.tools.cli import main
 from draftwood.tools.commands import make, tune
+from draftwood.tools.stages import Stage
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def test_without_a_drafter_trees_are_looked_up(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(make.subprocess, "call", in_this_process)
+    monkeypatch.setattr(stages.subprocess, "call", in_this_process)
     monkeypatch.setattr(tune, "SECONDS", 0.1)
     out = tmp_path / "bundle"
     line = (tiny_teacher, "--prompts", prompts, "--kv", 256, "--out", out)
@@ -53,8 +56,22 @@ def test_without_a_drafter_trees_are_looked_up(
     assert report["ok"] and report["bench"]["turns"] == 1 and report["bench"]["identical"] == 1
     assert "[1/4] build" in said and "[4/4] bench" in said
     assert {gear.draft for gear in Bundle.open(out).manifest.gears} == {None, "lookup"}
-    assert main(["make", *map(str, line)]) == 2  # the bundle is there
+    monkeypatch.setattr(stages.subprocess, "call", None)
+    assert report_of(capsys, *line)[0] == report  # all is there
+    assert main(["make", *map(str, line), "--int8-head"]) == 2  # another bundle is there
     assert "exists already" in capsys.readouterr().err
+
+
+def stages_for(folder: Path, *words: object) -> list[Stage]:
+    parser = argparse.ArgumentParser()
+    make.add_arguments(parser)
+    return list(make.stages_of(parser.parse_args([*map(str, words), "--out", str(folder / "b")]), folder))
+
+
+@pytest.fixture
+def four_bits(tiny_teacher: Path, tmp_path: Path) -> Path:
+    save_packed(tiny_teacher, tmp_path / "four", "awq", group=32)
+    return tmp_path / "four"
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -62,13 +79,142 @@ def test_a_four_bit_teacher_is_timed_and_built_in_one_precision(
     tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, drafted: bool
 ) -> None:
     """So the plan sees how the times of that precision grow with rows."""
-    parser = argparse.ArgumentParser()
-    make.add_arguments(parser)
-    words = [str(tiny_teacher), "--precision", "nbits", "--out", str(tmp_path / "b")]
-    words += ["--drafter", str(tiny_heads)] if drafted else []
-    stages = list(make.stages_of(parser.parse_args(words), tmp_path))
-    named = [stage.words[0] for stage in stages if "nbits" in stage.words]
-    assert named == ["build"] * (1 + drafted) == [stage.words[0] for stage in stages if stage.words[0] == "build"]
+    found = stages_for(tmp_path, tiny_teacher, "--precision", "nbits", *(["--drafter", tiny_heads] if drafted else []))
+    named = [stage.words[0] for stage in found if "nbits" in stage.words]
+    assert named == ["build"] * (1 + drafted) == [stage.words[0] for stage in found if stage.words[0] == "build"]
+
+
+def test_four_bits_for_a_device_are_modelled_so_and_judged_on_this_machine(
+    save_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One bundle for each kernel's layout, of the same trees, none larger than the NPU's kernel gives equal bits to."""
+    (tmp_path / "wide").mkdir()
+    save_tiny(tmp_path / "wide", hidden_size=128, intermediate_size=256, num_key_value_heads=2)
+    save_packed(tmp_path / "wide", tmp_path / "four", "awq", group=64)
+    words = (tmp_path / "four", "--precision", "nbits", "--int8-head", "--device", "ascend-910b3")
+    found = {stage.name: stage.words for stage in stages_for(tmp_path, *words)}
+    assert list(found) == ["build", "build for this machine", "check", "tune", "bench"]
+    one, other = found["build"], found["build for this machine"]
+    assert one[(at := one.index("--target")) : at + 2] == ("--target", "ge") and "--target" not in other
+    assert {"nbits", "--int8-head", "lookup:chain:3,lookup:chain:7"} <= set(one) & set(other)
+    assert found["check"][1] == str(tmp_path / "b") and found["bench"][1] == found["tune"][1] == str(tmp_path / "here")
+
+
+# What stand-ins of a make measure, by precision: tokens a second with speculation; nothing where it fails.
+SPEEDS = {"nbits": 210.0, "w8a8": 100.0, "exact": 200.0, "exact-int8-drafter": 260.0, "nbits-int8-drafter": 260.0}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The precisions that a stand-in has made, in order."""
+    found: list[str] = []
+
+    def stand_in(command: Sequence[str], stdout: IO[bytes]) -> int:
+        words = list(command[command.index("draftwood.tools.cli") + 1 :])
+        if words[0] == "quantize":
+            stdout.write(json.dumps({n: {"worse": 0.01, "agreement": a} for n, a in AGREEMENT.items()}).encode())
+            return 0
+        out = Path(words[words.index("--out") + 1])
+        name = words[words.index("--precision") + 1] + ("-int8-drafter" if "--int8-drafter" in words else "")
+        found.append(name)
+        if name not in SPEEDS:
+            return 2
+        out.mkdir()
+        (out / "made").write_text(name)
+        out.with_name("bundle.make").mkdir(exist_ok=True)
+        speeds = {"speculative_tokens_per_s": SPEEDS[name], "plain_tokens_per_s": 80.0}
+        bench = {"turns": 1, "identical": 1, "ties": 0, "ok": True, "speedup": {"mean": 2.0}, **speeds}
+        bench["accept_length"] = {"mean": 2.5}
+        report = {"ok": True, "bundle": "", "gears": [], "bench": bench, "pictures": [], "commands": []}
+        report["check"] = {"ok": True, "mutations": 1, "mutations_caught": 1}
+        out.with_name("bundle.make").joinpath("report.json").write_text(json.dumps(report))
+        return 0
+
+    monkeypatch.setattr(stages.subprocess, "call", stand_in)
+    return found
+
+
+AGREEMENT = {"nbits": 0.97, "w8a8": 0.99}
+
+
+@pytest.mark.parametrize(
+    ("speeds", "drafted", "chosen"),
+    [
+        ({}, False, "exact"),  # 210 is within 5 % of 200
+        ({"nbits": 211.0}, False, "nbits"),
+        ({"nbits": 300.0, "w8a8": 290.0}, False, "w8a8"),  # which rounds less
+        ({"nbits": 300.0, "exact": None}, False, "nbits"),
+        ({}, True, "exact-int8-drafter"),
+        ({"exact-int8-drafter": 205.0}, True, "exact"),
+        ({"nbits": 220.0}, True, "nbits-int8-drafter"),
+    ],
+)
+def test_the_best_precision_is_the_fastest_that_rounds_least(
+    four_bits: Path,
+    tiny_heads: Path,
+    prompts: Path,
+    tmp_path: Path,
+    ran: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    speeds: dict[str, float | None],
+    drafted: bool,
+    chosen: str,
+) -> None:
+    for name, speed in speeds.items():
+        monkeypatch.delitem(SPEEDS, name) if speed is None else monkeypatch.setitem(SPEEDS, name, speed)
+    drafter = ("--drafter", tiny_heads) if drafted else ()
+    line = (four_bits, *drafter, "--prompts", prompts, "--precision", "best", "--out", tmp_path / "b")
+    report, said = report_of(capsys, *line)
+    assert report["chosen"] == chosen == (tmp_path / "b/made").read_text()
+    assert ran[:3] == ["nbits", "w8a8", "exact"] and ran[3:] == (
+        [f"{chosen.split('-')[0]}-int8-drafter"] if drafted else []
+    )
+    assert {one["form"]: one["tokens_per_s"] for one in report["forms"]} == {name: SPEEDS.get(name) for name in ran}
+    assert ("left out: exact failed (2)" in said) == ("exact" not in SPEEDS)
+    assert main(["make", *map(str, line)]) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_a_stopped_choice_goes_on_and_is_shown(
+    four_bits: Path, prompts: Path, tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["make", str(four_bits), "--prompts", str(prompts), "--precision", "best", "--out", str(tmp_path / "b")]
+    assert main(line) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[:6] == ["nbits", "210.00", "80.00", "2.50", "+1.00", "%"] and "97.00 %" in shown[1]
+    assert shown[3].startswith("exact") and shown[3].endswith("nothing")
+    assert shown[4] == "chosen     exact: within 5 % of the fastest, and of those it rounds least"
+    assert shown[-1].endswith(f"--precision exact --out {tmp_path / 'b'}")
+    (tmp_path / "b").rename(tmp_path / "b.make/exact/bundle")
+    assert main(line) == 0 and ran == ["nbits", "w8a8", "exact"]
+    (tmp_path / "b").rename(tmp_path / "b.make/elsewhere")
+    assert main(line) == 0 and ran[3:] == ["exact"]
+
+
+def test_a_teacher_of_plain_numbers_stays_as_it_is(
+    tiny_teacher: Path,
+    tiny_heads: Path,
+    prompts: Path,
+    tmp_path: Path,
+    ran: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = (tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--precision", "best", "--out", tmp_path / "b")
+    report, _ = report_of(capsys, *line)
+    assert ran == ["exact", "exact-int8-drafter"] and report["chosen"] == ran[1]
+    assert [one["rounds"] for one in report["forms"]] == ["nothing"] * 2
+    assert main(["make", *map(str, line), "--device", "ascend-910b3"]) == 2
+    assert "chooses by what this machine measures" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_best_precision_of_a_teacher_of_four_bits(
+    four_bits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, _ = report_of(capsys, four_bits, "--kv", 512, "--precision", "best", "--out", tmp_path / "b")
+    assert report["ok"] and {one["form"] for one in report["forms"] if one["ok"]} == {"nbits", "w8a8", "exact"}
+    assert all((one["difference"] is None) == (one["form"] == "exact") for one in report["forms"])
+    assert Bundle.open(tmp_path / "b").manifest.quantised == (report["chosen"] != "exact")
 
 
 @pytest.mark.slow
@@ -84,17 +230,16 @@ def test_with_a_drafter_it_counts_times_and_plans(
 
 
 def test_what_is_there_is_kept_and_what_has_changed_is_made_again(tmp_path: Path) -> None:
-    for name in (make.COUNTED, make.JUDGING):
-        (tmp_path / name).write_text("")
-    stages = [make.Stage(str(n), ("plan", str(n)), tmp_path / f"made-{n}", "") for n in range(3)]
-    assert make._kept(stages, tmp_path) == 0
-    for stage in stages[:2]:
+    found = [Stage(str(n), ("plan", str(n)), tmp_path / f"made-{n}", "") for n in range(3)]
+    assert stages.kept(found, tmp_path, ["x"]) == 0
+    for stage in found[:2]:
         stage.makes.write_text("x")
-    make._keep(stages[:2], tmp_path)
-    assert make._kept(stages, tmp_path) == 2
-    assert make._kept([stages[0], make.Stage("1", ("other",), stages[1].makes, ""), stages[2]], tmp_path) == 1
-    stages[0].makes.unlink()
-    assert make._kept(stages, tmp_path) == 0
+    stages.keep(found[:2], tmp_path, ["x"])
+    assert stages.kept(found, tmp_path, ["x"]) == 2 and stages.kept(found, tmp_path, ["y"]) == 0
+    changed = [found[0], Stage("1", ("other",), found[1].makes, ""), found[2]]
+    assert stages.kept(changed, tmp_path, ["x"]) == 1
+    found[0].makes.unlink()
+    assert stages.kept(found, tmp_path, ["x"]) == 0
 
 
 def test_a_stage_that_fails_is_named_with_its_command(

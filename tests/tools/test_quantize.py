@@ -16,6 +16,7 @@ from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.quantisation.blocks import Blocks
 from draftwood.compiler.quantisation.rounding import migrated
 from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.kept import in_precision
 from draftwood.runtime.bundle import Bundle
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools import cli
@@ -119,11 +120,12 @@ def test_the_scores_are_those_of_the_whole_network(
 ) -> None:
     """Block by block, and the output matrix in pieces, against one pass of all."""
     ids = torch.randint(3, 300, (20,), generator=torch.Generator().manual_seed(0))
-    for folder, allowed in ((tiny_teacher, 1e-5), (quantised_teacher, 1e-5)):
-        blocks = Blocks(Checkpoint.open(folder), [ids])
+    plain, eight = Checkpoint.open(tiny_teacher), Checkpoint.open(quantised_teacher)
+    for teacher, allowed in ((plain, 1e-5), (eight, 1e-5), (in_precision(eight, "nbits"), 1e-5)):
+        blocks = Blocks(teacher, [ids])
         *_, (_, states) = blocks.run()
         chosen, best = blocks.scores(states)
-        logits = load_scores(folder, ids)[:-1]
+        logits = load_scores(teacher, ids)[:-1]
         assert torch.equal(best, logits.argmax(-1))
         # fp32 in another order of sums, of values of order 1.
         want = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
@@ -131,12 +133,12 @@ def test_the_scores_are_those_of_the_whole_network(
 
 
 @pytest.fixture
-def load_scores() -> Callable[[Path, torch.Tensor], torch.Tensor]:
+def load_scores() -> Callable[[Checkpoint, torch.Tensor], torch.Tensor]:
     """Logits of a text in one pass of the whole decoder, as the reference engine runs it."""
     from draftwood.compiler.teachers.registry import family_of, make_decoder
 
-    def run(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-        found, rows = Checkpoint.open(folder), len(ids)
+    def run(found: Checkpoint, ids: torch.Tensor) -> torch.Tensor:
+        rows = len(ids)
         decoder = make_decoder(found.config, rows)
         tables = family_of(found.config).tables(found.config, rows).items()
         weights = {name: found.weight(name) for name in found.names()}
@@ -200,3 +202,16 @@ def test_four_bits_become_eight_and_are_compared_with_their_exact_product(
     assert 0 < kept["errors"][-1] < found["difference"]["errors"][-1] and kept["agreement"] > 0.8
     want, got = (opened.matrix("layers.1.down.weight") for opened in (exact, made))
     assert 0 < float((got - want).abs().max()) < float(want.abs().max()) / 127
+
+
+def test_without_a_folder_precisions_are_compared_and_nothing_is_written(
+    tiny_teacher: Path, quantised_teacher: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_packed(tiny_teacher, tmp_path / "packed", "awq")
+    for model, names in ((tmp_path / "packed", ["nbits", "w8a8"]), (quantised_teacher, ["nbits"])):
+        assert cli.main(["quantize", "--model", str(model), "--calibration", str(texts), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert list(found) == names and all(one["texts"] == 8 and 0 < one["errors"][-1] < 0.2 for one in found.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+    assert cli.main(["quantize", "--model", str(tiny_teacher), "--calibration", str(texts)]) == 2
+    assert "is not quantised, so there is nothing to compare; give --out" in capsys.readouterr().err

@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.errors import RequestError, UserError
+from draftwood.errors import RequestError
+from draftwood.tools.stages import Stage, kept, run
 
 if TYPE_CHECKING:
     from draftwood.tools.prompts import Prompt
@@ -32,31 +28,14 @@ LEVELS, CANDIDATES = 5, 4
 # Rows that are timed beside that tree's, and nodes of the largest tree that is planned.
 ROWS, NODES = "1,2,3,4,5,6,8,12,16", 15
 SAMPLED = 0.8
-# Long copies of the prompt; a plan says which other trees are worth their rows.
-LOOKED_UP = ("lookup:chain:3", "lookup:chain:7", "lookup:chain:15")
-BESIDE = LOOKED_UP[1]
+# Long copies of the prompt, by their rows; a plan says which other trees are worth theirs.
+LOOKED_UP = {4: "lookup:chain:3", 8: "lookup:chain:7", 16: "lookup:chain:15"}
+BESIDE = LOOKED_UP[8]
 # So many prompts of a file are used, and of its conversations every fourth judges and is not counted.
 MOST, JUDGES = 64, 4
 COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
-
-
-class StageError(UserError):
-    """A stage has failed; its own output says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One command line. ``makes`` is the file or folder that is there once it is done; its figures are kept."""
-
-    name: str
-    words: tuple[str, ...]
-    makes: Path
-    why: str
-
-    @property
-    def line(self) -> str:
-        """As one would type it."""
-        return shlex.join(("draftwood", *self.words))
+# The precision that is chosen by what is measured.
+BEST = "best"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,27 +48,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         default="exact",
-        choices=("exact", "nbits", "w8a8"),
-        help="of a four-bit teacher, as build has it",
+        choices=("exact", "nbits", "w8a8", BEST),
+        help="of a quantised teacher, as build has it; best makes all of them and takes the fastest, by what is"
+        " measured here, with what each rounds",
     )
+    parser.add_argument("--int8-head", action="store_true", help="with nbits or w8a8, as for build")
+    parser.add_argument("--int8-drafter", action="store_true", help="as for build; best tries it by itself")
     parser.add_argument("--device", metavar="NAME", help="plan and lower for it, such as ascend-910b3")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.out.exists():
-        raise RequestError(f"{args.out}: exists already; expected a new folder; remove it or choose another --out")
+    _check(args)
     work = args.out.with_name(f"{args.out.name}.make")
     work.mkdir(parents=True, exist_ok=True)
-    _split_prompts(args, work)
-    stages = list(stages_of(args, work))
-    done = _kept(stages, work)
-    for number, stage in enumerate(stages, 1):
-        if number > done:
-            _run(stage, number, len(stages), work)
-            _keep(stages[:number], work)
-    report = _report(args, stages, work)
+    given = _split_prompts(args, work)
+    if args.precision == BEST:
+        from draftwood.tools.best import best
+
+        report = best(args, work, given)
+    else:
+        stages = list(stages_of(args, work))
+        # What another command has made is not overwritten; a build of these stages is gone on from.
+        if args.out.exists() and args.out not in [one.makes for one in stages[: kept(stages, work, given)]]:
+            raise _taken(args.out)
+        run(stages, work, given)
+        report = _report(args, stages, work)
     (work / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if args.json else _page(report))
     return 0 if report["ok"] else 1
@@ -97,45 +82,93 @@ def main(args: argparse.Namespace) -> int:
 
 def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The command lines, in order."""
-    source = ("--model", args.model, *(("--drafter", args.drafter) if args.drafter else ()))
-    target = ("--target", "onnx,ge") if args.device else ()
-    tree = ",".join(LOOKED_UP)
+    tree = ",".join(spec for rows, spec in LOOKED_UP.items() if rows <= _most_rows(args))
     if args.drafter:
-        yield from _planning(args, work, source)
+        yield from _planning(args, work)
         tree = f"plan:{work / 'plan.json'},{BESIDE}"
-    made = ("--tree", tree, "--kv", args.kv, *target, *_precision(args), "--out", str(args.out))
-    yield Stage("build", ("build", *source, *made), args.out, "freezes teacher, drafter and trees")
-    yield Stage("check", ("check", str(args.out)), args.out / "check.json", "holds every graph to eager PyTorch")
-    yield Stage("tune", ("tune", str(args.out)), work / "tune.txt", "times every gear on this machine")
-    judging = ("--prompts", str(work / JUDGING))
-    yield Stage("bench", ("bench", str(args.out), *judging, "--json"), work / "bench.json",
-                "compares with plain decoding on prompts that were not counted")  # fmt: skip
+    made, here = ("--tree", tree, "--kv", args.kv), args.out
+    why = "freezes teacher, drafter and trees"
+    if args.device and args.precision == "nbits":
+        # Packed weights are laid out for one target; the trees are judged in the same four bits on this machine.
+        here = work / "here"
+        yield _build(args, "build", args.out, why, *made, "--target", "ge")
+        yield _build(args, "build for this machine", here, "has the same trees, to compare texts with", *made)
+    else:
+        yield _build(args, "build", args.out, why, *made, *(("--target", "onnx,ge") if args.device else ()))
+    checks = "holds every graph to eager PyTorch"
+    yield Stage("check", ("check", str(args.out)), args.out / "check.json", checks, judges=True)
+    yield Stage("tune", ("tune", str(here)), work / "tune.txt", "times every gear on this machine")
+    judging = ("bench", str(here), "--prompts", str(work / JUDGING), "--json")
+    why = "compares with plain decoding on prompts that were not counted"
+    yield Stage("bench", judging, work / "bench.json", why, judges=True)
 
 
-def _planning(args: argparse.Namespace, work: Path, source: Sequence[str]) -> Iterator[Stage]:
+def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The stages from a drafter to a plan."""
     first, latency, plan = work / "first", work / "latency.json", work / "plan.json"
     counted = ("--prompts", str(work / COUNTED))
-    wide = ("--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1], *_precision(args), "--out", str(first))
-    yield Stage("first bundle", ("build", *source, *wide), first, "has one wide tree, to count with")
+    wide = ("--tree", _counting_tree(args), "--kv", args.kv.split(",")[-1])
+    yield _build(args, "first bundle", first, "has one wide tree, to count with", *wide)
     stats = work / "greedy.stats", work / "sampled.stats"
     for out, temperature in zip(stats, (0, SAMPLED), strict=True):
         counts = ("calibrate", str(first), *counted, "--temperature", f"{temperature:g}", "--out", str(out))
         yield Stage(f"counts, {out.stem}", counts, out, "counts what the teacher takes of the drafts")
     words: tuple[str, ...]
     if args.device:
-        words = ("profile", "--device", args.device, *source, "--kv", args.kv, "--out", str(latency))
+        modelled = (*_source(args), *_precision(args), "--kv", args.kv)
+        words = ("profile", "--device", args.device, *modelled, "--out", str(latency))
         yield Stage("times", words, latency, f"models steps on {args.device}")
     else:
         words = ("profile", str(first), "--rows", ROWS, "--out", str(latency))
         yield Stage("times", words, latency, "times steps of so many rows here")
     files = ("--stats", *map(str, stats), "--latency", str(latency))
-    words = ("plan", *files, "--max-nodes", str(NODES), "--explain", "--out", str(plan))
+    nodes = str(min(NODES, _most_rows(args) - 1))
+    words = ("plan", *files, "--max-nodes", nodes, "--explain", "--out", str(plan))
     yield Stage("plan", words, plan, "chooses trees and gears")
 
 
+def _build(args: argparse.Namespace, name: str, out: Path, why: str, *more: str) -> Stage:
+    drafter = ("--int8-drafter",) if args.int8_drafter else ()
+    return Stage(name, ("build", *_source(args), *more, *_precision(args), *drafter, "--out", str(out)), out, why)
+
+
+def _source(args: argparse.Namespace) -> tuple[str, ...]:
+    return ("--model", args.model, *(("--drafter", args.drafter) if args.drafter else ()))
+
+
 def _precision(args: argparse.Namespace) -> tuple[str, ...]:
-    return () if args.precision == "exact" else ("--precision", args.precision)
+    named = () if args.precision == "exact" else ("--precision", args.precision)
+    return (*named, *(("--int8-head",) if args.int8_head else ()))
+
+
+def _most_rows(args: argparse.Namespace) -> int:
+    """Rows of a tree at most: an NPU's kernel gives rows the same bits up to an eighth of a group of packed weights."""
+    if not args.device or args.precision != "nbits":
+        return max(LOOKED_UP)
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.kept import in_precision
+    from draftwood.kernels.int4 import most_rows
+    from draftwood.tools.demo import resolve
+
+    config = in_precision(Checkpoint.open(resolve(args.model)), "nbits", npu=True).config
+    return min(most_rows(one.group) for one in config.packed if one.group)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """RequestError where options do not go together."""
+    if args.precision == BEST and (args.device or args.int8_head or args.int8_drafter):
+        raise RequestError(
+            "--precision best: chooses by what this machine measures, the drafter's eight bits among it, and leaves the"
+            " output matrix; leave --device, --int8-head and --int8-drafter out, or name a precision"
+        )
+    if args.precision == BEST and args.out.exists():
+        raise _taken(args.out)
+    if args.int8_drafter and args.device:
+        raise RequestError("--int8-drafter: its steps are not modelled for a --device; leave one of the two out")
+
+
+def _taken(out: Path) -> RequestError:
+    return RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
 
 
 def _counting_tree(args: argparse.Namespace) -> str:
@@ -164,8 +197,8 @@ def _counting_tree(args: argparse.Namespace) -> str:
     raise RequestError(f"--drafter {args.drafter}: drafts no tree of {CANDIDATES} candidates: {refusal}")
 
 
-def _split_prompts(args: argparse.Namespace, work: Path) -> None:
-    """Whole conversations to count with, and others to judge by."""
+def _split_prompts(args: argparse.Namespace, work: Path) -> list[str]:
+    """Whole conversations to count with, and others to judge by: both files' text."""
     from draftwood.tools.prompts import read_prompts
 
     prompts = read_prompts(args.prompts, MOST)
@@ -173,64 +206,19 @@ def _split_prompts(args: argparse.Namespace, work: Path) -> None:
     judging = set(names[JUDGES - 1 :: JUDGES])
     if not judging:
         raise RequestError(f"--prompts: {len(names)} conversations; expected at least {JUDGES}, of which one judges")
-    _write_prompts(work / COUNTED, [one for one in prompts if one.conversation not in judging])
-    _write_prompts(work / JUDGING, [one for one in prompts if one.conversation in judging])
+    parts = {
+        COUNTED: [one for one in prompts if one.conversation not in judging],
+        JUDGING: [one for one in prompts if one.conversation in judging],
+    }
+    return [_write_prompts(work / name, part) for name, part in parts.items()]
 
 
-def _write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
+def _write_prompts(path: Path, prompts: Sequence[Prompt]) -> str:
     rows = ({"prompt" if name == "text" else name: value for name, value in asdict(one).items()} for one in prompts)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
-
-
-def _kept(stages: Sequence[Stage], work: Path) -> int:
-    """How many stages, from the first on, are there as they would be made now."""
-    try:
-        before = json.loads((work / "stages.json").read_text())
-    except (OSError, ValueError):
-        before = []
-    now = _marks(stages, work)
-    done = 0
-    while done < min(len(before), len(now)) and before[done] == now[done] and stages[done].makes.exists():
-        done += 1
-    return done
-
-
-def _marks(stages: Sequence[Stage], work: Path) -> list[list[Any]]:
-    """What decides a stage's output: its words, and the prompts."""
-    prompts = [(work / name).read_text() for name in (COUNTED, JUDGING)]
-    return [[stage.line, prompts] for stage in stages]
-
-
-def _keep(stages: Sequence[Stage], work: Path) -> None:
-    (work / "stages.json").write_text(json.dumps(_marks(stages, work)))
-
-
-def _run(stage: Stage, number: int, count: int, work: Path) -> None:
-    """Runs a stage in a process of its own, which gives its memory back; standard output becomes its file of figures.
-
-    Raises:
-        StageError: it failed.
-    """
-    print(f"[{number}/{count}] {stage.name}: {stage.why}\n    {stage.line}", file=sys.stderr, flush=True)
-    _remove(stage.makes)
-    began, printed = time.monotonic(), work / f"{number}.out"
-    with printed.open("wb") as out:
-        code = subprocess.call([sys.executable, "-P", "-m", "draftwood.tools.cli", *stage.words], stdout=out)
-    if code and stage.name not in ("check", "bench"):  # these say no in their report
-        raise StageError(f"{stage.name} failed ({code}): {stage.line}; mend what it says, and run make again to go on")
-    if stage.makes.exists():
-        printed.unlink()
-    elif code > 1 or code < 0:
-        raise StageError(f"{stage.name} failed ({code}): {stage.line}; mend what it says, and run make again to go on")
-    else:
-        printed.rename(stage.makes)
-    print(f"    {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return text
 
 
 def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> dict[str, Any]:
@@ -254,10 +242,13 @@ def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> di
 
 
 def _page(report: dict[str, Any]) -> str:
+    from draftwood.tools.best import table
+
     check, bench = report["check"], report["bench"]
     equal = f"{bench['identical']} of {bench['turns']} answers are plain decoding's"
     equal += f", {bench['ties']} differ by numeric ties" if bench["ties"] else ""
     lines = [
+        *([table(report)] if "forms" in report else []),
         f"bundle     {report['bundle']}",
         f"gears      {', '.join(report['gears'])}",
         f"check      {'passed' if check['ok'] else 'FAILED'}; {check['mutations_caught']} of {check['mutations']}"

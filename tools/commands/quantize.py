@@ -1,6 +1,7 @@
 """``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs.
 
-Of a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product.
+Of a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product. Without
+``--out`` nothing is written, and what a build makes of a quantised teacher's precisions is compared alone.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftwood.errors import RequestError
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from draftwood.compiler.quantisation.report import Difference
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.kept import Precision
 
 REPORT = "quantisation.json"
 # At most so many texts, and tokens of a text, are calibrated with.
@@ -29,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="texts, a JSON object a line with text, prompt, turns or messages; every fourth is withheld, and by these"
         f" the result is compared with the original ({REPORT})",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to make; must not exist")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="folder to make; must not exist; without it, a quantised teacher is compared with what build --precision"
+        " makes of it",
+    )  # fmt: skip
     parser.add_argument("--head", action="store_true", help="quantise the output matrix, too")
     parser.add_argument(
         "--layout",
@@ -51,6 +62,8 @@ def main(args: argparse.Namespace) -> int:
 
     model = resolve(args.model)
     texts = read_texts(args.calibration, Tokenizer.load(model), _TEXTS, _TOKENS)
+    if args.out is None:
+        return _compare(Checkpoint.open(model), [*texts.calibration, *texts.withheld], args.json)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
     made = quantise(request, args.out, _say)
     original = Checkpoint.open(model)
@@ -68,6 +81,22 @@ def main(args: argparse.Namespace) -> int:
         "difference": figures,
     }
     print(json.dumps(summary) if args.json else _text(summary, found, kept))
+    return 0
+
+
+def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
+    """Every precision of a quantised teacher beside its own function, on all texts."""
+    from draftwood.compiler.quantisation.report import difference
+    from draftwood.compiler.teachers.kept import in_precision
+
+    if not (original.packed or original.config.quantised):
+        raise RequestError(f"--model {original.folder}: is not quantised, so there is nothing to compare; give --out")
+    names: tuple[Precision, ...] = ("nbits", "w8a8") if original.packed else ("nbits",)
+    found = {name: difference(original, in_precision(original, name), texts, _say) for name in names}
+    if as_json:
+        print(json.dumps({name: one.figures() for name, one in found.items()}))
+    else:
+        print("\n".join(f"{name}: {_said(one)}" for name, one in found.items()))
     return 0
 
 
@@ -92,7 +121,7 @@ def _said(found: Difference) -> str:
     return "\n".join(
         (
             f"perplexity {found.perplexity:.3f}, original {found.original_perplexity:.3f} ({100 * found.worse:+.2f} %),"
-            f" on {found.tokens} tokens of {found.texts} withheld texts",
+            f" on {found.tokens} tokens of {found.texts} texts",
             f"best tokens alike at {100 * found.agreement:.2f} % of positions; states differ by"
             f" {100 * found.errors[-1]:.2f} % behind the last block",
         )
