@@ -56,9 +56,10 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         raise RequestError(
             f"--drafter: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
         )
-    kept: Precision = "nbits" if manifest.packed else "exact"
+    head = bool(manifest.teacher.config["quantised"])
+    kept: Precision = "exact" if not manifest.packed else "nbits-head" if head else "nbits"
     exact = Checkpoint.open(model)
-    teacher = in_precision(exact, kept, npu=True, head=bool(manifest.packed and manifest.teacher.config["quantised"]))
+    teacher = in_precision(exact, kept, npu=True)
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
     opened = open_drafter(drafter, exact) if drafter else None
     wanted = manifest.drafter

@@ -50,8 +50,6 @@ class BuildRequest:
     gears: tuple[Gear, ...] = ()
     # What a packed teacher's linear layers are kept in.
     precision: Precision = "exact"
-    # Its output matrix in W8A8 as well.
-    int8_head: bool = False
     # The drafter's linear layers in W8A8, whatever the teacher's are: no text changes.
     int8_drafter: bool = False
     # Also the step with the same bits in every tree, for a CPU.
@@ -142,10 +140,11 @@ def _check_precision(request: BuildRequest) -> None:
     name = request.precision
     if name not in get_args(Precision):
         raise RequestError(f"--precision {name}: expected one of {', '.join(get_args(Precision))}")
-    if name == "nbits" and len(request.targets) > 1:
-        raise RequestError("--precision nbits: packs weights for one target; expected --target onnx or ge")
+    packs = name.startswith("nbits")
+    if packs and len(request.targets) > 1:
+        raise RequestError(f"--precision {name}: packs weights for one target; expected --target onnx or ge")
     # Packed layers are described without weights as well; requantised ones have none before they are made.
-    if name != "exact" and request.weights not in (("copy", "none") if name == "nbits" else ("copy",)):
+    if name != "exact" and request.weights not in (("copy", "none") if packs else ("copy",)):
         raise RequestError(f"--precision {name}: makes weights that no checkpoint holds; expected --weights copy")
 
 

@@ -30,12 +30,11 @@ class Sources:
     @classmethod
     def open(cls, request: BuildRequest) -> Sources:
         """Reads headers only; without weights, configurations only, where they tell the network."""
-        asked = {"npu": "ge" in request.targets, "head": request.int8_head}
         if request.weights == "none":
-            teacher = in_precision(Checkpoint.describe(request.model), request.precision, **asked)
+            teacher = in_precision(Checkpoint.describe(request.model), request.precision, npu=True)
             return cls(teacher, describe_drafter(request.drafter, teacher) if request.drafter else None)
         exact = Checkpoint.open(request.model)
-        teacher = in_precision(exact, request.precision, **asked)
+        teacher = in_precision(exact, request.precision, npu="ge" in request.targets)
         if request.drafter is None:
             return cls(teacher, None)
         drafter = open_drafter(request.drafter, exact)

@@ -24,34 +24,30 @@ from draftwood.kernels.nbits import BLOCK, packed_blocks
 # O outputs, H inputs, G groups of inputs
 
 ZERO, OFFSET = "weight_zero", "weight_offset"
-Precision = Literal["exact", "nbits", "w8a8"]
+# With -head the output matrix is in W8A8, too.
+Precision = Literal["exact", "nbits", "nbits-head", "w8a8", "w8a8-head"]
 _HEAD = "lm_head"
 T = TypeVar("T")
 
 
-def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False, head: bool = False) -> Checkpoint:
+def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False) -> Checkpoint:
     """The teacher, its packed linear layers kept in ``precision``, as the kernels of a CPU or an NPU read them.
 
     For a CPU, ``nbits`` also takes a W8A8 teacher, all of whose quantised layers it keeps in eight bits.
 
-    Experts stay the exact product, and so does the output matrix unless ``head`` rounds it to W8A8; so does, as
-    ``nbits``, a layer that mixes forms or whose groups are no multiple of 32 inputs; on an NPU one of eight bits, with
-    groups that are no multiple of 64 inputs, or with a number of outputs that is none of 64.
+    Experts stay the exact product, and without ``-head`` so does the output matrix; as ``nbits`` also a layer that
+    mixes forms or whose groups are no multiple of 32 inputs; on an NPU one of eight bits, with groups that are no
+    multiple of 64 inputs, or with a number of outputs that is none of 64.
 
     Raises:
-        RequestError: it has no layer that can be kept so, or ``head`` beside a precision that rounds nothing.
+        RequestError: it has no layer that can be kept so.
     """
-    if head and (precision == "exact" or not checkpoint.packed):
-        raise RequestError(
-            f"--int8-head: goes with --precision nbits or w8a8 of a packed teacher; {checkpoint.folder} is"
-            f" {f'kept {precision}' if checkpoint.packed else 'not packed'}; draftwood quantize --head rounds others"
-        )
     if precision == "exact":
         return checkpoint
     if precision == "nbits" and checkpoint.config.quantised and not npu:
         return _eight_bits(checkpoint)
     layers = [layer for layer in linear_layers(checkpoint.parts) if layer != _HEAD and _matrices(checkpoint, layer)]
-    if precision == "w8a8":
+    if precision in ("w8a8", "w8a8-head"):
         made = {layer: _requantised(checkpoint, layer) for layer in layers}
         found = replace(checkpoint, config=replace(checkpoint.config, quantised=tuple(made)))
     else:
@@ -65,7 +61,7 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
             f" {GROUPS[-1] if npu else BLOCK} inputs; leave the option out"
         )
     found = replace(found, parts=_with(checkpoint.parts, made))
-    return _with_int8_head(found) if head else found
+    return _with_int8_head(found) if precision.endswith("-head") else found
 
 
 def _with_int8_head(checkpoint: Checkpoint) -> Checkpoint:

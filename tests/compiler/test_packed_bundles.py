@@ -121,11 +121,11 @@ def test_the_output_matrix_in_eight_bits(save_llama: Callable, tmp_path: Path) -
     save_llama(tmp_path / "plain", tie_word_embeddings=True)
     save_packed(tmp_path / "plain", tmp_path / "packed", "awq")
     exact = Checkpoint.open(tmp_path / "packed")
-    found = in_precision(exact, "nbits", head=True)
+    found = in_precision(exact, "nbits-head")
     assert exact.config.tied and not found.config.tied and found.config.quantised == ("lm_head",)
     (whole_OH, scale_O1), got = rounded(exact.weight("embed.weight")), found.weight("lm_head.weight")
     assert torch.equal(got.t(), whole_OH) and torch.equal(found.weight("lm_head.weight_scale"), scale_O1.flatten())
-    bundle = bundled(tmp_path / "packed", None, tmp_path / "bundle", TREES[:1], precision="nbits", int8_head=True)
+    bundle = bundled(tmp_path / "packed", None, tmp_path / "bundle", TREES[:1], precision="nbits-head")
     assert all(c["ok"] for c in check(bundle, [np.arange(3, 30)])["comparisons"])
     assert_texts_alike(bundle, [3, 5, 7], 20)
 
@@ -233,8 +233,7 @@ def test_a_w8a8_teacher_of_odd_width_is_not_kept_in_blocks(
             "packs weights for one target; expected --target onnx or ge",
         ),
         ({"precision": "w8a8", "targets": ("ge",), "weights": "none"}, "makes weights that no checkpoint holds"),
-        ({"int8_head": True}, "--int8-head: goes with --precision nbits or w8a8 of a packed teacher; .* is kept exact"),
-        ({"precision": "q4"}, "--precision q4: expected one of exact, nbits, w8a8"),
+        ({"precision": "q4"}, "--precision q4: expected one of exact, nbits, nbits-head, w8a8"),
     ],
 )
 def test_what_cannot_be_kept_so_is_refused(four_bits: Path, tmp_path: Path, fields: dict, said: str) -> None:

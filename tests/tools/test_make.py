@@ -5,15 +5,17 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args
 
 import pytest
 
+from draftwood.compiler.teachers.kept import Precision
 from draftwood.runtime.bundle import Bundle
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools import stages
 from draftwood.tools.cli import main
 from draftwood.tools.commands import make, tune
+from draftwood.tools.commands.build import PRECISIONS
 from draftwood.tools.stages import Stage
 
 
@@ -58,7 +60,7 @@ def test_without_a_drafter_trees_are_looked_up(
     assert {gear.draft for gear in Bundle.open(out).manifest.gears} == {None, "lookup"}
     monkeypatch.setattr(stages.subprocess, "call", None)
     assert report_of(capsys, *line)[0] == report  # all is there
-    assert main(["make", *map(str, line), "--int8-head"]) == 2  # another bundle is there
+    assert main(["make", *map(str, line), "--precision", "nbits"]) == 2  # another bundle is there
     assert "exists already" in capsys.readouterr().err
 
 
@@ -91,12 +93,12 @@ def test_four_bits_for_a_device_are_modelled_so_and_judged_on_this_machine(
     (tmp_path / "wide").mkdir()
     save_tiny(tmp_path / "wide", hidden_size=128, intermediate_size=256, num_key_value_heads=2)
     save_packed(tmp_path / "wide", tmp_path / "four", "awq", group=64)
-    words = (tmp_path / "four", "--precision", "nbits", "--int8-head", "--device", "ascend-910b3")
+    words = (tmp_path / "four", "--precision", "nbits-head", "--device", "ascend-910b3")
     found = {stage.name: stage.words for stage in stages_for(tmp_path, *words)}
     assert list(found) == ["build", "build for this machine", "check", "tune", "bench"]
     one, other = found["build"], found["build for this machine"]
     assert one[(at := one.index("--target")) : at + 2] == ("--target", "ge") and "--target" not in other
-    assert {"nbits", "--int8-head", "lookup:chain:3,lookup:chain:7"} <= set(one) & set(other)
+    assert {"nbits-head", "lookup:chain:3,lookup:chain:7"} <= set(one) & set(other)
     assert found["check"][1] == str(tmp_path / "b") and found["bench"][1] == found["tune"][1] == str(tmp_path / "here")
 
 
@@ -240,6 +242,10 @@ def test_what_is_there_is_kept_and_what_has_changed_is_made_again(tmp_path: Path
     assert stages.kept(changed, tmp_path, ["x"]) == 1
     found[0].makes.unlink()
     assert stages.kept(found, tmp_path, ["x"]) == 0
+
+
+def test_the_precisions_to_ask_for_are_those_there_are() -> None:
+    assert get_args(Precision) == PRECISIONS
 
 
 def test_a_stage_that_fails_is_named_with_its_command(

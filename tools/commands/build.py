@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from draftwood.trees.spec import Specs
 
 
+# Those of `draftwood.compiler.teachers.kept`, which takes seconds to import.
+PRECISIONS = ("exact", "nbits", "nbits-head", "w8a8", "w8a8-head")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
     parser.add_argument(
@@ -51,11 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         default="exact",
-        choices=("exact", "nbits", "w8a8"),
+        choices=PRECISIONS,
         help="of a four-bit teacher's layers: their exact product; as they are packed, rows rounded block by block, and"
-        " also those of a W8A8 teacher; or requantised to W8A8",
+        " also those of a W8A8 teacher; or requantised to W8A8; with -head the output matrix in W8A8, too",
     )
-    parser.add_argument("--int8-head", action="store_true", help="with nbits or w8a8: the output matrix in W8A8, too")
     parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"
     )
@@ -132,7 +135,6 @@ def main(args: argparse.Namespace) -> int:
         weights=args.weights,
         soc=_soc(args.soc),
         precision=args.precision,
-        int8_head=args.int8_head,
         int8_drafter=args.int8_drafter,
         bitwise=args.bitwise,
         whole=args.one_launch,

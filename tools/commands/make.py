@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.tools.commands.build import PRECISIONS
 from draftwood.tools.stages import Stage, kept, run
 
 if TYPE_CHECKING:
@@ -48,11 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         default="exact",
-        choices=("exact", "nbits", "w8a8", BEST),
+        choices=(*PRECISIONS, BEST),
         help="of a quantised teacher, as build has it; best makes all of them and takes the fastest, by what is"
         " measured here, with what each rounds",
     )
-    parser.add_argument("--int8-head", action="store_true", help="with nbits or w8a8, as for build")
     parser.add_argument("--int8-drafter", action="store_true", help="as for build; best tries it by itself")
     parser.add_argument("--device", metavar="NAME", help="plan and lower for it, such as ascend-910b3")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
@@ -88,7 +88,7 @@ def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         tree = f"plan:{work / 'plan.json'},{BESIDE}"
     made, here = ("--tree", tree, "--kv", args.kv), args.out
     why = "freezes teacher, drafter and trees"
-    if args.device and args.precision == "nbits":
+    if args.device and args.precision.startswith("nbits"):
         # Packed weights are laid out for one target; the trees are judged in the same four bits on this machine.
         here = work / "here"
         yield _build(args, "build", args.out, why, *made, "--target", "ge")
@@ -137,13 +137,12 @@ def _source(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _precision(args: argparse.Namespace) -> tuple[str, ...]:
-    named = () if args.precision == "exact" else ("--precision", args.precision)
-    return (*named, *(("--int8-head",) if args.int8_head else ()))
+    return () if args.precision == "exact" else ("--precision", args.precision)
 
 
 def _most_rows(args: argparse.Namespace) -> int:
     """Rows of a tree at most: an NPU's kernel gives rows the same bits up to an eighth of a group of packed weights."""
-    if not args.device or args.precision != "nbits":
+    if not args.device or not args.precision.startswith("nbits"):
         return max(LOOKED_UP)
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.kept import in_precision
@@ -156,10 +155,10 @@ def _most_rows(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """RequestError where options do not go together."""
-    if args.precision == BEST and (args.device or args.int8_head or args.int8_drafter):
+    if args.precision == BEST and (args.device or args.int8_drafter):
         raise RequestError(
-            "--precision best: chooses by what this machine measures, the drafter's eight bits among it, and leaves the"
-            " output matrix; leave --device, --int8-head and --int8-drafter out, or name a precision"
+            "--precision best: chooses by what this machine measures, and tries the drafter in eight bits by itself;"
+            " leave --device and --int8-drafter out, or name a precision"
         )
     if args.precision == BEST and args.out.exists():
         raise _taken(args.out)

@@ -14,7 +14,7 @@ from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.manifest import MOST_TEXTS
-from draftwood.tools.commands.build import parse_sizes
+from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
 from draftwood.tools.show.latency import draw_staircase, table_text
 
@@ -36,10 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
-    parser.add_argument(
-        "--precision", choices=("exact", "nbits", "w8a8"), default="exact", help="of a packed teacher, as for build"
-    )
-    parser.add_argument("--int8-head", action="store_true", help="model its output matrix in W8A8, as for build")
+    parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of a packed teacher, as for build")
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
@@ -79,7 +76,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     if args.model is None:
         raise RequestError(f"--device {args.device}: needs --model, the teacher to model")
     folder = resolve(args.model)
-    config = in_precision(Checkpoint.describe(folder), args.precision, npu=True, head=args.int8_head).config
+    config = in_precision(Checkpoint.describe(folder), args.precision, npu=True).config
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(c for c in MODELLED_SLOTS if c <= config.max_positions)
     _check_slots(slots, config.max_positions)
     drafter, int8 = parse_drafter(args.drafter, folder) if args.drafter else (None, False)
@@ -164,9 +161,8 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.ranks != 1 or args.precision != "exact" or args.int8_head:
-        given = "--model, --drafter, --ranks, --precision and --int8-head"
-        raise RequestError(f"{given}: they go with --device; a bundle has its own")
+    if args.model or args.drafter or args.ranks != 1 or args.precision != "exact":
+        raise RequestError("--model, --drafter, --ranks and --precision: they go with --device; a bundle has its own")
     rows = parse_rows(args.rows) if args.rows else ()
     bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
     share_threads()

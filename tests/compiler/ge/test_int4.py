@@ -21,7 +21,7 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.step import DTYPES
 from draftwood.compiler.targets.online import TorchairExecutor
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import in_precision
+from draftwood.compiler.teachers.kept import Precision, in_precision
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.kernels.int4 import matrix, packed_words, whole_numbers
 from draftwood.runtime.bundle import Bundle
@@ -264,7 +264,7 @@ def test_graphs_without_weights_are_bound_to_a_checkpoint_later(packed: Packed, 
 def test_the_output_matrix_in_eight_bits(packed: Packed) -> None:
     """Beside layers of four bits; rounded when the weights are bound, too, and trees give the plain text."""
     folder = packed()
-    build(asked(folder, int8_head=True), folder / "bundle")
+    build(asked(folder, precision="nbits-head"), folder / "bundle")
     bundle = Bundle.open(folder / "bundle")
     for name in ("decode-kv128", "verify-t6-kv128"):
         counts = Graph.load(bundle.folder / f"npu/{name}.air").counts()
@@ -273,7 +273,7 @@ def test_the_output_matrix_in_eight_bits(packed: Packed) -> None:
     report = check(bundle, [np.arange(3, 30)])
     assert report["ok"], [c for c in report["comparisons"] if not c["ok"]] + report["controls"]
     fields = {"weights": "none", "drafter": None, "trees": TREES[:1], "prefill_rows": (8,)}
-    build(asked(folder, int8_head=True, **fields), folder / "later")
+    build(asked(folder, precision="nbits-head", **fields), folder / "later")
     bind(folder / "later", folder / "teacher", None)
     later = Bundle.open(folder / "later")
     held, bound = (bundle_npu_weights(one.folder, one.npu_graphs()) for one in (bundle, later))
@@ -291,15 +291,15 @@ def test_trees_that_another_kernel_would_take_are_refused(packed: Packed, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "step_ms"),
+    ("name", "precision", "step_ms"),
     [
-        ("openpangu-embedded-7b-w4", False, 6.18),
-        ("openpangu-embedded-7b-w4", True, 5.59),
-        ("qwen3-8b-awq", False, 6.67),
-        ("qwen3-8b-awq", True, 6.08),
+        ("openpangu-embedded-7b-w4", "nbits", 6.18),
+        ("openpangu-embedded-7b-w4", "nbits-head", 5.59),
+        ("qwen3-8b-awq", "nbits", 6.67),
+        ("qwen3-8b-awq", "nbits-head", 6.08),
     ],
 )
-def test_a_teacher_of_7b_is_four_bits_as_a_description(name: str, head: bool, step_ms: float) -> None:
-    config = in_precision(Checkpoint.describe(resolve(f"shape:{name}")), "nbits", npu=True, head=head).config
+def test_a_teacher_of_7b_is_four_bits_as_a_description(name: str, precision: Precision, step_ms: float) -> None:
+    config = in_precision(Checkpoint.describe(resolve(f"shape:{name}")), precision, npu=True).config
     assert len(config.packed) == 4 * config.layers and {one.group for one in config.packed} == {128}
     assert 1e3 * step_s(device("ascend-910b3"), config, 13, 1024) == pytest.approx(step_ms, abs=0.01)
