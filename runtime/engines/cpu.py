@@ -7,6 +7,7 @@ the smallest that has room for its texts; a place that is left over computes one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,9 @@ from draftwood.runtime.speculation.step import Draft, TeacherOutput
 # T new rows of a text, P moved rows, W = P + T, S = slots seen, X rows of all texts, R rows with logits, F features
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
+# A row, and itself once more: neither sees the other.
+_TWICE, _APART = np.zeros(2, np.int64), np.eye(2, dtype=np.bool_)
+PROBED = 4  # tokens of a text by which it is found out what a row's bits depend on
 MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
 
 
@@ -97,7 +101,9 @@ class CpuEngine(StagedEngine):
         return output
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
-        outputs = self._run([self._line(state.kv, draft) for state, draft in zip(states, drafts, strict=True)])
+        lines = [self._line(state.kv, draft) for state, draft in zip(states, drafts, strict=True)]
+        alone = self._differs_alone and len(lines) == len(lines[0].tokens_T) == 1
+        outputs = self._run_twice(lines[0]) if alone else self._run(lines)
         # Without idle rows.
         return [
             one._replace(features_RF=one.features_RF[: draft.tree.rows])
@@ -109,6 +115,31 @@ class CpuEngine(StagedEngine):
         moved = kv.again() if tree.rows == 1 and self._repeats_last and not kv.moved else kv.moved
         rows_R, branch = self._order[: tree.rows], kv.next_branch(tree.rows)
         return Line(kv, tokens_T, tree.depths, rows_R, tree.mask, branch, moved)
+
+    def _run_twice(self, line: Line) -> list[TeacherOutput]:
+        """A launch of one row, beside which it stands once more, seen and read by nobody."""
+        branch = self._unused_branch(line.kv, len(_TWICE))
+        tokens, depths = line.tokens_T[_TWICE], line.depths_T[_TWICE]
+        outputs = self._run([line._replace(tokens_T=tokens, depths_T=depths, mask_TT=_APART, branch=branch)])
+        line.branch[:] = branch[:, :, :1]
+        return outputs
+
+    @cached_property
+    def _differs_alone(self) -> bool:
+        """Whether a row has other bits alone than beside another, by a plain step of a text of a few tokens.
+
+        On processors without AVX-512 onnxruntime's product of four-bit weights sums it in another order.
+        """
+        if not self.bundle.manifest.packed or self.bundle.manifest.dims.branch_rows < len(_TWICE):
+            return False
+        kv, rows = self.new_kv(min(gear.slots for gear in self.bundle.manifest.gears)), self._order[:PROBED]
+        self._run([Line(kv, rows, rows, rows[:1], None, self._unused_branch(kv, PROBED), ())])
+        kv.extended(PROBED)
+        moved = kv.again() if self._repeats_last else kv.moved
+        line = Line(kv, rows[:1], rows[:1], rows[:1], None, kv.next_branch(1), moved)
+        alone = self._run([line])[0].logits_RV.copy()
+        beside = self._run_twice(line)[0].logits_RV
+        return not np.array_equal(alone.view(np.int32), beside.view(np.int32))
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
         shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])

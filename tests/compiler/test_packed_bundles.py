@@ -109,6 +109,25 @@ def test_every_tree_gives_the_plain_text_of_its_precision(kept: Bundle) -> None:
     assert_texts_alike(kept, [3, 5, 7], 60)
 
 
+def test_a_plain_step_has_the_bits_of_a_tree(kept: Bundle) -> None:
+    """However a processor sums a row that is alone."""
+    engine = open_engine(kept, "cpu")
+    rows = dict[str, list[np.ndarray]]()
+    for gear in kept.manifest.gears:
+        state = engine.begin(256)
+        engine.prefill(state, np.arange(9))
+        rows[gear.name] = []
+        for token in range(20, 24):
+            state.root = token
+            drafts = engine.draft([state], [gear])
+            (output,) = engine.verify([state], drafts)
+            rows[gear.name].append(output.logits_RV[0].view(np.int32).copy())
+            state.branched(drafts[0].tokens_T, output.features_RF)
+            state.commit([0])
+    plain, *others = rows.values()
+    assert others and all(np.array_equal(plain, one) for one in others)
+
+
 def test_check_compares_every_graph_with_eager_pytorch(kept: Bundle) -> None:
     report = check(kept, [np.arange(3, 30)])
     assert all(c["ok"] for c in report["comparisons"]), [c for c in report["comparisons"] if not c["ok"]]
