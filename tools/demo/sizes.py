@@ -5,7 +5,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import copytree, ignore_patterns, rmtree
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
@@ -21,12 +26,15 @@ class Shape:
     layers: int
     heads: int
     kv_heads: int
+    # Whether the zeros become random weights: a step's cost is that of a trained teacher, and its text is nobody's.
+    dense: bool = False
 
 
 SIZES: dict[str, Shape | None] = {
     "native": None,
     "110m": Shape(hidden=768, intermediate=2048, layers=16, heads=12, kv_heads=6),
     "500m": Shape(hidden=1280, intermediate=3584, layers=26, heads=20, kv_heads=10),
+    "1.5b": Shape(hidden=1536, intermediate=8960, layers=28, heads=24, kv_heads=12, dense=True),
 }
 
 
@@ -41,10 +49,29 @@ def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
     wide, wide_own = (work / f"{source.name}-{size}-{digest(source):08x}" for source in (small, own))
     # fp32, since bf16 cannot hold a gain times the square root of 3 or 5
     if not wide.exists():
-        widen(small, wide, **asdict(shape), dtype="float32")
+        sizes = asdict(shape)
+        dense = sizes.pop("dense")
+        made = wide.with_name(f"{wide.name}-zeros") if dense else wide
+        if not made.exists():
+            widen(small, made, **sizes, dtype="float32")
+        if dense:
+            _densely(made, wide)
+            rmtree(made)
     if not wide_own.exists():
         widen_drafter(own, wide_own, small, read_config(wide), dtype="float32")
     return wide, wide_own
+
+
+def _densely(sparse: Path, out: Path) -> None:
+    """The same folder with small random numbers in the place of a matrix's zeros."""
+    random = torch.Generator().manual_seed(0)
+    with staged(out) as folder:
+        copytree(sparse, folder, ignore=ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+        tensors = load_file(sparse / "model.safetensors")
+        for value in tensors.values():
+            if value.dim() == 2:
+                value[value == 0] = 0.02 * torch.randn(int((value == 0).sum()), generator=random)
+        save_file(tensors, folder / "model.safetensors")
 
 
 def bundle_name(use: str, size: str, drafter: str, content: object) -> str:

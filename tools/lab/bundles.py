@@ -11,10 +11,12 @@ import msgspec
 
 import draftwood
 from draftwood.compiler.bundle.request import SLOT_MULTIPLE
+from draftwood.compiler.teachers.kept import Precision
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools import demo
 from draftwood.tools.demo import counted
 from draftwood.tools.demo.sizes import bundle_name, models
+from draftwood.tools.lab.four_bits import in_four_bits
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.plan_file import Limits
 from draftwood.trees.spec import MAX_ROWS, Budget, Specs
@@ -44,14 +46,22 @@ def planned_specs(drafter: str, nodes: int) -> tuple[str, Specs]:
         return text, read_specs(f"plan:{file}")
 
 
-def planned_bundle(size: str, drafter: str, reach: int, work: Path, say: Callable[[str], None], texts: int = 1) -> Path:
+def planned_bundle(
+    size: str,
+    drafter: str,
+    reach: int,
+    work: Path,
+    say: Callable[[str], None],
+    texts: int = 1,
+    precision: Precision | None = None,
+) -> Path:
     """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens, of which a launch takes
-    ``texts``; built unless it is there."""
+    ``texts``; built unless it is there. With a ``precision`` its teacher is the one in four bits, kept so."""
     text, specs = planned_specs(drafter, NODES)
-    name = f"planned-b{texts}" if texts > 1 else "planned"
+    name = "-".join(["planned", *([f"b{texts}"] if texts > 1 else []), *([f"w4-{precision}"] if precision else [])])
     folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text))
     if not folder.exists():
-        _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan, texts=texts)
+        _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan, texts=texts, precision=precision)
     return folder
 
 
@@ -146,11 +156,13 @@ def _build(
     plan: object = None,
     own: Path | None = None,
     texts: int = 1,
+    precision: Precision | None = None,
 ) -> None:
     """Builds ``folder``; ``own`` takes the place of the shipped drafter."""
     say(f"building {folder.name}")
     slots = kv_lengths(reach)
     teacher, shipped = models(size, folder.parent, drafter)
+    teacher = in_four_bits(teacher, folder.parent) if precision else teacher
     config = json.loads((teacher / "config.json").read_text())
     if config["max_position_embeddings"] < slots[-1]:  # more than the teacher was trained for
         longer = folder.parent / f"{teacher.name}-{slots[-1]}"
@@ -164,5 +176,6 @@ def _build(
         prefill_rows=PREFILL_ROWS,
         plan=plan,  # type: ignore[arg-type]
         texts=texts,
+        precision=precision or "exact",
     )
     draftwood.build(request, folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from draftwood.compiler.teachers.kept import Precision
 from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
@@ -100,9 +101,9 @@ class Lab:
         """Prompts by conversation; ``limit`` of them, of every source alike."""
         return by_conversation(self.prompts, limit)
 
-    def planned(self, size: str, drafter: str, texts: int = 1) -> Opened:
+    def planned(self, size: str, drafter: str, texts: int = 1, precision: Precision | None = None) -> Opened:
         """The pair with planned trees, tuned on this machine; one bundle for all sections of the suite, but for those
-        in which ``texts`` share a launch.
+        in which ``texts`` share a launch, or whose teacher is in four bits, kept in a ``precision``.
 
         Where bundles were given, the one of the drafter's name.
         """
@@ -110,9 +111,10 @@ class Lab:
         def bundle() -> Bundle:
             if drafter in self.suite.bundles:
                 return Bundle.open(Path(self.suite.bundles[drafter]))
-            return Bundle.open(bundles.planned_bundle(size, drafter, self._reach, self.work, self.say, texts))
+            made = bundles.planned_bundle(size, drafter, self._reach, self.work, self.say, texts, precision)
+            return Bundle.open(made)
 
-        return self._opened(("planned", size, drafter, texts), bundle, tuned=True)
+        return self._opened(("planned", size, drafter, texts, precision), bundle, tuned=True)
 
     @property
     def _reach(self) -> int:
@@ -195,7 +197,7 @@ class Lab:
             # One size at a time, or the memory of a large one would be held beside the next.
             self._open = {held: one for held, one in self._open.items() if held[1] == key[1]}
             bundle = make()
-            runs = (self.suite.engine or default_engine(bundle)) if self.suite.bundles else "cpu"
+            runs = self.suite.engine or default_engine(bundle)
             engine = open_engine(bundle, runs)
             assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
             times = self._times(engine, runs) if tuned else ()

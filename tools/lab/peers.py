@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
 
-# Ids of a prompt and how many tokens at most; the new tokens, greedy, the end token counted.
-Generate = Callable[[Sequence[int], int], Sequence[int]]
+# Ids of a prompt, how many tokens at most and a temperature, 0 for greedy: the new tokens, the end token counted. No
+# token is cut off from what is sampled from.
+Generate = Callable[[Sequence[int], int, float], Sequence[int]]
 # Opens a checkpoint's folder with so many threads; may write what it exports into the second folder.
 Open = Callable[[Path, Path, int], Generate]
 LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
@@ -33,11 +34,12 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
     opened = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     opened.generation_config.pad_token_id = 0  # nothing is padded; unset, it is warned of
 
-    def generate(ids: Sequence[int], count: int) -> list[int]:
+    def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
         given = torch.tensor([list(ids)])
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         with torch.inference_mode():
             mask = torch.ones_like(given)
-            out = opened.generate(given, attention_mask=mask, max_new_tokens=count, do_sample=False, **options)
+            out = opened.generate(given, attention_mask=mask, max_new_tokens=count, **how, **options)
         found: list[int] = out[0, len(ids) :].tolist()
         return found
 
@@ -63,9 +65,10 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
     file.write_text(json.dumps(config, indent=1))
     opened = onnxruntime_genai.Model(str(folder))
 
-    def generate(ids: Sequence[int], count: int) -> list[int]:
+    def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
         params = onnxruntime_genai.GeneratorParams(opened)
-        params.set_search_options(max_length=len(ids) + count, do_sample=False)
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        params.set_search_options(max_length=len(ids) + count, **({"do_sample": False} | how))
         generator = onnxruntime_genai.Generator(opened, params)
         generator.append_tokens(list(ids))
         found: list[int] = []
@@ -94,10 +97,11 @@ def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False
         verbose=False,
     )
 
-    def generate(ids: Sequence[int], count: int) -> list[int]:
+    def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
         opened.reset()  # or it would find the prompt in its cache
         found: list[int] = []
-        for token in opened.generate(list(ids), temp=0.0, repeat_penalty=1.0):
+        how = {"temp": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+        for token in opened.generate(list(ids), **how):
             found.append(int(token))
             if len(found) == count or found[-1] in teacher.config.eos:
                 break
@@ -129,14 +133,14 @@ def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = Fa
     opened = openvino_genai.LLMPipeline(
         str(path), openvino_genai.Tokenizer(str(folder)), "CPU", **given, **({"prompt_lookup": True} if lookup else {})
     )
-    asked = openvino_genai.GenerationConfig(do_sample=False, stop_token_ids=set(teacher.config.eos))
+    asked = openvino_genai.GenerationConfig(stop_token_ids=set(teacher.config.eos))
     asked.eos_token_id = min(teacher.config.eos, default=0)
     asked.ignore_eos = not teacher.config.eos
     if lookup:
         asked.num_assistant_tokens, asked.max_ngram_size = LOOKED_UP, 3
 
-    def generate(ids: Sequence[int], count: int) -> list[int]:
-        asked.max_new_tokens = count
+    def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
+        asked.max_new_tokens, asked.do_sample, asked.temperature = count, temperature > 0, temperature or 1.0
         row = np.array([list(ids)], np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(row), openvino.Tensor(np.ones_like(row)))
         found: list[int] = opened.generate(inputs, asked).tokens[0]
@@ -176,6 +180,7 @@ PEERS: dict[str, tuple[str, Open]] = {
     "OpenVINO GenAI int8": ("openvino_genai", partial(openvino, form="Q8_0")),
     "OpenVINO GenAI int4": ("openvino_genai", partial(openvino, form="Q4_0")),
     "OpenVINO GenAI int8 prompt lookup": ("openvino_genai", partial(openvino, form="Q8_0", lookup=True)),
+    "OpenVINO GenAI int4 prompt lookup": ("openvino_genai", partial(openvino, form="Q4_0", lookup=True)),
 }
 # How to get a package; others are in our own extra.
 INSTALL = {

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from draftwood.compiler.teachers.kept import Precision
 from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.manifest import Manifest
 from draftwood.tools import demo
 from draftwood.tools.demo.sizes import SIZES
 from draftwood.tools.lab.given import Given
+from draftwood.tools.lab.peers import PEERS
 from draftwood.tools.prompts import split_family
 
 FOLDER = Path(__file__).parent / "suites"
@@ -49,9 +51,15 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     windows: tuple[int, ...] = ()
     # Texts that share launches.
     texts: tuple[int, ...] = ()
+    # What the teacher in four bits is kept in; without any the teacher is in fp32.
+    precisions: tuple[str, ...] = ()
+    # Other programs, by their names; all that are known where none is named.
+    peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check("policies", self.policies, POLICIES)
+        _check("peers", self.peers, tuple(PEERS))
+        _check("precisions", self.precisions, get_args(Precision))
         limits = [limit for limit in (self.limit, *self.limits.values()) if limit is not None]
         if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, *self.texts, *limits) < 1:
             raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, texts, limit: expected 1 or more")

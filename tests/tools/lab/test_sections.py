@@ -28,7 +28,7 @@ SUITE = Suite(
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
         "batches": Ask(**ONE, texts=(2, 4)),
-        "peers": Ask(**ONE),
+        "peers": Ask(**ONE, precisions=("nbits", "w8a8"), temperatures=(0.0, 0.8)),
         "ablations": Ask(**ONE),
         "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(100,), windows=(8, 0)),
     },
@@ -47,12 +47,17 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
     monkeypatch.setattr(exactness, "STEPS", 6)
-    monkeypatch.setattr(peers, "PEERS", {"nobody": ("no_such_package", broken), "broken": ("json", broken)})
-    monkeypatch.setattr(programs, "PEERS", peers.PEERS)
+    known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "echo lookup": ("json", echoing)}
+    for module in (peers, programs):
+        monkeypatch.setattr(module, "PEERS", known)
 
 
 def broken(model: Path, work: Path, threads: int) -> peers.Generate:
     raise RuntimeError("reads no such checkpoint")
+
+
+def echoing(model: Path, work: Path, threads: int) -> peers.Generate:
+    return lambda ids, count, temperature: [*ids, *ids][:count]
 
 
 def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> None:
@@ -72,6 +77,13 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     why = "cannot open the checkpoint: reads no such checkpoint"
     assert missing == (("nobody", "not installed: pip install 'draftwood[peers]'"), ("broken", why))
     assert "Missing: nobody" in markdown(found)
+    (chapter,) = (one for one in found.chapters if one.section.name == "peers")
+    programs, over, _ = chapter.blocks
+    ours = [f"draftwood {form} {way}" for form in ("nbits", "w8a8") for way in ("plain", "medusa tree")]
+    assert [line[2] for line in programs.lines] == 2 * [*ours, "echo lookup"]
+    assert all(line[4] == "2 of 2" for line in programs.lines if line[2] in ours)
+    assert ("draftwood nbits plain", "draftwood w8a8 plain") in {(line[2], line[3]) for line in over.lines}
+    assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"echo lookup"}
 
 
 def test_every_section_is_registered_under_its_own_name() -> None:

@@ -1,18 +1,18 @@
 """Other programs on the same checkpoint, in the same run: what is installed takes turns, what is not is named.
 
-Seconds are of a whole greedy text, its prompt counted, for not every peer tells the two apart. Threads are equal.
+Seconds are of a whole text, its prompt counted, for not every peer tells the two apart. Threads are equal.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from draftwood.runtime.decoding import Options
 from draftwood.tools.lab.differences import agreement
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.peers import PEERS, Generate
@@ -23,95 +23,135 @@ from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "peers"
 PROMPTS = 6
-TOKEN_SECONDS = {"native": 0.02, "110m": 0.15, "500m": 0.6}
-PLAIN = "draftwood plain"
+TOKEN_SECONDS = {"native": 0.02, "110m": 0.15, "500m": 0.6, "1.5b": 1.5}
+OURS, PLAIN = "draftwood", "plain"
+# What is read from a peer's name: that it speculates.
+LOOKUP = "lookup"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A prompt at a size, with every peer."""
+    """A prompt at a size and a temperature, with every peer."""
     for size in ask.sizes:
-        for prompt in range(ask.limit_of(size) or PROMPTS):
-            yield Task(NAME, {"size": size, "prompt": prompt}, TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds)
+        for temperature in ask.temperatures:
+            for prompt in range(ask.limit_of(size) or PROMPTS):
+                at = {"size": size, "temperature": temperature, "prompt": prompt}
+                yield Task(NAME, at, TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds)
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
-    """Ours, plain and with every drafter and policy; then the peers that are installed."""
+    """Ours, plain and with every drafter and policy, in every precision; then the peers that are installed."""
     size = task.at["size"]
     found: dict[str, Generate] = {}
-    for drafter in ask.drafters:
-        opened = lab.planned(size, drafter)
-        for policy in ("plain", *ask.policies):
-            name = PLAIN if policy == "plain" else f"draftwood {drafter.removeprefix('demo-')} {policy}"
-            found.setdefault(name, partial(_ours, Way(opened.engine, opened.policies(policy))))
-    others = {name: lab.peer(size, name) for name in PEERS}
+    for precision in ask.precisions or (None,):
+        for drafter in ask.drafters:
+            opened = lab.planned(size, drafter, precision=precision)
+            for policy in (PLAIN, *ask.policies):
+                drafted = "" if policy == PLAIN else f"{drafter.removeprefix('demo-')} "
+                name = f"{_named(precision)} {drafted}{policy}"
+                found.setdefault(name, partial(_ours, lab, ask, Way(opened.engine, opened.policies(policy))))
+    others = {name: lab.peer(size, name) for name in ask.peers or PEERS}
     return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
 
 
-def _ours(way: Way, ids: Sequence[int], count: int) -> Sequence[int]:
-    return decode(way, ids, Options(max_new_tokens=count)).result.token_ids
+def _named(precision: str | None) -> str:
+    return f"{OURS} {precision}" if precision else OURS
+
+
+def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperature: float) -> Sequence[int]:
+    asked = replace(lab.options(ask, temperature, ignore_eos=False), max_new_tokens=count)
+    return decode(way, ids, asked).result.token_ids
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Exports the checkpoint to whoever needs it, and lets each answer once."""
     if lab.warmed != (NAME, task.at["size"]):
         for generate in _ways(task, ask, lab).values():
-            generate(_ids(task, ask, lab), 8)
+            generate(_ids(task, ask, lab), 8, task.at["temperature"])
         lab.warmed = (NAME, task.at["size"])
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
-    """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on."""
-    ids = _ids(task, ask, lab)
+    """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on: ours in
+    the same precision, a peer's with that of the first."""
+    ids, ways = _ids(task, ask, lab), _ways(task, ask, lab)
     takers = {
-        name: partial(_timed, generate, ids, ask.max_new_tokens) for name, generate in _ways(task, ask, lab).items()
+        name: partial(_timed, generate, ids, ask.max_new_tokens, task.at["temperature"])
+        for name, generate in ways.items()
     }
     texts = in_turns(takers, ask.rounds, task.at["prompt"])
-    plain = texts[PLAIN][0][1]
-    found = {
-        name: {"seconds": [one for one, _ in own], "tokens": len(own[-1][1]), "agree": agreement(plain, own[-1][1])}
-        for name, own in texts.items()
-    }
-    others = {name: lab.peer(task.at["size"], name) for name in PEERS}
+    plain = {name.removesuffix(f" {PLAIN}"): own[0][1] for name, own in texts.items() if _plain(name)}
+    found = {}
+    for name, own in texts.items():
+        base = next((text for form, text in plain.items() if name.startswith(f"{form} ")), next(iter(plain.values())))
+        last = own[-1][1]
+        found[name] = {
+            "seconds": [one for one, _ in own], "tokens": len(last), "agree": agreement(base, last), "base": len(base)
+        }  # fmt: skip
+    others = {name: lab.peer(task.at["size"], name) for name in ask.peers or PEERS}
     missing = {name: why for name, why in others.items() if isinstance(why, str)}
     return {"prompt_tokens": len(ids), "programs": found, "missing": missing}
 
 
-def _timed(generate: Generate, ids: list[int], count: int) -> tuple[float, list[int]]:
+def _plain(name: str) -> bool:
+    return name.startswith(OURS) and name.endswith(f" {PLAIN}")
+
+
+def _timed(generate: Generate, ids: list[int], count: int, temperature: float) -> tuple[float, list[int]]:
     began = time.perf_counter()
-    text = list(map(int, generate(ids, count)))
+    text = list(map(int, generate(ids, count, temperature)))
     return round(time.perf_counter() - began, 6), text
 
 
 def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
     prompt = lab.prompt(task.at["prompt"], ask.limit_of(task.at["size"]) or PROMPTS)
-    return lab.planned(task.at["size"], ask.drafters[0]).ids(prompt)
-
-
-Line = tuple[str, str, Interval, list[Row]]
+    precision = ask.precisions[0] if ask.precisions else None
+    return lab.planned(task.at["size"], ask.drafters[0], precision=precision).ids(prompt)
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
-    """Tokens a second of every program, its agreement, and who is missing."""
-    lines: list[Line] = []
-    for size in dict.fromkeys(row["at"]["size"] for row in rows):
-        own = [row for row in rows if row["at"]["size"] == size]
-        for name in own[0]["found"]["programs"]:
+    """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["at"]["size"], row["at"]["temperature"]), []).append(row)
+    cells, over, keys = [], [], list[list[str]]()
+    for (size, temperature), own in groups.items():
+        names = own[0]["found"]["programs"]
+        for name in names:
             held = [row["found"]["programs"][name] for row in own]
             rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
-            lines.append((size, name, rate, own))
-    cells = []
-    for size, name, rate, own in lines:
-        held = [row["found"]["programs"][name] for row in own]
-        plain = [row["found"]["programs"][PLAIN]["tokens"] for row in own]
-        same = sum(count == one["agree"] == one["tokens"] for count, one in zip(plain, held, strict=True))
-        agree = sum(one["agree"] for one in held)
-        cells.append([size, name, rate, f"{same} of {len(own)}", f"{agree} of {sum(plain)}"])
-    columns = ("size", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
-    note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
-    yield Table("Programs", columns, cells, [[row["key"] for row in own] for *_, own in lines], note)
+            same = sum(one["base"] == one["agree"] == one["tokens"] for one in held)
+            agree, of = (sum(one[what] for one in held) for what in ("agree", "base"))
+            cells.append([size, temperature, name, rate, f"{same} of {len(own)}", f"{agree} of {of}"])
+            keys.append([row["key"] for row in own])
+        over += [[size, temperature, *line, [row["key"] for row in own]] for line in _compared(own, list(names))]
+    columns = ("size", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
+    note = (
+        "Other programs round otherwise: a close decision may fall either way, and the text goes on from it. Ours are"
+    )
+    yield Table("Programs", columns, cells, keys, f"{note} held to plain decoding in the same precision.")
+    if over:
+        columns = ("size", "T", "ours", "over", "times as fast (95 %)")
+        yield Table("Ours over others", columns, [line[:-1] for line in over], [line[-1] for line in over])
     missing = rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
+
+
+def _compared(rows: list[Row], names: list[str]) -> Iterator[tuple[str, str, Interval]]:
+    """Each of ours over the fastest of ours in another precision and over the fastest peer, plain or not alike."""
+    for name in (one for one in names if one.startswith(OURS)):
+        plain = _plain(name)
+        peers = [one for one in names if not one.startswith(OURS) and (LOOKUP in one) != plain]
+        others = [one for one in names if _plain(one) and one != name] if plain else []
+        for group in (peers or [one for one in names if not one.startswith(OURS)], others):
+            if group:
+                best = min(group, key=lambda one: sum(_token_seconds(rows, one)))
+                yield name, best, ratio(_token_seconds(rows, best), _token_seconds(rows, name))
+
+
+def _token_seconds(rows: list[Row], name: str) -> list[float]:
+    held = (row["found"]["programs"][name] for row in rows)
+    return [float(np.median(one["seconds"])) / max(one["tokens"], 1) for one in held]
 
 
 SECTION = Section(
