@@ -84,7 +84,7 @@ def test_onnxruntime_computes_the_reference(bits: int, zeros: bool, cpu: bool, t
 
 @FORMS
 def test_a_row_has_the_same_bits_whatever_stands_beside_it(bits: int, zeros: bool, tmp_path: Path) -> None:
-    """On processors without AVX-512 four bits are summed in another order for a row alone; the engine never runs one."""
+    """On processors without AVX-512 four bits are summed in another order for a row alone; the engine runs none."""
     session = exported(Layer(bits, zeros, bias=False), tmp_path / "layer.onnx")
     name, x = session.get_inputs()[0].name, noise(33, H, seed=7).numpy()
     pairs = np.concatenate([session.run(None, {name: np.stack([row, row])})[0][:1] for row in x])

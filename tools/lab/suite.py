@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -52,14 +52,13 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     # Texts that share launches.
     texts: tuple[int, ...] = ()
     # What the teacher in four bits is kept in; without any the teacher is in fp32.
-    precisions: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
     # Other programs, by their names; all that are known where none is named.
     peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check("policies", self.policies, POLICIES)
         _check("peers", self.peers, tuple(PEERS))
-        _check("precisions", self.precisions, get_args(Precision))
         limits = [limit for limit in (self.limit, *self.limits.values()) if limit is not None]
         if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, *self.texts, *limits) < 1:
             raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, texts, limit: expected 1 or more")

@@ -113,32 +113,35 @@ def show(rows: list[Row]) -> Iterator[Block]:
     groups: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["at"]["size"], row["at"]["temperature"]), []).append(row)
-    cells, over, keys = [], [], list[list[str]]()
-    for (size, temperature), own in groups.items():
-        names = own[0]["found"]["programs"]
-        for name in names:
-            held = [row["found"]["programs"][name] for row in own]
-            rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
-            same = sum(one["base"] == one["agree"] == one["tokens"] for one in held)
-            agree, of = (sum(one[what] for one in held) for what in ("agree", "base"))
-            cells.append([size, temperature, name, rate, f"{same} of {len(own)}", f"{agree} of {of}"])
-            keys.append([row["key"] for row in own])
-        over += [[size, temperature, *line, [row["key"] for row in own]] for line in _compared(own, list(names))]
+    programs = [([*at, *line], own) for at, own in groups.items() for line in _rates(own)]
     columns = ("size", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
-    note = (
-        "Other programs round otherwise: a close decision may fall either way, and the text goes on from it. Ours are"
-    )
-    yield Table("Programs", columns, cells, keys, f"{note} held to plain decoding in the same precision.")
+    note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
+    yield _table("Programs", columns, programs, f"{note} Ours are held to plain decoding in the same precision.")
+    over = [([*at, *line], own) for at, own in groups.items() for line in _compared(own)]
     if over:
-        columns = ("size", "T", "ours", "over", "times as fast (95 %)")
-        yield Table("Ours over others", columns, [line[:-1] for line in over], [line[-1] for line in over])
+        yield _table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
     missing = rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
 
 
-def _compared(rows: list[Row], names: list[str]) -> Iterator[tuple[str, str, Interval]]:
-    """Each of ours over the fastest of ours in another precision and over the fastest peer, plain or not alike."""
+def _table(title: str, columns: tuple[str, ...], lines: list[tuple[list[Any], list[Row]]], note: str = "") -> Table:
+    return Table(title, columns, [line for line, _ in lines], [[row["key"] for row in own] for _, own in lines], note)
+
+
+def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
+    for name in rows[0]["found"]["programs"]:
+        held = [row["found"]["programs"][name] for row in rows]
+        rate = ratio([one["tokens"] for one in held], [float(np.median(one["seconds"])) for one in held])
+        same = sum(one["base"] == one["agree"] == one["tokens"] for one in held)
+        agree, of = (sum(one[what] for one in held) for what in ("agree", "base"))
+        yield name, rate, f"{same} of {len(rows)}", f"{agree} of {of}"
+
+
+def _compared(rows: list[Row]) -> Iterator[tuple[str, str, Interval]]:
+    """Each of ours over the fastest peer, plain or with its speculation alike, and plain over the fastest of ours in
+    another precision."""
+    names = list(rows[0]["found"]["programs"])
     for name in (one for one in names if one.startswith(OURS)):
         plain = _plain(name)
         peers = [one for one in names if not one.startswith(OURS) and (LOOKUP in one) != plain]
