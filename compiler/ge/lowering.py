@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from draftwood.compiler.ge.graph import GE_TYPES, SOURCES, node_of, tensor_of
 from draftwood.compiler.ge.operators import OPERATORS, Call
 from draftwood.compiler.ge.proofs import WRITES
+from draftwood.compiler.ge.tables import MOST_FOLDED
 from draftwood.compiler.ge.torchair_bridge import convert, ge_ir
 from draftwood.compiler.ge.weights import Constant, WeightIndex
 from draftwood.compiler.steps.step import Step
@@ -22,8 +23,6 @@ from draftwood.manifest import StepSignature
 
 # torchair's attributes for its own online runtime; they describe inputs that a lowered graph no longer has.
 _RUNTIME_ATTRIBUTES = ("_input_placements", "_output_dtypes", "_executor_type")
-# Bytes of the largest constant that a graph is given for a computation.
-_MOST_FOLDED = 1 << 20
 _PROTO_TYPES = {
     torch.float32: "DT_FLOAT",
     torch.float16: "DT_FLOAT16",
@@ -48,11 +47,11 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
         LoweringError: an operator that torchair has no converter for, or an input that the graph does not use.
     """
     signature = step.signature
-    inputs, constants, embedded = _placeholders(step, program)
     numbers = {spec.name: i for i, spec in enumerate(signature.outputs)}
-    placeholder = {name: key for key, name in inputs.items()}
-    written = {placeholder[cache]: numbers[output] for output, cache in signature.aliases.items()}
+    given = dict(zip((s.name for s in signature.inputs), program.graph_signature.user_inputs, strict=True))
+    written = {str(given[cache]): numbers[output] for output, cache in signature.aliases.items()}
     graph = convert(program, written, signature.name)
+    inputs, constants, embedded = _placeholders(step, program)
     for op in graph.op:
         if op.type == "Data" and op.name in constants:
             name = constants[op.name]
@@ -136,7 +135,7 @@ def fold_constants(graph: Any) -> None:
             if any(text and value is None for text, value in zip(op.input, operands, strict=True)):
                 continue
             (value,) = Call.of(node_of(op))(operands)
-            if value.numel() * value.element_size() <= _MOST_FOLDED:
+            if value.numel() * value.element_size() <= MOST_FOLDED:
                 known[op.name] = value
                 _as_const(op, value)
 

@@ -36,6 +36,7 @@ import draftwood.kernels  # noqa: F401 (registers every operator: torchair skips
 from draftwood.compiler.ge.converters import register_converters
 from draftwood.compiler.ge.forms import join_transposes, npu_forms
 from draftwood.compiler.ge.rounding import round_inside
+from draftwood.compiler.ge.tables import fold_tables
 from draftwood.environment import cann_available, torch_npu_folder
 from draftwood.errors import LoweringError
 from draftwood.files import cache_home
@@ -246,6 +247,7 @@ def decomposed(program: ExportedProgram) -> fx.GraphModule:
         table = _decompositions(torchair.CompilerConfig())
         join_transposes(program.graph)
         round_inside(program.graph)
+        fold_tables(program)
         module = program.run_decompositions(table).graph_module
     # torch.export notes the type before every cast; a note is nothing to convert.
     for note in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):

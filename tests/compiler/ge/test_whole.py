@@ -13,7 +13,7 @@ from draftwood.compiler.ge.interpreter import shapes
 from draftwood.compiler.ge.operator_rules import engines
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.steps.accept import tree_inputs
-from draftwood.compiler.steps.step import Step, tensor
+from draftwood.compiler.steps.step import DTYPES, Step, tensor
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.steps.tree_rows import FixedRows
 from draftwood.manifest import StepSignature
@@ -147,6 +147,15 @@ def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
     for mutate in graph_mutations().values():
         broken = GeEngine(bundle, mutate=lambda graph, m=mutate: m(graph) if graph.name.startswith("whole") else graph)
         assert not all(one.ok for one in compare_whole(Pair("ge", broken, broken, 3e-2), gear, prompt))
+
+
+def test_a_device_makes_the_graph_that_was_proved(bundle: Bundle) -> None:
+    """Or the first launch would raise: what follows from a tree's tables is a value there, as it is in the file."""
+    from draftwood.compiler.targets.online import TorchairExecutor
+
+    executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
+    graph = next(one for one in bundle.manifest.graphs_of("ge") if one.name == "whole-greedy-ragged-kv128")
+    executor.compiled(graph).compiled(*(torch.zeros(s.shape, dtype=DTYPES[s.dtype]) for s in graph.inputs))
 
 
 @pytest.mark.slow
