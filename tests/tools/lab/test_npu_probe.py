@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from draftwood.environment import torch_npu_installed
 from draftwood.kernels import eager_attention
-from draftwood.tools.lab import npu_report
+from draftwood.tools.lab import npu_probe, npu_report
 from draftwood.tools.lab.npu_probe import CALLED, PROBES, called, kernel_engines, verdict
 from draftwood.tools.lab.npu_report import PIECES, demo_commands, describe, operators, tried, two_devices
 
@@ -36,6 +36,12 @@ def test_each_probe_sees_a_result_that_is_wrong(name: str) -> None:
     bad = verdict(name, "cpu", made=wrong)
     assert not bad.works and bad.seen.startswith("result 0 differs by")
     assert (lambda one: (one.works, one.seen))(verdict(name, "cpu", made=refuses)) == (False, "EZ9999: no kernel")
+
+
+def test_a_right_result_of_the_ai_cpu_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npu_probe, "kernels_of", lambda *_: {"TopKV2": "AI_CPU"})
+    found = verdict("topk-bf16", "cpu", made=lambda module: module)
+    assert not found.works and found.seen == "as on the host; TopKV2 on AI_CPU"
 
 
 def test_a_cache_that_is_not_written_is_seen() -> None:
