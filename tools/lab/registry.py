@@ -9,6 +9,7 @@ from draftwood.tools.lab.sections import (
     exactness,
     lengths,
     peers,
+    rejection,
     shapes,
     steps,
     turns,
@@ -28,6 +29,7 @@ SECTIONS: dict[str, Section] = {
         budget.SECTION,
         window.SECTION,
         attention.SECTION,
+        rejection.SECTION,
         ablations.SECTION,
     )
 }

@@ -94,8 +94,6 @@ class FastEagleModel(CachedModel):
             if fields.get(name) != expected:
                 fields.fail(name, f"{expected!r}, a FastEagle drafter")
         block = read_block(fields, teacher, max(fields.whole("num_hidden_layers"), 1), ("fasteagle",))
-        if read_window(fields, block.layers) is not None:
-            fields.fail("layer_types", "'full_attention' in every layer, or no such field")
         if block.hidden != teacher.hidden:
             fields.fail("hidden_size", f"{teacher.hidden} as the teacher has, whose embedding the drafter reads")
         vocabulary = read_vocabulary(fields, fields, teacher)
@@ -106,6 +104,7 @@ class FastEagleModel(CachedModel):
             draft_vocabulary=vocabulary.draft,
             own_embedding=False,
             tied_head="lm_head.weight" not in stored,
+            window=read_window(fields, block.layers),
         )
         return config, vocabulary, _parts(config, vocabulary)
 

@@ -1,6 +1,7 @@
 """FastEagle against its equations, and its checkpoints."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,23 @@ class Model:
     """A drafter, and what its levels rank by the equations."""
 
     def __init__(
-        self, make: Any, folder: Path, teacher: Checkpoint, load: Callable, draft: int, own_head: bool
+        self,
+        make: Any,
+        folder: Path,
+        teacher: Checkpoint,
+        load: Callable,
+        draft: int,
+        own_head: bool,
+        window: int | None = None,
     ) -> None:
         tensors = save(make, folder, draft, own_head)
-        self.drafter = load(FastEagle, FastEagleModel.open(folder, teacher).checkpoint)
+        checkpoint = FastEagleModel.open(folder, teacher).checkpoint
+        config = replace(checkpoint.config, window=window)  # shorter than a folder may say
+        self.drafter = load(FastEagle, replace(checkpoint, config=config))
         self.ids = np.arange(draft) + (tensors["d2t"].numpy() if draft < 101 else 0)
         head = tensors["lm_head.weight"] if own_head else teacher.weight("lm_head.weight")[self.ids]
         self.head = head.double().numpy()
-        self.oracle = make.oracle(tensors, embed=teacher.weight("embed.weight").double().numpy())
+        self.oracle = make.oracle(tensors, embed=teacher.weight("embed.weight").double().numpy(), window=window)
 
     def ranked(self, features: np.ndarray, tokens: list[int], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and log-probabilities [levels, k], best first; every block over all rows, row by row."""
@@ -78,7 +88,11 @@ class Model:
         return np.array(ids), np.array(scores)
 
 
-@pytest.fixture(scope="module", params=[(40, False), (40, True), (101, False)], ids=["rows", "own", "teacher"])
+@pytest.fixture(
+    scope="module",
+    params=[(40, False), (40, True), (101, False), (40, False, 4)],
+    ids=["rows", "own", "teacher", "window"],
+)
 def model(
     request: pytest.FixtureRequest,
     make: Any,

@@ -18,14 +18,16 @@ from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "window"
 TEXTS = 4
-DRAFTERS = ("demo-eagle3",)
+# Drafters with a cache of the text that may slide.
+DRAFTERS = ("demo-eagle3", "demo-fasteagle")
 TOKEN_SECONDS = {"native": 0.004, "110m": 0.02, "500m": 0.1}
 TREE = "tree"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, with a drafter of every window."""
-    for size, drafter, length in product(ask.sizes, DRAFTERS, ask.lengths):
+    drafters = [drafter for drafter in ask.drafters if drafter in DRAFTERS]
+    for size, drafter, length in product(ask.sizes, drafters, ask.lengths):
         for text in range(ask.limit_of(size) or TEXTS):
             weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(ask.windows)
             yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text}, weight)
@@ -47,7 +49,7 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundles and decodes a text with each."""
-    place = (NAME, task.at["size"], task.at["length"])
+    place = (NAME, *(task.at[of] for of in ("size", "drafter", "length")))
     if lab.warmed != place:
         warm_up(*_ways(task, ask, lab), lab.options(ask, 0.0))
         lab.warmed = place
@@ -60,23 +62,26 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     return {"prompt_tokens": len(ids), "ways": found}
 
 
-Line = tuple[str, int, int, float, Interval, list[str]]
+Line = tuple[str, str, int, int, float, Interval, list[str]]
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Accept length and speed-up by window."""
     lines: list[Line] = []
-    for size, length in dict.fromkeys((row["at"]["size"], row["at"]["length"]) for row in rows):
-        own = [row for row in rows if (row["at"]["size"], row["at"]["length"]) == (size, length)]
+    groups: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        place = (row["at"]["size"], row["at"]["drafter"].removeprefix("demo-"), row["at"]["length"])
+        groups.setdefault(place, []).append(row)
+    for place, own in groups.items():
         plain = [median_seconds(row["found"]["ways"][PLAIN]) for row in own]
         for window in sorted((int(w) for w in own[0]["found"]["ways"] if w != PLAIN), key=lambda w: w or 1 << 30):
             figures = [row["found"]["ways"][str(window)] for row in own]
             gained = sum(one["tokens"] - 1 for one in figures) / sum(one["steps"] for one in figures)
             gain = ratio(plain, [median_seconds(one) for one in figures])
-            lines.append((size, length, window, gained, gain, [row["key"] for row in own]))
-    cells = [[size, length, window or "all", round(gained, 3), gain] for size, length, window, gained, gain, _ in lines]
+            lines.append((*place, window, gained, gain, [row["key"] for row in own]))
+    cells = [[*place, window or "all", round(gained, 3), gain] for *place, window, gained, gain, _ in lines]
     note = "EAGLE-Pangu found a loss: at W = 128 its accept length fell from 3.17 to 1.48, to 0.69 of plain speed."
-    columns = ("size", "tokens before", "window W", "accept length", "speed-up (95 %)")
+    columns = ("size", "drafter", "tokens before", "window W", "accept length", "speed-up (95 %)")
     yield Table("Window of the drafter", columns, cells, [line[-1] for line in lines], note)
 
 
