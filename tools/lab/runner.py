@@ -103,7 +103,8 @@ def measure(
 def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
     """Of one way: times of every round in seconds, and what the last round's steps did.
 
-    ``accepted`` are tokens gained, by step; ``depths`` how many steps drafted, and accepted a draft at depth 1, 2, ...
+    ``accepted`` are tokens gained, by step; ``depths`` how many steps drafted, and accepted a draft at depth 1, 2, ...;
+    ``held`` how many steps a reference engine held to invariants.
     """
     results, last = [text.result for text in texts], texts[-1].result
     steps = [event for event in texts[-1].trace.events if event.kind != "prefill"]
@@ -118,6 +119,7 @@ def figures(texts: Sequence[Decoded], plain: Result) -> dict[str, Any]:
         "equal": all((one.token_ids, one.finish_reason) == own for one in results),
         "accepted": [event.accepted for event in steps],
         "depths": [len(drafted), *(sum(len(e.path) >= d for e in drafted) for d in range(1, deepest + 1))],
+        "held": sum(event.invariants is not None for event in steps),
         "gears": dict(sorted(Counter(event.gear for event in steps).items())),
         "stages_us": {
             "draft": round(sum(event.draft_us for event in steps), 1),
