@@ -20,6 +20,9 @@ from draftwood.planned import Gear as Gear
 
 SCHEMA_VERSION = 13
 MANIFEST_FILE = "manifest.json"
+# A text beside every other in which tokens are looked up, where one was given. A token of it takes 0.5 KB when opened.
+CORPUS_FILE = "lookup/corpus.txt"
+MOST_CORPUS_BYTES = 1 << 20
 # A manifest of a hundred graphs of a model of eighty layers has some 5 MB.
 MOST_BYTES = 64 << 20
 

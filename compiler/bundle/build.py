@@ -38,6 +38,9 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
         graph_sets = tuple(one for name in request.targets for one in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)
         tokenizer = _copy_tokenizer(request.model, folder)
+        if request.corpus:
+            (folder / m.CORPUS_FILE).parent.mkdir()
+            shutil.copyfile(request.corpus, folder / m.CORPUS_FILE)
         manifest = _manifest(request, sources, graph_sets, tokenizer, _files(folder))
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
     return manifest

@@ -14,12 +14,14 @@ from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
+from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.kept import Precision
 from draftwood.errors import RequestError, TreeError
-from draftwood.manifest import MOST_TEXTS
+from draftwood.files import read_text
+from draftwood.manifest import MOST_CORPUS_BYTES, MOST_TEXTS
 from draftwood.planned import Gear, Planning, named_gears
 from draftwood.trees import Topology
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, Lookup
 
 # A prompt takes of them what is cheapest (`draftwood.runtime.engines.chunks`); a KV length has those that are below it.
 PREFILL_ROWS = (32, 128, 512)
@@ -58,6 +60,8 @@ class BuildRequest:
     whole: bool = False
     # Texts that one launch takes at most, on a CPU.
     texts: int = 1
+    # A text file in which trees that are looked up find tokens, beside the text that is decoded.
+    corpus: Path | None = None
     # What the plan that they come from says of them; step times of other gears are left out.
     plan: Planning | None = None
 
@@ -84,6 +88,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     _check_targets(request)
     _check_int8(request)
     _check_precision(request)
+    _check_corpus(request)
     if not 1 <= request.ranks <= MOST_RANKS:
         raise RequestError(f"--ranks {request.ranks}: expected 1 to {MOST_RANKS} devices")
     texts = max((request.texts, *request.shapes.batches))
@@ -109,6 +114,19 @@ def check_request(request: BuildRequest, out: Path) -> None:
         for name in gear.trees:
             if trees[name].rows + trees[name].depth + 1 >= gear.slots:
                 raise TreeError(f"tree {name}: {trees[name].rows} rows do not fit KV length {gear.slots}; raise --kv")
+
+
+def _check_corpus(request: BuildRequest) -> None:
+    if request.corpus is None:
+        return
+    if not any(isinstance(tree, Lookup) for _, tree in request.trees):
+        raise RequestError(f"--corpus {request.corpus}: no tree looks tokens up; add --tree lookup:chain:7")
+    if not any(path.name == "tokenizer.json" for path in tokenizer_files(request.model)):
+        raise RequestError(f"--corpus {request.corpus}: {request.model} has no tokenizer.json to read it with")
+    try:
+        read_text(request.corpus, MOST_CORPUS_BYTES)
+    except OSError as error:
+        raise RequestError(f"--corpus {request.corpus}: {error.strerror}; expected UTF-8 text up to 1 MiB") from error
 
 
 def _check_targets(request: BuildRequest) -> None:

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from draftwood.errors import BundleError, RequestError, TreeError
 from draftwood.files import read_text
-from draftwood.manifest import Gear, GraphSet, GraphSignature, Manifest, Tree, read_manifest
+from draftwood.manifest import (
+    CORPUS_FILE,
+    MOST_CORPUS_BYTES,
+    Gear,
+    GraphSet,
+    GraphSignature,
+    Manifest,
+    Tree,
+    read_manifest,
+)
 from draftwood.runtime.bundle import files, graphs, references, weights
 from draftwood.runtime.bundle.remembered import Files
 from draftwood.runtime.text.grammar import Grammars
@@ -91,6 +100,21 @@ class Bundle:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None where the checkpoint had none: prompts are then given as ids."""
         return Tokenizer.load(self.folder / "tokenizer") if self.manifest.tokenizer else None
+
+    @cached_property
+    def corpus(self) -> list[int]:
+        """Tokens of the text beside every other in which tokens are looked up; none where the bundle has no such text.
+
+        Raises:
+            BundleError: it cannot be read.
+        """
+        if CORPUS_FILE not in self.manifest.files or self.tokenizer is None:
+            return []
+        try:
+            text = read_text(self.folder / CORPUS_FILE, MOST_CORPUS_BYTES)
+        except OSError as error:
+            raise BundleError(f"{self.folder / CORPUS_FILE}: {error.strerror}; build the bundle again") from error
+        return self.tokenizer.encode(text)
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -94,7 +94,7 @@ class StagedEngine(HostParts, ABC):
         drafter = self.bundle.manifest.drafter
         heads = heads_of_rank(drafter.kv_heads, self.ranks) if drafter else 0
         draft = DraftCache(replace(drafter, kv_heads=heads), self.zeros) if drafter else None
-        return SequenceState(self.new_kv(slots), draft, sampling)
+        return SequenceState(self.new_kv(slots), draft, sampling, self.drafting.corpus)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
         return drained(self.read(state, prompt_n))

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.runtime.speculation.lookup import MATCH_CLASSES
+from draftwood.runtime.speculation.lookup import LOOKED_UP, MATCH_CLASSES
 from draftwood.trees import Topology
 
 RankPath = tuple[int, ...]
@@ -81,9 +82,9 @@ class Forest:
         return confidence_class if self.classes > 1 else 0
 
     def walk(self, shape: int, root: int, path: RankPath) -> list[int]:
-        """The nodes of an accepted path, the root first."""
+        """The nodes of an accepted path, the root first, as far as it is the drafter's own."""
         nodes = [root]
-        for rank in path:
+        for rank in takewhile(lambda rank: rank != LOOKED_UP, path):
             nodes.append(self.child[nodes[-1]][0 if shape in self.budgets else rank])
         return nodes
 

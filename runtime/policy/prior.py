@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from draftwood.planned import Prior, TextClass
 from draftwood.runtime.policy.forest import Forest, Levels
+from draftwood.runtime.speculation.lookup import GOES_ON
 
 # How likely the best candidate is thought to be taken where nothing was counted, in greedy and in sampled text.
 HOPE = {True: 0.7, False: 0.5}
-# The same of tokens that are looked up in the text, by the class of the match: what followed once follows again.
-LOOKED_UP = (0.02, 0.15, 0.3, 0.5, 0.7, 0.85)
 # A later candidate's share of what is left, relative to the first's of all.
 LATER = 0.35
 # As how many answers a plan's counts stand beside those of a bundle's texts, and as how many a mere hope.
@@ -89,7 +88,7 @@ def _log_odds(share: float) -> float:
 
 def _hoped(forest: Forest, node: int, accuracy: float) -> float:
     match = forest.root[node] - forest.matches
-    accuracy = accuracy if match < 0 else LOOKED_UP[match]
+    accuracy = accuracy if match < 0 else GOES_ON[match]
     left = 1 - accuracy
     if (
         match < 0 and forest.root[node] >= forest.classes

@@ -19,7 +19,8 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.guide import Guide
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros
-from draftwood.runtime.speculation.lookup import Levels, levels, match_class
+from draftwood.runtime.speculation.lookup import Levels, TextIndex, levels, match_class
+from draftwood.runtime.speculation.merging import merged
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
@@ -61,6 +62,13 @@ class Drafting:
         self._inputs: dict[tuple[str, int], dict[str, NDArray]] = {}
         # Of trees that are looked up in the text.
         self._levels: dict[str, Levels] = {}
+        # Tokens that may be looked up beside a drafter's: none where the bundle asks for no lookup.
+        looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
+        self._ahead = bundle.manifest.dims.path_rows - 1 if looks_up else 0
+        self.corpus: TextIndex | None = None
+        if looks_up and bundle.corpus:
+            self.corpus = TextIndex()
+            self.corpus.extend(bundle.corpus)
         self.noise = SharedNoise(bundle)
         # What greedy text has in its place, by shape: it lies where the graphs run, and is never sent.
         self._silence: dict[tuple[int, int], Buffer] = {}
@@ -169,6 +177,8 @@ class Drafting:
         if state.guide is not None and draft.candidates_IK is None:
             draft = self._again(state, gear, draft, state.guide)
         state.draft.drafted(state.root)
+        if self._ahead and state.guide is None and (index := state.index()).match:
+            return merged(draft, index.ahead(self._ahead, state.sampling, state.length))
         return _guided(state.guide, draft)
 
     def _again(self, state: SequenceState, gear: Gear, draft: Draft, guide: Guide) -> Draft:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from draftwood.noise import Key, gumbels, key_of
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import Topology
+from draftwood.trees.topology import MAX_RANK
 
 # T tree rows
 
@@ -27,6 +28,13 @@ from draftwood.trees import Topology
 MOST_LINKS = 8
 # Classes of match lengths, by which acceptance differs most: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 and more.
 MATCH_CLASSES = 6
+# How often a text is thought to go on as it did behind a match, by class, before it has shown; as so many answers.
+GOES_ON = (0.02, 0.15, 0.3, 0.5, 0.7, 0.85)
+HOPE = 4.0
+# Continuations of a match among which the most frequent is looked for as a text is read; more are taken for a miss.
+MOST_WAYS = 16
+# Rank of a node that was looked up, in a tree of a drafter's, which proposes nothing of that rank.
+LOOKED_UP = MAX_RANK
 # In place of a candidate that the text does not offer. It is accepted where it happens to be right, like any other.
 NOTHING = 0
 
@@ -63,19 +71,34 @@ def levels(tree: Topology) -> Levels:
 
 
 class TextIndex:
-    """The strings of one text. A token takes O(1) amortised; states and ways are at most 2n and 3n for n tokens."""
+    """The strings of one text. A token takes O(1) amortised; states and ways are at most 2n and 3n for n tokens.
 
-    def __init__(self) -> None:
+    ``corpus`` is another text beside it, which many may share: where the end of this one stands there longer than it
+    stands here once more, what followed there is proposed.
+    """
+
+    def __init__(self, corpus: TextIndex | None = None) -> None:
         self.tokens: list[int] = []
         # By state; 0 is the empty string. `_size` is that of its longest string, `_seen` where that last ended.
         self._ways: list[dict[int, int]] = [{}]
         self._link, self._size, self._count, self._seen = [-1], [0], [0], [0]
         self._last = 0
+        # The end of the text in the corpus: the state there, and its length.
+        self._corpus, self._place, self._reach = corpus, 0, 0
+        # By class of match: how often a token came behind one, and was the one that had followed most often.
+        self._asked, self._right = [0] * MATCH_CLASSES, [0] * MATCH_CLASSES
 
     @property
     def match(self) -> int:
-        """Tokens at the end of the text that stand in it once more, the most."""
-        return self._size[max(self._link[self._last], 0)]
+        """Tokens at the end of the text that stand in it once more, or in the corpus, the most."""
+        return self._found()[2]
+
+    def _found(self) -> tuple[TextIndex, int, int]:
+        """Where the match stands: in which text, the state there, and its length."""
+        own = max(self._link[self._last], 0)
+        if self._corpus is not None and self._reach > self._size[own]:
+            return self._corpus, self._place, self._reach
+        return self, own, self._size[own]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens are appended."""
@@ -96,16 +119,17 @@ class TextIndex:
         A node of rank r gets the continuation that is counted r-th most; of equal ones the latest goes first. In
         sampled text the teacher's own noise is added to the logarithms of the counts, as it will be to its logits.
         """
-        tokens, states, paths = [self.tokens[-1]], [max(self._link[self._last], 0)], [list[int]()]
+        text, state, _ = self._found()
+        tokens, states, paths = [self.tokens[-1]], [state], [list[int]()]
         for depth, level in enumerate(levels, 1):
             ways = [
-                self._continuations(states[above], wanted, allowed and partial(allowed, paths[above]))
+                text._continuations(states[above], wanted, allowed and partial(allowed, paths[above]))
                 for above, _, wanted in level
             ]
             ranked = (
-                self._by_count(ways)
+                text._by_count(ways)
                 if sampling.greedy
-                else self._by_draw(ways, key_of(sampling.seed, position + depth))
+                else text._by_draw(ways, key_of(sampling.seed, position + depth))
             )
             for family, best in zip(level, ranked, strict=True):
                 for rank in family.ranks:
@@ -115,6 +139,23 @@ class TextIndex:
                     if allowed is not None:
                         paths.append([*paths[family.parent], token])
         return np.array(tokens, np.int64)
+
+    def ahead(self, most: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
+        """At most so many tokens that the text goes on with if it does as before, its last being at ``position``; each
+        with the chance that it goes on so as far as that, by how often it did in this text."""
+        (text, state, size), chance = self._found(), 1.0
+        found, draw = list[tuple[int, float]](), not sampling.greedy
+        for depth in range(1, most + 1):
+            ways = [text._continuations(state, 1)]
+            (best,) = text._by_draw(ways, key_of(sampling.seed, position + depth)) if draw else text._by_count(ways)
+            if not best:
+                break
+            kind = match_class(size)
+            chance *= (HOPE * GOES_ON[kind] + self._right[kind]) / (HOPE + self._asked[kind])
+            token, state = best[0]
+            found.append((token, chance))
+            size = min(size + 1, text._size[state])
+        return found
 
     def _continuations(
         self, state: int, wanted: int, allowed: Callable[[Collection[int]], set[int]] | None = None
@@ -151,6 +192,8 @@ class TextIndex:
 
     def _append(self, token: int) -> None:
         ways, link, size = self._ways, self._link, self._size
+        self._rate(token)
+        self._follow(token)
         self.tokens.append(token)
         end = len(self.tokens)
         new, state = self._state({}, size[self._last] + 1, 1, end), self._last
@@ -165,6 +208,28 @@ class TextIndex:
             self._count[state] += 1
             self._seen[state] = end
             state = link[state]
+
+    def _rate(self, token: int) -> None:
+        """Whether the token is the one that had followed the match most often."""
+        text, state, size = self._found()
+        if not state:
+            return
+        kind, ways = match_class(size), text._ways[state]
+        self._asked[kind] += 1
+        if token in ways and len(ways) <= MOST_WAYS:
+            counts, seen = text._count, text._seen
+            self._right[kind] += token == max(ways, key=lambda one: (counts[ways[one]], seen[ways[one]]))
+
+    def _follow(self, token: int) -> None:
+        """The end of the text in the corpus, a token on."""
+        corpus = self._corpus
+        if corpus is None:
+            return
+        while self._place and token not in corpus._ways[self._place]:
+            self._place = corpus._link[self._place]
+            self._reach = corpus._size[self._place]
+        if token in corpus._ways[self._place]:
+            self._place, self._reach = corpus._ways[self._place][token], self._reach + 1
 
     def _ended(self, state: int, token: int) -> int:
         """The state of a state's longest string with the token behind it; split from a longer one's where need be."""

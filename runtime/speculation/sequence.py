@@ -29,15 +29,22 @@ class SequenceState:
     ``kv`` is a `KvCache`, or what a reference engine has in its place. ``draft`` is None where nothing drafts.
     """
 
-    def __init__(self, kv: Any, draft: DraftCache | None = None, sampling: Sampling | None = None) -> None:
+    def __init__(
+        self,
+        kv: Any,
+        draft: DraftCache | None = None,
+        sampling: Sampling | None = None,
+        corpus: TextIndex | None = None,
+    ) -> None:
         self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
         # What tokens may be drawn, where not all, and what is to be drafted then.
         self.constraint: Constraint | None = None
         self.guide: Guide | None = None
         self.root = 0
-        # The committed tokens; their index is made where a gear looks tokens up.
+        # The committed tokens; their index, beside a corpus if one was given, is made where a gear looks tokens up.
         self.tokens: list[int] = []
         self._index: TextIndex | None = None
+        self.corpus = corpus
         # How many of the likeliest tokens are wanted beside every drawn one; None where no logprobs are.
         self.top: int | None = None
         # Those of the tokens that the last step gained, of engines that give logits to the host.
@@ -121,7 +128,7 @@ class SequenceState:
         """The committed text and its root, for drafts that are looked up there."""
         found = self._index
         if found is None or found.tokens[-1] != [*self.tokens[len(found.tokens) - 1 :], self.root][0]:
-            found = self._index = TextIndex()  # or another root was set than the text went on with
+            found = self._index = TextIndex(self.corpus)  # or another root was set than the text went on with
         if len(found.tokens) <= len(self.tokens):
             found.extend([*self.tokens[len(found.tokens) :], self.root])
         return found
@@ -136,7 +143,8 @@ class SequenceState:
 
     def copied(self, length: int, slots: int) -> SequenceState:
         """A text of its own, of the first ``length`` tokens, all in place, as ``rewind`` leaves it."""
-        other = SequenceState(self.kv.copied(length, slots), self.draft.copied(length) if self.draft else None)
+        draft = self.draft.copied(length) if self.draft else None
+        other = SequenceState(self.kv.copied(length, slots), draft, corpus=self.corpus)
         other.tokens = self.tokens[:length]
         return other
 

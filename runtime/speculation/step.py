@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear
 from draftwood.runtime.speculation.draft_cache import DeviceRows
 from draftwood.runtime.speculation.logprobs import rows_logprobs
+from draftwood.runtime.speculation.lookup import LOOKED_UP
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.trees import Accepted, TreeBuffers, walk
 
@@ -82,7 +83,8 @@ class Outcome(NamedTuple):
     Args:
         gear: that ran.
         length: committed tokens before the step.
-        path: the rank path that the teacher accepted; empty if nothing was drafted.
+        path: the rank path that the teacher accepted; empty if nothing was drafted. Nodes that were looked up beside a
+            drafter's have rank `LOOKED_UP`.
         gained: tokens, the bonus counted.
         rank: of the bonus among the candidates at the path's end, where the drafter's list is known: one that no
             tree has if it is beyond the list. None where only the tree's own nodes are known.
@@ -226,7 +228,8 @@ def _outcome(
         length=state.length - len(accepted.rows),
         path=accepted.path,
         gained=len(tokens),
-        rank=draft.rank(len(accepted.path), accepted.bonus),
+        # Behind a node that was looked up, the drafter has ranked nothing.
+        rank=None if LOOKED_UP in accepted.path else draft.rank(len(accepted.path), accepted.bonus),
         draft_us=draft_us,
         verify_us=verify_us,
         host_us=accept_us,

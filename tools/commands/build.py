@@ -71,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--texts", type=int, default=1, metavar="N", help="also graphs of 2, 4, ... up to N texts a launch (default 1)"
     )
+    parser.add_argument(
+        "--corpus", type=Path, metavar="FILE.txt", help="trees that are looked up find tokens in this text, too"
+    )
     parser.add_argument("--soc", metavar="NAME", help="chip that the ATC commands name (default Ascend910B3)")
     parser.add_argument("--out", required=True, type=Path, metavar="BUNDLE", help="folder to make; must not exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -140,6 +143,7 @@ def main(args: argparse.Namespace) -> int:
         whole=args.one_launch,
         ranks=args.ranks,
         texts=args.texts,
+        corpus=args.corpus,
     )
     watch = Stopwatch()
     manifest = draftwood.build(request, args.out, progress=watch.next)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options, Result
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policies
+from draftwood.runtime.speculation.lookup import LOOKED_UP
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.lab.conversations import Conversation, by_conversation, turn_prompts
@@ -104,7 +106,7 @@ def count_traffic(
         if name not in calibration.sources:
             for event in (event for event in text.trace.events if event.kind == "verify"):
                 calibration.add(
-                    event.path,
+                    tuple(takewhile(lambda rank: rank != LOOKED_UP, event.path)),
                     group=prompt.conversation,
                     context=event.position + 1,
                     confidence=event.confidence,

@@ -93,19 +93,17 @@ def chain(
 ) -> tuple[list[int], list[float]]:
     """The teacher's ids of a chain behind a text, whose last token is the root, and q of each."""
     ids_U, tokens, chances = engine.bundle.draft_ids, list[int](), list[float]()
-    taken = 0
-    for level, log_U in enumerate(_levels(engine, ids, features_nF, levels, lambda: taken)):
+    for level, log_U in enumerate(_levels(engine, ids, features_nF, levels, tokens)):
         place = pick(level, log_U)
-        taken = place if ids_U is None else int(ids_U[place])
-        tokens.append(taken)
+        tokens.append(place if ids_U is None else int(ids_U[place]))
         chances.append(float(softened(log_U, temperature)[place]))
     return tokens, chances
 
 
 def _levels(
-    engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, levels: int, taken: Callable[[], int]
+    engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, levels: int, chosen: Sequence[int]
 ) -> Iterator[NDArray[np.float64]]:
-    """The drafter's log-probabilities [U] of every level; ``taken`` is the token of the level before."""
+    """The drafter's log-probabilities [U] of every level; ``chosen`` grows by a level's token before the next."""
     drafter = cast(CachedNetwork, engine.drafter)
     step: Any = next(iter(engine.draft_steps.values())).module
     block, count = drafter.config.block, len(ids) - 1
@@ -119,7 +117,7 @@ def _levels(
     rows: Any = drafter.root(extended, step.teacher, torch.zeros(levels, drafter.config.draft_vocabulary))
     for level in range(levels):
         if level:
-            token = torch.tensor([taken()])
+            token = torch.tensor([chosen[-1]])
             rows = rows.below(token, torch.zeros(1, dtype=torch.int64), torch.zeros(1, level, dtype=torch.bool))
         yield _log(drafter.logits(rows.hidden.normed_RH, step.teacher))
 

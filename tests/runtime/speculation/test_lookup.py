@@ -1,6 +1,7 @@
 """What a text says of itself: against counting by hand, and as drafts that change no token."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draftwood
+from draftwood.errors import RequestError
 from draftwood.noise import gumbels, key_of
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.gears import PLAIN
@@ -104,6 +106,25 @@ def test_sampled_text_is_proposed_with_the_teachers_own_noise() -> None:
         assert index.draft(levels(Topology.full((2,))), sampling, position)[1:].tolist() == expected
 
 
+@given(TEXTS, TEXTS)
+def test_the_longer_match_wins_in_text_or_corpus(text: list[int], corpus: list[int]) -> None:
+    beside = TextIndex(indexed(corpus))
+    beside.extend(text)
+    sizes = range(1, min(len(text), len(corpus)) + 1)
+    there = [n for n in sizes if any(corpus[at : at + n] == text[-n:] for at in range(len(corpus)))]
+    own = longest_match(text)
+    assert beside.match == max(own, *there, 0)
+    if own >= max(there, default=0):
+        tree = levels(Topology.full((2, 2)))
+        assert beside.draft(tree, GREEDY, 0).tolist() == indexed(text).draft(tree, GREEDY, 0).tolist()
+
+
+def test_a_corpus_goes_on_where_the_text_does_not() -> None:
+    index = TextIndex(indexed([1, 2, 3, 4, 5, 6]))
+    index.extend([9, 2, 3])
+    assert index.draft(levels(Topology.chain(3)), GREEDY, 0).tolist() == [3, 4, 5, 6]
+
+
 def test_classes_of_matches() -> None:
     assert [match_class(n) for n in (0, 1, 2, 3, 4, 8, 15, 16, 500)] == [0, 1, 2, 2, 3, 4, 4, 5, 5]
 
@@ -150,6 +171,49 @@ def test_texts_of_a_grammar_are_those_of_plain_decoding(looking: Path, temperatu
     first = levels(Topology.full((2,)))
     assert index.draft(first, Sampling(), 6).tolist() == [5, 3, 2]
     assert index.draft(first, Sampling(), 6, allowed=lambda path, tokens: set(tokens) - {3}).tolist() == [5, 2, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_corpus_of_the_bundle_changes_no_text(tiny_teacher: Path, tmp_path: Path, temperature: float) -> None:
+    prompt = "the cat sat on the mat"
+    told = {"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True}
+    trees = read_specs("lookup:chain:3").trees
+    asked = draftwood.BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,))
+    draftwood.build(asked, tmp_path / "without")
+    steps = []
+    with draftwood.open(tmp_path / "without") as model:
+        answer = model.generate(prompt, policy=PLAIN, **told)
+        gear = next(one.name for one in model.manifest.gears if one.looks_up)
+        steps.append(model.generate(prompt, policy=gear, **told).steps)
+        assert answer.text is not None
+    (tmp_path / "corpus.txt").write_text(f"{prompt}{answer.text}")
+    draftwood.build(replace(asked, corpus=tmp_path / "corpus.txt"), tmp_path / "with")
+    with draftwood.open(tmp_path / "with") as model:
+        assert model.bundle.corpus
+        found = model.generate(prompt, policy=gear, **told)
+        steps.append(found.steps)
+    assert found.token_ids == answer.token_ids
+    assert steps[1] < steps[0] if temperature else steps[1] <= steps[0]  # a greedy text runs in circles
+
+
+@pytest.mark.parametrize(
+    ("trees", "content", "message"),
+    [("chain:1", b"text", "no tree looks tokens up"), ("lookup:chain:1", b"\xff", "expected UTF-8 text up to 1 MiB")],
+)
+def test_a_corpus_that_serves_nobody_is_one_line(
+    tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, trees: str, content: bytes, message: str
+) -> None:
+    (tmp_path / "corpus.txt").write_bytes(content)
+    request = draftwood.BuildRequest(
+        model=tiny_teacher,
+        drafter=tiny_heads,
+        trees=read_specs(trees).trees,
+        slots=(128,),
+        corpus=tmp_path / "corpus.txt",
+    )
+    with pytest.raises(RequestError, match=message):
+        draftwood.build(request, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_a_text_that_is_taken_back_is_forgotten(looking: Path) -> None:

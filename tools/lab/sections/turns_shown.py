@@ -46,7 +46,8 @@ def show(rows: list[Row]) -> Iterator[Block]:
     )
     yield Figure("stages", "Where a token's time goes", partial(_draw_stages, turns, places), keys, size=(7.2, 4.2))
     yield from families.show(turns)
-    yield _gears(turns)
+    if (chosen := _gears(turns)).lines:
+        yield chosen
     yield (
         "EAGLE-Pangu reports, for a 7B teacher on one NPU and 240 turns, a mean speed-up of 1.27, 1.84 at p90 and 2.46"
         " at p99, at a mean accept length of 3.17: its figures on its machine; the table above has ours on this one."
