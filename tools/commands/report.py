@@ -27,14 +27,21 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    from draftwood.tools.lab.report.markdown import write_markdown
+    from draftwood.tools.lab.report.markdown import figures_of, write_markdown
     from draftwood.tools.lab.report.page import PICTURES, write_page
 
     (folder,) = args.runs
     page, tables = write_page(folder), write_markdown(folder)
     figures, size = sorted(str(path) for path in (folder / PICTURES).glob("*.png")), page.stat().st_size
     if args.json:
-        print(json.dumps({"page": str(page), "bytes": size, "tables": str(tables), "figures": figures}))
+        found = {
+            "page": str(page),
+            "bytes": size,
+            "markdown": str(tables),
+            "figures": figures,
+            "tables": figures_of(folder),
+        }
+        print(json.dumps(found))
     else:
         print(f"{page}: {size / 1e6:.2f} MB, {len(figures)} figures\n{tables}: its tables")
     return 0

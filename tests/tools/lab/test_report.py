@@ -153,7 +153,9 @@ def test_tables_become_markdown(tiny_run: Path, tmp_path: Path, capsys: pytest.C
     shutil.copytree(tiny_run, tmp_path / "copy")
     assert cli.main(["report", str(tmp_path / "copy"), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
-    text = Path(written["tables"]).read_text()
+    text = Path(written["markdown"]).read_text()
+    assert written["tables"] and all(f"### {one['title']}" in text for one in written["tables"])
+    assert all(len(line) == len(one["columns"]) for one in written["tables"] for line in one["lines"])
     assert written["bytes"] == Path(written["page"]).stat().st_size and all(map(os.path.isfile, written["figures"]))
     assert "# Measured" in text and "## Turns" in text and "| native | 0 | eagle3 tree | 6 | 6 of 6 |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("| ")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -19,6 +20,16 @@ def write_markdown(folder: Path) -> Path:
     out = folder / "report.md"
     write_whole(out, markdown(contents(folder)).encode())
     return out
+
+
+def figures_of(folder: Path) -> list[dict[str, Any]]:
+    """The run's tables as plain values; a figure with an interval is value, low and high."""
+    return [
+        {"section": chapter.section.name, "title": block.title, "columns": block.columns, "lines": block.lines}
+        for chapter in contents(folder).chapters
+        for block in chapter.blocks
+        if isinstance(block, Table)
+    ]
 
 
 def markdown(found: Contents) -> str:
