@@ -139,14 +139,14 @@ def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
 
 
 def _compared(rows: list[Row]) -> Iterator[tuple[str, str, Interval]]:
-    """Each of ours over the fastest peer, plain or with its speculation alike, and plain over the fastest of ours in
-    another precision."""
+    """Each of ours over the fastest peer, of which plain decoding meets those that do not speculate, and plain over the
+    fastest of ours in another precision."""
     names = list(rows[0]["found"]["programs"])
     for name in (one for one in names if one.startswith(OURS)):
         plain = _plain(name)
-        peers = [one for one in names if not one.startswith(OURS) and (LOOKUP in one) != plain]
+        peers = [one for one in names if not one.startswith(OURS) and not (plain and LOOKUP in one)]
         others = [one for one in names if _plain(one) and one != name] if plain else []
-        for group in (peers or [one for one in names if not one.startswith(OURS)], others):
+        for group in (peers, others):
             if group:
                 best = min(group, key=lambda one: sum(_token_seconds(rows, one)))
                 yield name, best, ratio(_token_seconds(rows, best), _token_seconds(rows, name))
