@@ -12,17 +12,19 @@ The last two are expectations, taken over no draw of the teacher's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.compiler.drafters.common.layers import CachedNetwork, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, Extended, Waiting
 from draftwood.noise import gumbel_row, key_of
-from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.reference.eager import EagerEngine
+from draftwood.trees import Topology, tensorize
 
 # n tokens before the root, D levels, U draft vocabulary, V vocabulary, F features
 
@@ -33,11 +35,14 @@ WAYS = (SHARED, ALONE, REJECTION)
 
 
 def accepted(
-    engine: EagerEngine, text: Sequence[int], features_nF: Tensor, at: int, levels: int, sampling: Sampling
+    engine: EagerEngine, state: SequenceState, text: Sequence[int], features_nF: Tensor, at: int, levels: int
 ) -> dict[str, list[float]]:
     """Chances [D] that a chain's first, second, ... token is accepted behind ``text[:at]``, by way; of a whole path,
-    so that one and their sum are tokens a step. Shared noise is told by the text itself, which was drawn with it."""
-    ids_U = engine.bundle.draft_ids
+    so that one and their sum are tokens a step. Shared noise is told by the text itself, which was drawn with it.
+
+    ``state`` is a text of the engine's that holds less of it, and then all of it but the root.
+    """
+    ids_U, sampling = engine.bundle.draft_ids, state.sampling
     random = np.random.default_rng([sampling.seed, at])
     temperature, vocabulary = sampling.temperature, engine.bundle.manifest.dims.vocabulary
 
@@ -48,16 +53,18 @@ def accepted(
     def drawn(level: int, log_U: NDArray[np.float64]) -> int:
         return int(random.choice(len(log_U), p=softened(log_U, temperature)))
 
-    found: dict[str, list[float]] = {}
-    for way, pick in ((SHARED, noisy), (ALONE, lambda _, log_U: int(log_U.argmax())), (REJECTION, drawn)):
-        tokens, chances = chain(engine, text[:at], features_nF[: at - 1], levels, temperature, pick)
-        if way == SHARED:
-            right = [one == other for one, other in zip(tokens, text[at : at + levels], strict=True)]
-            found[way] = np.cumprod(right).astype(float).tolist()
-        else:
-            teacher_DV = law(engine, [*text[:at], *tokens], levels, temperature)
-            found[way] = reached(teacher_DV, tokens, chances if way == REJECTION else None)
-    return found
+    extended = _extended(engine, text[:at], features_nF[: at - 1])
+    shared, alone, rejection = (
+        chain(engine, extended, levels, temperature, pick)
+        for pick in (noisy, lambda _, log_U: int(log_U.argmax()), drawn)
+    )
+    right = [one == other for one, other in zip(shared.tokens, text[at : at + levels], strict=True)]
+    of_alone_DV, of_rejection_DV = laws(engine, state, text[:at], (alone.tokens, rejection.tokens))
+    return {
+        SHARED: np.cumprod(right).astype(float).tolist(),
+        ALONE: reached(of_alone_DV, alone.tokens, None),
+        REJECTION: reached(of_rejection_DV, rejection.tokens, rejection.chances),
+    }
 
 
 def reached(teacher_DV: NDArray[np.float64], tokens: Sequence[int], chances: Sequence[float] | None) -> list[float]:
@@ -74,42 +81,62 @@ def softened(log_U: NDArray[np.float64], temperature: float) -> NDArray[np.float
     return weights_U / weights_U.sum()
 
 
-@torch.inference_mode()
-def law(engine: EagerEngine, ids: Sequence[int], levels: int, temperature: float) -> NDArray[np.float64]:
-    """The teacher's distributions [D, V] of the last ``levels`` tokens of a text, each behind those before it."""
-    order, kv = torch.arange(len(ids)), engine.begin(len(ids) + 1).kv
-    none = torch.zeros(1, dtype=torch.int64)
-    out = engine.decoder.step(
-        torch.tensor(ids), order, order[None] <= order[:, None], none, none, none[:0], kv.branch,
-        [buffer.flatten(0, 1) for buffer in kv.buffers], form="eager",
-    )  # fmt: skip
-    logits_DV = out.logits_RV[-levels - 1 : -1].double().numpy()
-    return np.stack([softened(logits_V, temperature) for logits_V in logits_DV])
+def laws(
+    engine: EagerEngine, state: SequenceState, ids: Sequence[int], chains: Sequence[Sequence[int]]
+) -> list[NDArray[np.float64]]:
+    """The teacher's distributions [D, V] of every token of chains behind a text, whose last token is the root; one
+    tree holds them all."""
+    engine.prefill(state, np.array(ids[state.length : -1], np.int64))
+    levels, before = len(chains[0]), state.length
+    tree = Topology.from_paths([(one, *[0] * depth) for one in range(len(chains)) for depth in range(levels)])
+    buffers, tokens_T = tensorize(tree), np.full(tree.rows, ids[-1], np.int64)
+    rows = [[row for row, path in enumerate(tree.paths, 1) if path[0] == one] for one in range(len(chains))]
+    for own, tokens in zip(rows, chains, strict=True):
+        tokens_T[own] = tokens
+    (out,) = engine.verify([state], [Draft(tokens_T, np.zeros(0, np.float32), buffers)])
+    state.branched(tokens_T)
+    state.rollback(before)
+    temperature = state.sampling.temperature
+    return [
+        np.stack([softened(out.logits_RV[row].astype(np.float64), temperature) for row in (0, *own[:-1])])
+        for own in rows
+    ]
+
+
+class Chain(NamedTuple):
+    """The teacher's ids of a drafted chain, and q of each."""
+
+    tokens: list[int]
+    chances: list[float]
 
 
 @torch.inference_mode()
-def chain(
-    engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, levels: int, temperature: float, pick: Pick
-) -> tuple[list[int], list[float]]:
-    """The teacher's ids of a chain behind a text, whose last token is the root, and q of each."""
+def chain(engine: EagerEngine, extended: Extended, levels: int, temperature: float, pick: Pick) -> Chain:
+    """A chain behind a text that the drafter has read."""
     ids_U, tokens, chances = engine.bundle.draft_ids, list[int](), list[float]()
-    for level, log_U in enumerate(_levels(engine, ids, features_nF, levels, tokens)):
+    for level, log_U in enumerate(_levels(engine, extended, levels, tokens)):
         place = pick(level, log_U)
         tokens.append(place if ids_U is None else int(ids_U[place]))
         chances.append(float(softened(log_U, temperature)[place]))
-    return tokens, chances
+    return Chain(tokens, chances)
 
 
-def _levels(
-    engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, levels: int, chosen: Sequence[int]
-) -> Iterator[NDArray[np.float64]]:
-    """The drafter's log-probabilities [U] of every level; ``chosen`` grows by a level's token before the next."""
+@torch.inference_mode()
+def _extended(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor) -> Extended:
     drafter = cast(CachedNetwork, engine.drafter)
     step: Any = next(iter(engine.draft_steps.values())).module
     block, count = drafter.config.block, len(ids) - 1
     caches = [torch.zeros(block.kv_heads * (count + 1), block.head_dim) for _ in range(2 * block.layers)]
     waiting = Waiting(torch.tensor(ids[1:]), features_nF, torch.tensor([count]), torch.tensor([count]))
-    extended = drafter.extend(waiting, caches, step.teacher, "eager")
+    return drafter.extend(waiting, caches, step.teacher, "eager")
+
+
+def _levels(
+    engine: EagerEngine, extended: Extended, levels: int, chosen: Sequence[int]
+) -> Iterator[NDArray[np.float64]]:
+    """The drafter's log-probabilities [U] of every level; ``chosen`` grows by a level's token before the next."""
+    drafter = cast(CachedNetwork, engine.drafter)
+    step: Any = next(iter(engine.draft_steps.values())).module
     if drafter.root_states > 1:
         for hidden_H in drafter.levels(extended, step.teacher)[:levels]:
             yield _log(drafter.logits(hidden_H[None], step.teacher))

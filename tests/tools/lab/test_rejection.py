@@ -42,16 +42,16 @@ def test_a_chain_with_the_noise_is_what_an_engine_drafts(
     drafted = draft.tokens_T[best].tolist()
     features, chain, found = features_of(engine, TEXT), rejecting.chain, list[list[int]]()
 
-    def listening(*given: object) -> tuple[list[int], list[float]]:
-        tokens, chances = chain(*given)  # type: ignore[arg-type]
-        found.append(tokens)
-        return tokens, chances
+    def listening(*given: object) -> rejecting.Chain:
+        made = chain(*given)  # type: ignore[arg-type]
+        found.append(made.tokens)
+        return made
 
     monkeypatch.setattr(rejecting, "chain", listening)
-    told = partial(rejecting.accepted, engine, features_nF=features, at=AT, levels=3, sampling=sampling)
-    by_way = told(text=TEXT)
+    told = partial(rejecting.accepted, engine, features_nF=features, at=AT, levels=3)
+    by_way = told(state=engine.begin(128, sampling), text=TEXT)
     assert found[0] == drafted and len(drafted) == 3
-    assert told(text=[*TEXT[:AT], *drafted])[rejecting.SHARED] == [1, 1, 1]
+    assert told(state=engine.begin(128, sampling), text=[*TEXT[:AT], *drafted])[rejecting.SHARED] == [1, 1, 1]
     for way in (rejecting.ALONE, rejecting.REJECTION):
         assert 1 >= by_way[way][0] >= by_way[way][1] >= by_way[way][2] > 0
 
@@ -72,3 +72,16 @@ def test_the_section_measures_and_shows(
         assert all(1 <= one[0] <= one[-1] <= 1 + len(one) for one in row["found"]["tokens"].values())
     ((table,),) = ([b for b in c.blocks if isinstance(b, Table)] for c in contents(tmp_path / "run").chapters)
     assert len(table.lines) == 6 and all(len(line) == len(table.columns) for line in table.lines)
+
+
+def test_a_tree_of_chains_has_the_laws_of_the_texts_it_holds(tiny_draft_bundles: dict[str, Path]) -> None:
+    engine, chains = EagerEngine(Bundle.open(tiny_draft_bundles["eagle3"])), ([3, 4, 5], [3, 9, 5])
+    state = engine.begin(128, Sampling(temperature=0.7))
+    engine.prefill(state, np.array(TEXT[:4], np.int64))
+    for found, tokens in zip(rejecting.laws(engine, state, TEXT[:AT], chains), chains, strict=True):
+        for level in range(3):
+            fresh = engine.begin(128)
+            logits_V = engine.prefill(fresh, np.array([*TEXT[:AT], *tokens[:level]], np.int64)).logits_RV[-1]
+            wanted = rejecting.softened(logits_V.astype(np.float64), 0.7)
+            assert np.allclose(found[level], wanted, rtol=0, atol=1e-5)  # fp32 in another order
+    assert state.length == AT - 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "rejection"
 # Drafters with a cache of the text, whose distribution of every level is known.
 DRAFTERS = ("demo-eagle3", "demo-fasteagle")
-PROMPTS, CONTEXTS, LEVELS = 24, 8, 5
+PROMPTS, CONTEXTS, LEVELS = 24, 16, 5
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
@@ -55,7 +55,9 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     assert eager.bundle.manifest.drafter is not None
     levels = min(LEVELS, eager.bundle.manifest.drafter.levels)
     features, ends = features_of(eager, text), np.linspace(len(prompt) + 1, len(text) - levels, CONTEXTS).astype(int)
-    found = [accepted(eager, text, features, at, levels, options.sampling) for at in ends.tolist()]
+    slots = min(gear.slots for gear in eager.bundle.manifest.gears if gear.slots > len(text) + 2 * levels + 1)
+    state = eager.begin(slots, options.sampling)
+    found = [accepted(eager, state, text, features, at, levels) for at in ends.tolist()]
     tokens = {way: (1 + np.cumsum([one[way] for one in found], 1)).mean(0).round(6).tolist() for way in WAYS}
     return {"contexts": CONTEXTS, "tokens": tokens, "bundle": opened.digest[:16]}
 
