@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BundleError
-from draftwood.manifest import Gear, GraphSignature, TensorSignature, text_name
+from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.guide import Guide
@@ -25,6 +25,7 @@ from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.shared_noise import SharedNoise
 from draftwood.runtime.speculation.step import Draft
 from draftwood.trees import TreeBuffers, is_tree, tree_tokens
+from draftwood.trees.topology import branches
 
 # T tree rows, M = T - 1 draft nodes, I levels, K candidates, P rows of a draft graph, F features
 
@@ -62,9 +63,10 @@ class Drafting:
         self._inputs: dict[tuple[str, int], dict[str, NDArray]] = {}
         # Of trees that are looked up in the text.
         self._levels: dict[str, Levels] = {}
-        # Tokens that may be looked up beside a drafter's: none where the bundle asks for no lookup.
+        # Tokens that may be looked up beside a drafter's.
         looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
-        self._ahead = bundle.manifest.dims.path_rows - 1 if looks_up else 0
+        self._ahead = bundle.manifest.dims.path_rows - 1 if looks_up and _may_branch(bundle.manifest) else 0
+        # What is looked up in beside the text.
         self.corpus: TextIndex | None = None
         if looks_up and bundle.corpus:
             self.corpus = TextIndex()
@@ -317,6 +319,12 @@ class Drafting:
             return gear.tree
         confidence = math.exp(min(score, 0.0))
         return (gear.tree, *gear.class_trees)[sum(confidence >= bound for bound in planning.bounds)]
+
+
+def _may_branch(manifest: Manifest) -> bool:
+    """Whether a drafter's tree may become one that branches: with rows rounded to int8 only the engine that is taken
+    for trees that do gives the text of plain decoding."""
+    return not manifest.quantised or any(branches(tree.rows, tree.depth) for tree in manifest.trees)
 
 
 def _followed(state: SequenceState) -> Guide | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import draftwood
 from draftwood.runtime.bundle import Bundle
@@ -13,6 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import open_engine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.policy.forest import Forest
+from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.lookup import GOES_ON, HOPE, LOOKED_UP, TextIndex
 from draftwood.runtime.speculation.merging import merged
 from draftwood.runtime.speculation.sampling import Sampling
@@ -89,6 +91,21 @@ def both(
         ),
     }
     return {kind: kept(f"both-{kind}", partial(draftwood.build, one)) for kind, one in requests.items()}
+
+
+def test_a_chain_whose_rows_are_rounded_stays_a_chain(both: dict[str, Path]) -> None:
+    """The engine for texts of its bundle is not the one that a tree of several paths needs."""
+    bundle = Bundle.open(both["medusa"])
+    (onnx, *others), chains = bundle.manifest.graph_sets, tuple(t for t in bundle.manifest.trees if t.name != "fixed")
+    rounded = (replace(onnx, precision=replace(onnx.precision, weights="int8")), *others)
+
+    def ahead(**changed: object) -> int:
+        manifest = replace(bundle.manifest, **changed)
+        own = Bundle(bundle.folder, manifest, bundle.trees, bundle.files, bundle.verified)
+        return Drafting(own, [], lambda *_: {}, np.zeros)._ahead
+
+    assert ahead() == ahead(trees=chains) == ahead(graph_sets=rounded) == 4
+    assert ahead(graph_sets=rounded, trees=chains) == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
