@@ -23,6 +23,7 @@ from draftwood.kernels.nbits import BLOCK
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import default_engine, open_engine
+from draftwood.runtime.engines.qnn import PROVIDER
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
@@ -157,13 +158,15 @@ def chained(request: pytest.FixtureRequest, tiny_heads: Path, tmp_path_factory: 
     return bundled(teacher, tiny_heads, folder, trees, precision="nbits", texts=2)
 
 
-def test_its_static_graphs_through_openvino(chained: Bundle) -> None:
-    """Which keeps the weights as they are packed, and rounds no rows."""
-    pytest.importorskip("openvino")
-    assert_texts_alike(chained, [3, 5, 7], 20, "openvino")
-    pair = Pair("openvino", EagerEngine(chained), open_engine(chained, "openvino"), QUANTISED_TOLERANCE)
+@pytest.mark.parametrize(("engine", "package", "tokens"), [("openvino", "openvino", 20), ("qnn", "onnxruntime_qnn", 8)])
+def test_its_static_graphs_through_other_compilers(chained: Bundle, engine: str, package: str, tokens: int) -> None:
+    """Which keep the weights as they are packed, and round no rows; an HTP's leaves no node to the CPU."""
+    pytest.importorskip(package)
+    assert_texts_alike(chained, [3, 5, 7], tokens, engine)
+    pair = Pair(engine, EagerEngine(chained), open_engine(chained, engine), QUANTISED_TOLERANCE)
     found = list(compare_gear(pair, chained.gear("chain-kv256"), np.arange(3, 30)))
     assert [one for one in found if not one.ok] == []
+    assert set(pair.engine.nodes) == ({PROVIDER} if engine == "qnn" else set())
 
 
 def test_chains_in_batches_and_in_static_graphs(chained: Bundle) -> None:

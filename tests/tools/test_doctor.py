@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftwood import environment
+from draftwood.runtime.engines.qnn import Htp
 from draftwood.tools.commands import doctor
 from draftwood.tools.lab import machine
 
@@ -40,6 +41,7 @@ def npu_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(environment, "npu_chips", lambda: ("Ascend910B3",) * environment.cann_available())
     versions = {"torch_npu": "2.13.0", "torch": "2.13.0+cpu"}
     monkeypatch.setattr(doctor, "version", lambda name: versions.get(name, "1.0"))
+    monkeypatch.setattr(machine, "_told", lambda code: None)  # what other devices it has takes seconds to ask
     return tmp_path
 
 
@@ -89,6 +91,13 @@ def test_a_broken_onnxruntime_is_reported(python: Callable[..., str], tmp_path: 
     (tmp_path / "site" / "onnxruntime" / "__init__.py").write_text("raise OSError('no libgomp')\n")
     out = python(ASK, environment={"PYTHONPATH": str(tmp_path / "site")})
     assert json.loads(out.removesuffix("0\n"))["onnxruntime_providers"] == ["broken: no libgomp"]
+
+
+def test_an_htp_is_told_from_its_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    assert doctor.report()["htp"] == ("found" if not Htp().emulated else "emulated")
+    monkeypatch.setattr(machine, "HTP", "raise OSError('a broken driver')")
+    assert machine.htp() is None
 
 
 def test_an_npu_host(npu_host: Path) -> None:

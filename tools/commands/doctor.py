@@ -95,6 +95,7 @@ def report() -> dict[str, Any]:
         "packages": packages,
         "onnxruntime_providers": _providers() if packages["onnxruntime"]["version"] else [],
         "openvino_devices": openvino,
+        "htp": machine.htp() if packages["onnxruntime_qnn"]["version"] else None,
         "ascend": ascend,
         "cpu": machine.processor(),
         "memory": machine.memory(),
@@ -225,7 +226,7 @@ def render(found: dict[str, Any]) -> str:
     python, cpu, memory = found["python"], found["cpu"], found["memory"]
     lines = [f"draftwood {found['draftwood']}, Python {python['version']}, {python['platform']}", "", "packages"]
     for name, facts in found["packages"].items():
-        lines.append(f"  {name:<13} {facts['version'] or 'not installed: ' + facts['install']}")
+        lines.append(f"  {name:<17} {facts['version'] or 'not installed: ' + facts['install']}")
     sizes = [f"{memory[key] / 2**30:.1f} GiB" if memory[key] else "unknown" for key in memory]
     lines += ["", "machine"]
     lines.append(f"  cpu           {cpu['model']}, {cpu['threads']} threads usable")
@@ -234,6 +235,7 @@ def render(found: dict[str, Any]) -> str:
     lines.append(f"  onnxruntime   {', '.join(found['onnxruntime_providers']) or 'absent'}")
     devices = [f"{name} ({full})" for name, full in found["openvino_devices"].items()]
     lines.append(f"  OpenVINO      {', '.join(devices) or 'absent'}")
+    lines.append(f"  HTP           {found['htp'] or 'absent'}")
     lines += [*_ascend_lines(found["ascend"]), "", "this machine can"]
     lines += [f"  {name:<20} {_answer(facts)}" for name, facts in found["can"].items()]
     lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]

@@ -22,6 +22,11 @@ import json, openvino
 core = openvino.Core()
 print(json.dumps({name: core.get_property(name, "FULL_DEVICE_NAME") for name in core.available_devices}))
 """
+HTP = """
+import json
+from draftwood.runtime.engines.qnn import Htp
+print(json.dumps(Htp().emulated))
+"""
 SET_ENV = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "~/Ascend/ascend-toolkit/set_env.sh")
 
 
@@ -81,16 +86,25 @@ def ascend(countable: bool) -> dict[str, Any]:
 
 
 def openvino_devices() -> dict[str, str]:
-    """Full names of the devices that OpenVINO finds, by its short ones; asked in a process of its own, since drivers
-    take part."""
+    """Full names of the devices that OpenVINO finds, by its short ones."""
+    return _told(OPENVINO) or {}
+
+
+def htp() -> str | None:
+    """Whether Qualcomm's library has an HTP here or its emulator alone; None where it has neither."""
+    emulated = _told(HTP)
+    return None if emulated is None else "emulated" if emulated else "found"
+
+
+def _told(code: str) -> Any:
+    """What code prints as JSON, None where it fails; run in a process of its own, since drivers take part."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", OPENVINO], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
         )
-        found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {}
-    return found
+        return None
 
 
 def _set_env() -> str | None:

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -12,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import draftwood
 from draftwood.errors import BundleError
+from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import qnn
-from draftwood.runtime.engines.qnn import Htp
+from draftwood.runtime.engines.qnn import Htp, HtpEngine
 
 
 def saved(path: Path, nodes: list[onnx.NodeProto], shape: list[int], **constants: np.ndarray) -> Path:
@@ -56,8 +59,9 @@ def test_what_the_compiler_does_not_take_is_named(tmp_path: Path) -> None:
 def test_without_the_package_it_says_so(python: Callable[..., str]) -> None:
     code = """
 from draftwood.errors import RequestError
+from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import qnn
-from draftwood.runtime.engines.qnn import Htp
+from draftwood.runtime.engines.qnn import Htp, HtpEngine
 try:
     Htp()
 except RequestError as error:
@@ -81,3 +85,12 @@ def test_a_refused_node_says_its_name_and_fallback_decodes_without(
         )
         assert model.engine_name == "cpu"
         assert len(model.generate(short_prompt.tolist(), max_new_tokens=4, ignore_eos=True).token_ids) == 4
+
+
+def test_rows_in_eight_bits_are_refused(tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    (graphs,) = bundle.manifest.graph_sets
+    int8 = msgspec.structs.replace(graphs, precision=msgspec.structs.replace(graphs.precision, weights="int8"))
+    with pytest.raises(BundleError, match=r"rounds rows to int8, which .* build it with --precision nbits") as caught:
+        HtpEngine(replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graph_sets=(int8,))))
+    assert "\n" not in str(caught.value)
