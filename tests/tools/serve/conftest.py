@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,22 @@ LONG = {
     "ignore_eos": True,
     "draftwood": {"policy": "plain"},
 }
+
+# As Qwen's template has it, in short.
+TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool.function.name }} {% endfor %}</tools>"
+    " <tool_call></tool_call>\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>"
+    "{{ call.function.name }}{{ call.function.arguments.city }}</tool_call>{% endfor %}{% endfor %}"
+)
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+STRICT = CITIES | {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "…", "parameters": STRICT, "strict": True}}
+    for name in ("weather", "time")
+]
+MESSAGES = [{"role": "user", "content": "the cat"}]
 
 
 class Server:
@@ -130,6 +147,21 @@ def two_texts(tiny_bundle: Path) -> int:
     """Bytes that the caches of two texts of the whole context take; by itself there is room for twice a launch's."""
     with draftwood.open(tiny_bundle, threads=1) as model:
         return model.figures().budget_bytes // model.engine.max_batch
+
+
+@pytest.fixture(scope="session")
+def tools_bundle(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose chat template takes tools. Read only."""
+    from draftwood.trees.spec import read_specs
+
+    folder = tmp_path_factory.mktemp("tools")
+    shutil.copytree(tiny_teacher, folder / "teacher")
+    path = folder / "teacher" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
+    trees = read_specs("lookup:full:2x1").trees
+    request = draftwood.BuildRequest(model=folder / "teacher", drafter=None, trees=trees, slots=(512,))
+    draftwood.build(request, folder / "bundle")
+    return folder / "bundle"
 
 
 @pytest.fixture(scope="module")

@@ -1,46 +1,20 @@
 """Tools through the service, as openai's client sees them: a random model that has to call one does."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import draftwood
+from .conftest import MESSAGES, TOOLS
 
 openai = pytest.importorskip("openai")
 
-# As Qwen's template has it, in short.
-TEMPLATE = (
-    "{% if tools %}<tools>{% for tool in tools %}{{ tool.function.name }} {% endfor %}</tools>"
-    " <tool_call></tool_call>\n{% endif %}"
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>"
-    "{{ call.function.name }}{{ call.function.arguments.city }}</tool_call>{% endfor %}{% endfor %}"
-)
-CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-STRICT = CITIES | {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
-TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "…", "parameters": STRICT, "strict": True}}
-    for name in ("weather", "time")
-]
-MESSAGES = [{"role": "user", "content": "the cat"}]
-
 
 @pytest.fixture(scope="module")
-def server(started: Callable[..., Any], tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from draftwood.trees.spec import read_specs
-
-    folder = tmp_path_factory.mktemp("tools")
-    shutil.copytree(tiny_teacher, folder / "teacher")
-    path = folder / "teacher" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
-    trees = read_specs("lookup:full:2x1").trees
-    request = draftwood.BuildRequest(model=folder / "teacher", drafter=None, trees=trees, slots=(512,))
-    draftwood.build(request, folder / "bundle")
-    return started(f"tiny={folder / 'bundle'}", "--threads", 1)
+def server(started: Callable[..., Any], tools_bundle: Path) -> Any:
+    return started(f"tiny={tools_bundle}", "--threads", 1)
 
 
 @pytest.fixture(scope="module")
