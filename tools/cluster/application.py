@@ -28,6 +28,10 @@ HEALTH_SECONDS = 5.0
 class SessionRouter(ConsistentHashRouter):
     """A session's texts go to the replica that its name falls to; those without one to where the fewest are."""
 
+    # Of a replica that is asked how many texts it has. Ray's own tenth is less than a busy machine takes at times, and
+    # then the session would go elsewhere.
+    queue_len_response_deadline_s = max_queue_len_response_deadline_s = 2.0
+
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:

@@ -57,6 +57,7 @@ def own_ray(processors: int) -> Iterator[None]:
         if not ipaddress.ip_address(address).is_loopback:
             raise RequestError(f"Ray listens on {address}, beyond this machine; install the release of constraints.txt")
         yield
+        _must_be_here()
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,8 +90,22 @@ def joined(address: str, trusted_network: bool | None = None) -> Iterator[None]:
         raise RequestError(f"{address}: {str(error).partition(chr(10))[0]}") from error
     try:
         yield
+        _must_be_here()
     finally:
         ray.shutdown()
+
+
+def here() -> bool:
+    """Whether the Ray of this machine lives."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+
+
+def _must_be_here() -> None:
+    if not here():
+        raise RequestError("Ray on this machine has ended before this command; its log says why, and so may dmesg")
 
 
 def answers_strangers(address: str) -> bool:

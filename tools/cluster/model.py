@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from typing import cast
 
@@ -15,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from draftwood.errors import BundleError
 from draftwood.tools.cluster.application import QUIET, application
+from draftwood.tools.cluster.connection import here
 from draftwood.tools.cluster.replica import Deployed
 from draftwood.tools.serve.messages import (
     Ask,
@@ -37,6 +39,7 @@ from draftwood.tools.serve.process import EngineProcess
 
 # Between looks at the replicas.
 WATCH_SECONDS = 1.0
+PATIENCE_SECONDS = 10.0
 
 log = logging.getLogger("draftwood.serve")
 
@@ -114,7 +117,8 @@ class Replicas:
         """Replicas that are there now; 0 also where Serve does not say."""
         try:
             (deployment,) = serve.status().applications[self.deployed.name].deployments.values()
-            return deployment.replica_states.get("RUNNING", 0)
+            # A controller that was started again finds them anew, and until it has they are "recovering".
+            return sum(deployment.replica_states.get(state, 0) for state in ("RUNNING", "RECOVERING"))
         except (KeyError, ValueError, RayError, RayServeException):
             return 0
 
@@ -159,9 +163,11 @@ class RayModel(ServedModel):
 
     async def _watch(self, replicas: Replicas) -> None:
         """Tells health and metrics how many replicas run, and that Ray has started others."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            running = await asyncio.to_thread(replicas.running)
+        looking: asyncio.Future[int] | None = None
+        while await asyncio.to_thread(here):
+            looking = looking or asyncio.ensure_future(asyncio.to_thread(replicas.running))
+            await asyncio.wait([looking], timeout=PATIENCE_SECONDS)  # what Serve says may never come
+            running, looking = (looking.result(), None) if looking.done() else (0, looking)
             if not running or not replicas.alive:
                 log.log(logging.INFO if running else logging.ERROR, "%s: %d replicas run", self.name, running)
             replicas.alive = running > 0
@@ -171,6 +177,17 @@ class RayModel(ServedModel):
                 self.metrics.restarted()
             for text in list(self._texts.values()):
                 self._hand(text)
+            await asyncio.sleep(WATCH_SECONDS)
+        self._stranded(replicas)
+
+    def _stranded(self, replicas: Replicas) -> None:
+        """Without this machine's Ray nothing is answered any more, and no other can be started in this process."""
+        log.error("%s: Ray on this machine has ended, and with it ends this server", self.name)
+        replicas.alive = False
+        self.metrics.up(False)
+        for text in list(self._texts.values()):
+            self._receive(cast(EngineProcess, replicas), Failed(text.ask.id, LOST))
+        signal.raise_signal(signal.SIGTERM)
 
     async def replace(self) -> None:
         """Not here: another bundle is another deployment."""

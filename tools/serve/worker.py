@@ -119,9 +119,9 @@ class Worker:
         except BusyError:
             last = Busy(ask.id)
         except NumericError as error:
-            last = Failed(ask.id, str(error))
+            last = Failed(ask.id, self._told(error))
         except UserError as error:
-            last = _refusal(ask.id, str(error))
+            last = _refusal(ask.id, self._told(error))
         except MemoryError:
             last = Failed(ask.id, "not enough memory for this text")
         except Exception as error:
@@ -130,6 +130,10 @@ class Worker:
         del self._texts[ask.id]
         self._tell_caches()
         self._send(last)
+
+    def _told(self, error: UserError) -> str:
+        """What an error says, but for where the bundle lies, which is no client's business."""
+        return str(error).replace(str(self._model.bundle.folder), "the bundle")
 
     def _tell_caches(self) -> None:
         figures = self._model.figures()
@@ -223,7 +227,7 @@ class Worker:
                 ids = prompt_ids(self._model.bundle, message.prompt)
             self._send(Encoded(message.id, ids))
         except UserError as error:
-            self._send(_refusal(message.id, str(error)))
+            self._send(_refusal(message.id, self._told(error)))
         except Exception as error:
             log.exception("tokenize")
             self._send(Failed(message.id, f"the engine failed: {type(error).__name__}"))

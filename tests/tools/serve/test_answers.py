@@ -149,12 +149,13 @@ BAD = [
 @pytest.mark.parametrize(("body", "param", "status"), BAD)
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_served_names_its_field(
-    server: Any, body: Any, param: str | None, status: int, stream: bool
+    server: Any, tiny_bundle: Path, body: Any, param: str | None, status: int, stream: bool
 ) -> None:
     got, answer, _ = server.ask("/v1/completions", body | {"stream": True} if stream and body else body)
     assert got == status, answer
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert answer["error"]["param"] == param
+    assert str(tiny_bundle) not in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b'{"prompt":' + b"[" * 9000, b"", b'{"prompt": NaN}'])

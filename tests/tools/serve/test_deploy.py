@@ -19,12 +19,13 @@ import draftwood
 from draftwood.errors import RequestError
 from draftwood.tools import cli
 
-from .conftest import LONG
+from .conftest import LONG, until
 
 pytest.importorskip("ray", reason="needs the extra cluster")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own code
 
-SESSIONS = "abcdef"
+# So many that with two replicas all fall to one of them once in two thousand times.
+SESSIONS = "abcdefghijkl"
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -98,16 +99,33 @@ class Cluster:
     def __init__(self, server: Any) -> None:
         self.server = server
 
+    def processes(self, name: str) -> list[int]:
+        return [one for one in processes_of(self.server.process.pid) if name in command(one).partition(" ")[0]]
+
     def replicas(self) -> list[int]:
         return replicas_of(self.server.process.pid)
 
-    def engine(self, replica: int) -> int:
-        (one,) = (child for child in children(replica) if "draftwood.tools.serve.worker" in command(child))
-        return one
+    def engines(self) -> dict[int, int]:
+        """By their replicas, those that have started theirs."""
+        below = {replica: children(replica) for replica in self.replicas()}
+        worker = "draftwood.tools.serve.worker"
+        return {replica: child for replica in below for child in below[replica] if worker in command(child)}
+
+    def sessions(self) -> dict[int, str]:
+        """One of each replica, once the front knows them both."""
+        found: dict[int, str] = {}
+
+        def all_known() -> bool:
+            found.update({self.served_by(session): session for session in SESSIONS})
+            return len(found) == 2
+
+        until(all_known, 60)
+        assert set(found) == set(self.replicas())
+        return found
 
     def served_by(self, session: str) -> int:
         """The replica whose engine worked while a session's text was decoded."""
-        engines = {replica: self.engine(replica) for replica in self.replicas()}
+        engines = self.engines()
         before = {replica: ticks(engine) for replica, engine in engines.items()}
         status, answer, _ = self.server.ask("/v1/completions", LONG, x_session_id=session)
         assert (status, answer["usage"]["completion_tokens"]) == (200, 240)
@@ -167,12 +185,13 @@ class TestTwoReplicas:
         assert answer["choices"][0]["text"] == alone.text
 
     def test_a_session_stays_and_sessions_spread(self, cluster: Cluster) -> None:
+        cluster.sessions()
         served = {session: cluster.served_by(session) for session in SESSIONS}
         assert set(served.values()) == set(cluster.replicas())
         assert {session: cluster.served_by(session) for session in SESSIONS} == served
 
     def test_more_than_all_places_and_the_queue_is_our_503(self, cluster: Cluster) -> None:
-        engines = [cluster.engine(replica) for replica in cluster.replicas()]
+        engines = cluster.engines().values()
         for engine in engines:
             os.kill(engine, signal.SIGSTOP)
         with ThreadPoolExecutor(12) as threads:
@@ -192,12 +211,8 @@ class TestTwoReplicas:
     def test_a_killed_replica_ends_its_streams_alone_and_comes_back(
         self, cluster: Cluster, wait: Callable[..., None], killed: str
     ) -> None:
-        wait(lambda: len(cluster.replicas()) == 2 and cluster.server.ask("/health")[0] == 200)
-        served = {session: cluster.served_by(session) for session in SESSIONS}
+        session, engines, streams = cluster.sessions(), cluster.engines(), {}
         first, other = cluster.replicas()
-        session = {replica: next(name for name, one in served.items() if one == replica) for replica in (first, other)}
-        engines = {replica: cluster.engine(replica) for replica in (first, other)}
-        streams = {}
         for replica in (first, other):
             streams[replica] = stream(cluster.server, session[replica])
             os.kill(engines[replica], signal.SIGSTOP)
@@ -211,6 +226,22 @@ class TestTwoReplicas:
         wait(lambda: len(cluster.replicas()) == 2 and first not in cluster.replicas(), 60)
         wait(lambda: cluster.server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1 + (killed == "engine"))
         assert cluster.server.ask("/v1/completions", LONG, x_session_id=session[first])[0] == 200
+
+    def test_a_killed_controller_costs_no_text_and_comes_back(
+        self, cluster: Cluster, wait: Callable[..., None]
+    ) -> None:
+        server = cluster.server
+        (controller,) = cluster.processes("ray::ServeController")
+        replicas, streams = cluster.replicas(), [stream(server, session) for session in SESSIONS[:3]]
+        os.kill(controller, signal.SIGKILL)
+        wait(lambda: gone(controller))
+        assert server.ask("/v1/completions", LONG)[0] == 200  # by the replicas that the front knows
+        assert all(one.read().endswith(b"data: [DONE]\n\n") for one in streams)
+        wait(lambda: controller not in cluster.processes("ray::ServeController") != [], 60)
+        assert cluster.replicas() == replicas
+        os.kill(replicas[0], signal.SIGKILL)  # which the new controller replaces
+        wait(lambda: gone(replicas[0]))
+        assert replicas[0] not in cluster.sessions()
 
     def test_nothing_beyond_this_machine_is_open_to_strangers(self, cluster: Cluster) -> None:
         import grpc
@@ -233,6 +264,19 @@ class TestTwoReplicas:
         assert len(folder) == 1 and Path(folder.pop()).stat().st_mode & 0o77 == 0
         assert cluster.server.end() == 0
         wait(lambda: all(map(gone, processes)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["ray::DashboardAgent", "raylet/raylet", "gcs_server"])
+def test_a_server_whose_ray_is_killed_ends_with_an_error(
+    tiny_bundle: Path, started: Callable[..., Any], wait: Callable[..., None], killed: str
+) -> None:
+    """For who started it to start it again: within a minute, and Ray needs one to see that its GCS is gone."""
+    cluster = Cluster(started(f"tiny={tiny_bundle}", "--threads", 1, command="deploy"))
+    (one,), ((replica, engine),) = cluster.processes(killed), cluster.engines().items()
+    os.kill(one, signal.SIGKILL)
+    assert cluster.server.process.wait(120) not in (0, -signal.SIGKILL)
+    wait(lambda: gone(replica) and gone(engine), 60)
 
 
 @pytest.mark.slow

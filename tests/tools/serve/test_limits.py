@@ -88,6 +88,28 @@ def test_who_never_finishes_a_request_is_cut(server: Any, sent: bytes) -> None:
         assert time.monotonic() - began < 6  # its deadline is 2 s
 
 
+@pytest.mark.parametrize(
+    ("sent", "drop"),
+    [
+        (b"", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"x"),
+        (b"POST /v1/completions HTTP/1.1\r\n", b"x: x\r\n"),
+        (HEAD.replace(b": 9", b": 900"), b" "),
+        (HEAD.replace(b"content-length: 9", b"transfer-encoding: chunked"), b"1\r\n \r\n"),
+    ],
+    ids=["empty lines", "a header", "many headers", "a body", "chunks"],
+)
+def test_who_sends_a_request_drop_by_drop_is_cut(server: Any, sent: bytes, drop: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while time.monotonic() - began < 8:
+                connection.sendall(drop or b"\r\n")
+                time.sleep(0.2)
+        assert time.monotonic() - began < 6  # its deadline is 2 s
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
