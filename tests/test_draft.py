@@ -358,8 +358,8 @@ def pins() -> dict[str, str]:
 
 
 def test_every_package_of_every_extra_is_pinned() -> None:
-    # setuptools comes with an environment and builds it. Where PyTorch's own index cannot be reached, torch brings CUDA in
-    # versions that it names itself.
+    # setuptools comes with an environment and builds it. Where PyTorch's own index cannot be reached, torch brings CUDA
+    # in versions that it names itself.
     brought = set(closure("torch", set())) if Version(importlib.metadata.version("torch")).local != "cpu" else set()
     assert set(closure("draftwood", {"dev"})) - {"draftwood", "setuptools"} - brought <= set(pins())
 
