@@ -63,14 +63,15 @@ class Adaptive:
         if plain != _NONE:
             us = times.us(plain, length) / texts
             found.append(Option(plain, 1.0, us, us, plain))
-        for gear in drafting:
+        fixed_us = self.learned.fixed_us(drafting, plain, length, texts) if plain != _NONE else [0.0] * len(drafting)
+        for gear, graph_us in zip(drafting, fixed_us, strict=True):
             looked_up = shapes[gear] in matched
             if looked_up and not asking.match:
                 continue  # there is nothing to propose
             us, late_us = times.us(gear, length) / texts, 0.0 if looked_up else catch_up_us
             graph = None if looked_up else self._gears.gears[gear].draft
-            fixed_us = self.learned.fixed_us(gear, plain, length, texts) if graph and plain != _NONE else 0.0
-            found.append(Option(gear, tokens[shapes[gear]], us + late_us / STAY, us + late_us, gear, graph, fixed_us))
+            every_us = us + late_us / STAY, us + late_us
+            found.append(Option(gear, tokens[shapes[gear]], *every_us, gear, graph, graph_us if graph else 0.0))
         return found
 
     def late(self, gear: int, asking: Asking) -> int:

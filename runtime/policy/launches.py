@@ -104,6 +104,8 @@ def best(sizes: Sizes, limit_us: float) -> Way:
     for graphs that draft for a part of a half.
     """
     found = plain_batch(sizes)
+    if not _may_gain(sizes, found):
+        return found
     while True:
         price = found.tokens / found.us
         ways = (_within(way, limit_us) for way in _ways(sizes, price))
@@ -111,6 +113,20 @@ def best(sizes: Sizes, limit_us: float) -> Way:
         if better.tokens <= price * better.us * _LARGER:
             return found
         found = better
+
+
+def _may_gain(sizes: Sizes, plain: Way) -> bool:
+    """Whether anything could be better than a plain batch if graphs cost nothing: a look that takes no time, and what
+    choices of texts that are drafted badly end with."""
+    price, worth = plain.tokens / plain.us, 0.0
+    for text in range(max(sizes)):
+        worth += max(
+            one.tokens - price * (one.us - one.fixed_us / size)
+            for size, ceilings in sizes.items()
+            for options in ceilings
+            for one in options[text]
+        )
+    return worth > plain.tokens * (_LARGER - 1)
 
 
 def _ways(sizes: Sizes, price: float) -> Iterator[Way]:

@@ -79,12 +79,13 @@ class Learned:
         """Of launches that so many texts share, the mixed ones."""
         return self._mixed[texts]
 
-    def fixed_us(self, gear: int, plain: int, length: int, texts: int) -> float:
-        """What the gear's draft takes for however few of so many texts; nothing that counts where nothing is timed."""
+    def fixed_us(self, gears: Sequence[int], plain: int, length: int, texts: int) -> list[float]:
+        """What each gear's draft takes for however few of so many texts; nothing that counts where nothing is timed."""
         alone = self._times[1]
         if texts == 1 or not alone.table.absolute or not self.times(texts).table.absolute:
-            return 0.0
-        return self._mixed[texts].share * max(alone.us(gear, length) - alone.us(plain, length), 0.0)
+            return [0.0] * len(gears)
+        share, plain_us = self._mixed[texts].share, alone.us(plain, length)
+        return [share * max(alone.us(gear, length) - plain_us, 0.0) for gear in gears]
 
     def catch_up_us(self, tokens: int) -> float:
         """What a draft takes in addition where so many tokens are late; each text's by itself."""
