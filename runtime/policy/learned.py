@@ -129,7 +129,7 @@ class Launched:
             self._took_us = min(us, MOST_CHARGED * expected_us)
         if self._late > FEW * len(self._costs):
             # What a late draft takes more is no time of the gear, which would be given up for its first step.
-            self._learned.times(1).caught_up(self._late, us - self._own_us())
+            self._learned.times(1).caught_up(self._late, us - self._own_us() - self._mixed_us)
         elif self._mixed_us and not self._grows:
             self._learned.mixed(len(self._costs)).took(self._mixed_us, us - (expected_us - self._mixed_us))
         elif not self._grows:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from draftwood.planned import StepTime
 from draftwood.runtime.policy import Adaptive, Asking, Gears, Learned, Outcome, group
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, SHARED_EXTRA, TOKENS_A_CREDIT
+from draftwood.runtime.policy.learned import FIXED, Cost, Launched
 from draftwood.runtime.policy.together import choose
 
 from .samples import chains, draw, gear, inside
@@ -194,6 +195,18 @@ def test_a_graph_for_few_of_the_texts_is_paid_for(levels: list[float]) -> None:
     assert took <= (1 + EXTRA) * plain + (EXTRA + CREDIT / 8) * launch_us(["plain"] * 8)
     times = learned.times(8)
     assert all(times.us(g, 100) == pytest.approx(US[8][name], rel=0.02) for g, name in enumerate(NAMES))
+
+
+def test_a_late_draft_of_a_mixed_launch_pays_for_its_tokens_alone() -> None:
+    """What the launch takes for being mixed is no price of late tokens, which would keep texts from drafting again."""
+    learned = Learned(shared_gears(graphs=True))
+    costs, late = [Cost(0, 100), Cost(1, 100)], 200
+    own_us = Launched(learned, costs).us
+    launch = Launched(learned, costs, late, mixed_us=5000.0)
+    launch.ended(own_us + 5000.0 + 10.0 * late)
+    fresh = Learned(shared_gears(graphs=True))
+    fresh.times(1).caught_up(late, 10.0 * late)
+    assert learned.catch_up_us(1) == pytest.approx(fresh.catch_up_us(1)) and learned.mixed(2).share == FIXED
 
 
 def test_one_text_is_chosen_for_as_several_are() -> None:
