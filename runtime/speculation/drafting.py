@@ -67,10 +67,7 @@ class Drafting:
         looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._ahead = bundle.manifest.dims.path_rows - 1 if looks_up and _may_branch(bundle.manifest) else 0
         # What is looked up in beside the text.
-        self.corpus: TextIndex | None = None
-        if looks_up and bundle.corpus:
-            self.corpus = TextIndex()
-            self.corpus.extend(bundle.corpus)
+        self.corpus = TextIndex.corpus_of(bundle.corpus) if looks_up and bundle.corpus else None
         self.noise = SharedNoise(bundle)
         # What greedy text has in its place, by shape: it lies where the graphs run, and is never sent.
         self._silence: dict[tuple[int, int], Buffer] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from math import log
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,9 +100,19 @@ class TextIndex:
             return self._corpus, self._place, self._reach
         return self, own, self._size[own]
 
+    @classmethod
+    def corpus_of(cls, tokens: Sequence[int]) -> Self:
+        """A corpus, of which nobody asks how often it goes on as before."""
+        index = cls()
+        for token in tokens:
+            index._append(token)
+        return index
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens are appended."""
         for token in tokens:
+            self._rate(token)
+            self._follow(token)
             self._append(token)
 
     def draft(
@@ -192,8 +202,6 @@ class TextIndex:
 
     def _append(self, token: int) -> None:
         ways, link, size = self._ways, self._link, self._size
-        self._rate(token)
-        self._follow(token)
         self.tokens.append(token)
         end = len(self.tokens)
         new, state = self._state({}, size[self._last] + 1, 1, end), self._last

@@ -108,7 +108,7 @@ def test_sampled_text_is_proposed_with_the_teachers_own_noise() -> None:
 
 @given(TEXTS, TEXTS)
 def test_the_longer_match_wins_in_text_or_corpus(text: list[int], corpus: list[int]) -> None:
-    beside = TextIndex(indexed(corpus))
+    beside = TextIndex(TextIndex.corpus_of(corpus))
     beside.extend(text)
     sizes = range(1, min(len(text), len(corpus)) + 1)
     there = [n for n in sizes if any(corpus[at : at + n] == text[-n:] for at in range(len(corpus)))]
@@ -120,7 +120,7 @@ def test_the_longer_match_wins_in_text_or_corpus(text: list[int], corpus: list[i
 
 
 def test_a_corpus_goes_on_where_the_text_does_not() -> None:
-    index = TextIndex(indexed([1, 2, 3, 4, 5, 6]))
+    index = TextIndex(TextIndex.corpus_of([1, 2, 3, 4, 5, 6]))
     index.extend([9, 2, 3])
     assert index.draft(levels(Topology.chain(3)), GREEDY, 0).tolist() == [3, 4, 5, 6]
 
