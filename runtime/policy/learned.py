@@ -10,12 +10,15 @@ from typing import NamedTuple
 from draftwood.runtime.policy.bank import Bank
 from draftwood.runtime.policy.estimate import Acceptance
 from draftwood.runtime.policy.gears import Gears
-from draftwood.runtime.policy.times import Pace, StepTimes
+from draftwood.runtime.policy.times import Fading, Pace, StepTimes
 
-# Of what a draft for one text alone takes beyond a plain step, the share that it is thought to take for however few of
-# a step's texts; the launches that this counts as, and the share that is left of earlier launches behind each. One
-# launch says at most so many times that time, in either direction; the share is never less than the last.
-FIXED, FIXED_LAUNCHES, KEPT_MIXED, MOST_FIXED, LEAST_FIXED = 0.5, 4.0, 0.95, 3.0, 0.05
+# Of what a draft for one text alone takes beyond a plain step, the share that each draft graph is thought to take for
+# however few of a step's texts, before a launch has shown it; the launches that this guess counts as.
+FIXED, FIXED_LAUNCHES = 0.5, 4.0
+# The least that the share becomes; and what one launch says at most, in either direction, over a draft for one text.
+LEAST_FIXED, MOST_FIXED = 0.05, 3.0
+# The share that is left of earlier mixed launches behind each.
+KEPT_MIXED = 0.95
 # A launch is charged with what it took, but not beyond so many times what was expected: another guest's work, or the
 # opening of a graph, is no fault of drafts.
 MOST_CHARGED = 1.5
@@ -35,18 +38,16 @@ class Mixed:
     for one text alone takes beyond a plain step is taken by each graph, for however few of the texts."""
 
     def __init__(self) -> None:
-        self.share = FIXED
-        self._whole_us = self._took_us = 0.0
+        self.share, self._seen = FIXED, Fading(0.0, 0.0, KEPT_MIXED)
 
     def took(self, expected_us: float, us: float) -> None:
         """A launch took ``us`` beyond its texts' parts, where ``expected_us`` was thought."""
         whole_us = expected_us / self.share
-        if not self._whole_us:
-            self._whole_us, self._took_us = FIXED_LAUNCHES * whole_us, FIXED_LAUNCHES * expected_us
+        if not self._seen.parts:  # what was thought counts as some launches of this size
+            self._seen = Fading(FIXED_LAUNCHES * whole_us, FIXED_LAUNCHES * expected_us, KEPT_MIXED)
         most_us = MOST_FIXED * whole_us
-        self._whole_us = KEPT_MIXED * self._whole_us + whole_us
-        self._took_us = KEPT_MIXED * self._took_us + min(max(us, -most_us), most_us)
-        self.share = max(self._took_us / self._whole_us, LEAST_FIXED)
+        self._seen.saw(whole_us, min(max(us, -most_us), most_us))
+        self.share = max(self._seen.ratio, LEAST_FIXED)
 
 
 class Learned:

@@ -88,6 +88,26 @@ class Pace:
     busy: float = 1.0
 
 
+@dataclass(slots=True)
+class Fading:
+    """A ratio of sums in which earlier launches fade: of their ``took``, over their ``parts``."""
+
+    parts: float
+    took: float
+    # The share that is left of both behind each launch.
+    kept: float
+
+    @property
+    def ratio(self) -> float:
+        """What one part takes."""
+        return self.took / self.parts
+
+    def saw(self, parts: float, took: float) -> None:
+        """A launch took so much for so many parts."""
+        self.parts = self.kept * self.parts + parts
+        self.took = self.kept * self.took + took
+
+
 class StepTimes:
     """Running estimates, shared by the texts of a bundle. ``pace`` is that of all launches; guesses have another, for
     they have another unit."""
@@ -100,9 +120,9 @@ class StepTimes:
         self._steps, self._count = 0, [0 for _ in gears]
         # When each gear's last three steps were, and what they took over what the table says.
         self._recent = [deque[tuple[int, float]](maxlen=3) for _ in gears]
-        # Late tokens so far, and the microseconds of writing them into the drafter's caches.
-        self._late = float(TIMED_LATE if table.late else GUESSED_LATE)
-        self._late_us = self._late * table.late
+        # Microseconds of writing late tokens into the drafter's caches, a token a part.
+        late = TIMED_LATE if table.late else GUESSED_LATE
+        self._late = Fading(late, late * table.late, KEPT_LATE)
 
     def us(self, gear: int, length: int) -> float:
         """Expected microseconds; in plain steps where nothing was measured yet."""
@@ -115,7 +135,7 @@ class StepTimes:
 
     def catch_up_us(self, tokens: int) -> float:
         """What a draft takes in addition where so many tokens are late."""
-        return self._late_us / self._late * tokens
+        return self._late.ratio * tokens
 
     def observe(self, gear: int, length: int, us: float) -> None:
         """A step of the gear took ``us``."""
@@ -139,5 +159,4 @@ class StepTimes:
     def caught_up(self, tokens: int, us: float) -> None:
         """A draft took ``us`` more than one that has nothing to catch up."""
         most_us = MOST_LATE * self.catch_up_us(tokens) if self.table.late else inf
-        self._late = KEPT_LATE * self._late + tokens
-        self._late_us = KEPT_LATE * self._late_us + min(max(us, 0.0), most_us)
+        self._late.saw(tokens, min(max(us, 0.0), most_us))
