@@ -1,4 +1,4 @@
-"""A text from an engine."""
+"""Texts from an engine."""
 
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import Engine
@@ -12,3 +12,10 @@ def decoded(
     """Of 60 tokens, always with one gear, or plainly without a name."""
     settings = Options(**{"max_new_tokens": 60, "ignore_eos": True, **options})
     return Decoding(engine, prompt, settings, policy_for(engine.bundle, gear), trace).run()
+
+
+def ended(text: Decoding) -> Result:
+    """What a text that takes no more steps has come to."""
+    text.end()
+    assert text.result is not None
+    return text.result

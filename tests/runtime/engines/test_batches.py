@@ -17,6 +17,7 @@ from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tests.decoded import ended
 
 TEXTS = 7
 TOKENS = 24
@@ -72,9 +73,7 @@ def test_texts_that_come_and_go_are_plain_texts(
             text.state.check()
         going = [text for text in going if not text.finished]
     for text, plain in zip(texts, alone[temperature], strict=True):
-        text.end()
-        assert text.result is not None
-        assert text.result.token_ids == plain
+        assert ended(text).token_ids == plain
     assert {1, 3} <= sizes  # also an odd number, beside a place that nobody has
 
 
@@ -96,9 +95,7 @@ def test_two_launches_of_halves_are_plain_texts(
     while going := [text for text in texts if not text.finished]:
         advance(engine, going)
     for text, plain in zip(texts, alone[0.8], strict=True):
-        text.end()
-        assert text.result is not None
-        assert text.result.token_ids == plain
+        assert ended(text).token_ids == plain
     assert max(sizes) == 2 and sizes.count(2) > len(sizes) / 2
 
 

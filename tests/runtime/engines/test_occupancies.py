@@ -22,6 +22,7 @@ from draftwood.runtime.policy import Policies, policy_for
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import Outcome
+from draftwood.tests.decoded import ended
 from draftwood.trees import Topology
 from draftwood.trees.spec import read_specs
 
@@ -99,9 +100,7 @@ def test_five_to_eight_texts_that_come_and_go_are_plain_texts(crowded: Callable[
             text.state.check()
         going = [text for text in going if not text.finished]
     for text, plain in zip(texts, alone, strict=True):
-        text.end()
-        assert text.result is not None
-        assert text.result.token_ids == plain
+        assert ended(text).token_ids == plain
     assert {3, 5, 6, 7, 8} <= sizes
 
 
