@@ -130,7 +130,7 @@ class CpuEngine(StagedEngine):
 
         On processors without AVX-512 onnxruntime's product of four-bit weights sums it in another order.
         """
-        if not self.bundle.manifest.packed or self.bundle.manifest.dims.branch_rows < len(_TWICE):
+        if not self.bundle.manifest.packed:
             return False
         kv, rows = self.new_kv(min(gear.slots for gear in self.bundle.manifest.gears)), self._order[:PROBED]
         self._run([Line(kv, rows, rows, rows[:1], None, self._unused_branch(kv, PROBED), ())])

@@ -129,6 +129,21 @@ def test_a_plain_step_has_the_bits_of_a_tree(kept: Bundle) -> None:
     assert others and all(np.array_equal(plain, one) for one in others)
 
 
+def test_a_text_has_the_bits_alone_that_it_has_beside_another(four_bits: Path, tmp_path: Path) -> None:
+    """Also of a bundle whose steps are all of one row."""
+    engine = open_engine(bundled(four_bits, None, tmp_path / "bundle", TREES[:1], precision="nbits", texts=2))
+    (gear,) = engine.bundle.manifest.gears
+    states = [engine.begin(256) for _ in range(2)]
+    for state in states:
+        engine.prefill(state, np.arange(9))
+        state.root = 20
+    bits = [
+        engine.verify(some, engine.draft(some, [gear] * len(some)))[0].logits_RV.view(np.int32).copy()
+        for some in (states[:1], states)
+    ]
+    assert np.array_equal(*bits)
+
+
 def test_check_compares_every_graph_with_eager_pytorch(kept: Bundle) -> None:
     report = check(kept, [np.arange(3, 30)])
     assert all(c["ok"] for c in report["comparisons"]), [c for c in report["comparisons"] if not c["ok"]]
