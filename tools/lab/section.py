@@ -17,9 +17,18 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+# The shipped drafters with a cache of the text that may slide; Medusa's heads attend to nothing.
+CACHED = ("demo-eagle3", "demo-fasteagle")
+
+
 def any_bundle(manifest: Manifest) -> bool:
     """``Section.given`` of a section that measures every bundle."""
     return True
+
+
+def has_cache(manifest: Manifest) -> bool:
+    """``Section.given`` of a section that measures `CACHED` drafters."""
+    return manifest.drafter is not None and f"demo-{manifest.drafter.kind}" in CACHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import CACHED, Block, Figure, Row, Section, Table, Task, has_cache
 from draftwood.tools.lab.suite import Ask, Suite
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from draftwood.tools.reference.eager import EagerEngine
 
 NAME = "attention"
-# Drafters with a cache of the text; Medusa's heads attend to nothing.
-DRAFTERS = ("demo-eagle3", "demo-fasteagle")
 TEXTS, CONTEXTS, LEVELS = 4, 8, 5
 # Distances from powers of two on; all further ones belong to the last.
 BUCKETS = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255", "256+")
@@ -32,7 +30,7 @@ BUCKETS = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, for a drafter; a wider model computes the same, so one size is enough."""
-    for drafter in (one for one in ask.drafters if one in DRAFTERS or one in suite.bundles):
+    for drafter in (one for one in ask.drafters if one in CACHED or one in suite.bundles):
         for length, text in product(ask.lengths, range(ask.limit or TEXTS)):
             yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text}, 2.0)
 
@@ -134,5 +132,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure,
     show=show,
-    given=lambda manifest: manifest.drafter is not None and f"demo-{manifest.drafter.kind}" in DRAFTERS,
+    given=has_cache,
 )

@@ -15,7 +15,7 @@ import numpy as np
 from draftwood.runtime.decoding import Decoding
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN
-from draftwood.tools.lab.section import Block, Row, Section, Table, Task
+from draftwood.tools.lab.section import CACHED, Block, Row, Section, Table, Task, has_cache
 from draftwood.tools.lab.spread import mean
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from draftwood.tools.reference.eager import EagerEngine
 
 NAME = "rejection"
-# Drafters with a cache of the text, whose distribution of every level is known.
-DRAFTERS = ("demo-eagle3", "demo-fasteagle")
 PROMPTS, CONTEXTS, LEVELS = 24, 16, 5
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt at a temperature, for a drafter; a wider model computes the same, so one size is enough."""
-    drafters = [one for one in ask.drafters if one in DRAFTERS or one in suite.bundles]
+    drafters = [one for one in ask.drafters if one in CACHED or one in suite.bundles]
     for drafter, temperature in product(drafters, (one for one in ask.temperatures if one)):
         for prompt in range(ask.limit or PROMPTS):
             at = {"size": ask.sizes[0], "drafter": drafter, "temperature": temperature, "prompt": prompt}
@@ -93,5 +91,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure,
     show=show,
-    given=lambda manifest: manifest.drafter is not None and f"demo-{manifest.drafter.kind}" in DRAFTERS,
+    given=has_cache,
 )

@@ -12,21 +12,19 @@ from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.prefilled import Prefilled
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Row, Section, Table, Task
+from draftwood.tools.lab.section import CACHED, Block, Row, Section, Table, Task
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "window"
 TEXTS = 4
-# Drafters with a cache of the text that may slide.
-DRAFTERS = ("demo-eagle3", "demo-fasteagle")
 TOKEN_SECONDS = {"native": 0.004, "110m": 0.02, "500m": 0.1}
 TREE = "tree"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, with a drafter of every window."""
-    drafters = [drafter for drafter in ask.drafters if drafter in DRAFTERS]
+    drafters = [drafter for drafter in ask.drafters if drafter in CACHED]
     for size, drafter, length in product(ask.sizes, drafters, ask.lengths):
         for text in range(ask.limit_of(size) or TEXTS):
             weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(ask.windows)
