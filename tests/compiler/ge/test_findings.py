@@ -91,6 +91,7 @@ FINDINGS = {
     ),
     "N8 a first failure was blind": (f"{GE}online.py:test_what_cannot_be_compiled_names_its_logs",),
     "N9 probes tried another layout than the graphs have": (
+        "tools/lab/test_npu_probe.py:test_the_attention_is_tried_as_the_graphs_have_it",
         "tools/lab/test_npu_probe.py:test_each_probe_sees_a_result_that_is_wrong",
     ),
     "N10 the line for ATC ran in one folder alone and told no memory; N11 joins are free if GE lays them out": (

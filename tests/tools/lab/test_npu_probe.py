@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.ge.graph import Graph
+from draftwood.compiler.ge.interpreter import shapes
 from draftwood.environment import torch_npu_installed
 from draftwood.kernels import eager_attention
 from draftwood.tools.lab import npu_probe, npu_report
@@ -50,6 +52,24 @@ def test_a_cache_that_is_not_written_is_seen() -> None:
 
     found = verdict("in-place", "cpu", made=copies)
     assert not found.works and found.seen.startswith("result 3 differs")
+
+
+@needs_converters
+def test_the_attention_is_tried_as_the_graphs_have_it(npu_bundle: Path) -> None:
+    """In their layout, under a mask of their form."""
+    operator, probe = torch.ops.npu.npu_fused_infer_attention_score.default, PROBES["attention-16"]()
+    (tried,) = torch.export.export(probe.module, probe.inputs).graph.find_nodes(op="call_function", target=operator)
+    graph = Graph.load(npu_bundle / "npu" / "verify-t7-kv128.air")
+    used = [node for node in graph.nodes.values() if node.type == "FusedInferAttentionScore"]
+    assert len(used) == 2
+    for node in used:
+        assert {name: node.attributes[name] for name in ("input_layout", "sparse_mode")} == {
+            name: tried.kwargs[name] for name in ("input_layout", "sparse_mode")
+        }
+        masked = node.input("atten_mask")
+        assert masked is not None
+        ((dtype, shape),) = shapes(graph)[masked.node]
+        assert (dtype, shape[:2]) == (probe.inputs[3].dtype, probe.inputs[3].shape[:2]) == (torch.bool, (1, 1))
 
 
 @needs_converters
