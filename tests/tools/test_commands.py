@@ -225,7 +225,7 @@ def test_check_of_one_engine(tiny_bundle: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert said.endswith("deliberate faults caught\nok\n")
     (allowed,) = (line.split()[1:] for line in said.splitlines() if line.startswith("allowed"))
-    assert allowed == ["openvino", "1e-04", "1e-04", "1e-04", "3e-04", "1e-03", "1e-04"]  # as QUANTITIES, no draft cache
+    assert allowed == ["openvino", "1e-04", "1e-04", "1e-04", "3e-04", "1e-03", "1e-04"]  # no draft cache
     assert report["ok"] and {c["graphs"] for c in report["comparisons"]} == {"openvino"}
     static = {graph.name for graph in Bundle.open(tiny_bundle).manifest.graphs_of("onnx") if graph.kind != "step"}
     assert {c["graph"] for c in report["comparisons"]} >= {name for name in static if "prefill-" in name}

@@ -125,7 +125,7 @@ def _table(comparisons: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[
 
 
 def _print(report: dict[str, Any]) -> None:
-    print("largest difference from eager PyTorch, as a share of the largest value; of draft tokens the share that differs")
+    print("largest difference from eager PyTorch, as a share of the largest value; draft tokens: share that differs")
     print(f"{'gear or graph':24} {'graphs':9}" + "".join(f"{quantity:>20}" for quantity in QUANTITIES))
     for (name, graphs), cells in _table(report["comparisons"]).items():
         print(f"{name:24} {graphs:9}" + "".join(f"{cells.get(quantity, ''):>20}" for quantity in QUANTITIES))

@@ -114,8 +114,12 @@ def online(converted: list) -> Graph:
 
 
 @pytest.mark.usefixtures("importable")
-def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle, converted: list) -> None:
+def test_the_graph_of_a_device_is_the_one_that_was_proved(
+    bundle: Bundle, converted: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Node by node, or the launch would raise; GE folds constants on a device, as lowering has done already."""
+    recovery, looked = importlib.import_module("torchair.patterns._recover_view_inplace_pattern"), list[object]()
+    monkeypatch.setattr(recovery, "find_optimization_pattern", lambda graph: looked.append(graph) or [])
     executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)
     for graph in graphs(bundle):
         executor.compiled(graph).compiled(*given(graph))
@@ -123,6 +127,7 @@ def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle, conver
         assert [*fingerprints(online(converted)).values()] and len(online(converted).kernels) == len(proved.kernels)
         moved = any(spec.name == "branch" for spec in graph.inputs)
         assert online(converted).counts().get("Transpose", 0) == moved, "nothing but moved rows is turned around"
+    assert looked == [], "no graph of ours has a scatter over a view, and the pass is off all the same"
 
 
 def test_another_graph_than_the_proved_one_is_not_compiled(bundle: Bundle, tmp_path: Path) -> None:
