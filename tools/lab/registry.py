@@ -6,7 +6,6 @@ from draftwood.tools.lab.sections import (
     attention,
     batches,
     budget,
-    exactness,
     lengths,
     peers,
     rejection,
@@ -21,7 +20,6 @@ SECTIONS: dict[str, Section] = {
     for section in (
         turns.SECTION,
         lengths.SECTION,
-        exactness.SECTION,
         peers.SECTION,
         steps.SECTION,
         batches.SECTION,

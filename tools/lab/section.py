@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftwood.tools.lab.suite import Ask, Suite
@@ -46,11 +46,6 @@ class Task:
     def key(self) -> str:
         """The row's name; two rows of a run never share one."""
         return "/".join([self.section, *(str(value) for value in self.at.values())])
-
-    @property
-    def group(self) -> str:
-        """Tasks of a group make figures together, so they run on one machine."""
-        return f"{self.section}/{self.at.get('size', '')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,5 +94,3 @@ class Section:
     show: Callable[[list[Row]], Iterator[Block]]
     # Whether it measures a bundle of one's own; None where it is of the demo pairs alone.
     given: Callable[[Manifest], bool] | None = None
-    # Packages without which nothing is measured, as doctor knows them.
-    needs: tuple[str, ...] = field(default=())

@@ -1,7 +1,6 @@
-"""PNG pictures: a draft tree, and the frame of others."""
+"""PNG pictures of draft trees."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,18 +8,6 @@ from draftwood.trees import Topology
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-@contextmanager
-def panels(path: Path, axes: int) -> Iterator[list["Axes"]]:
-    """Axes side by side, drawn without a display and written when the block ends."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6 * axes, 3.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    yield list(figure.subplots(1, axes, squeeze=False)[0])
-    figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def draw_picture(

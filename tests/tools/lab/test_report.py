@@ -1,4 +1,4 @@
-"""The report: figures that were worked out by hand, a page without network, the tables, two runs compared."""
+"""The report: figures that were worked out by hand, a page without network, the tables."""
 
 import html
 import json
@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from draftwood.errors import RequestError
 from draftwood.tools import cli
 from draftwood.tools.lab import draw
-from draftwood.tools.lab.report.compare import compare, sentences
 from draftwood.tools.lab.report.contents import contents
 from draftwood.tools.lab.report.page import ranges, write_page
 from draftwood.tools.lab.rows import FILE, read_rows
@@ -162,49 +160,10 @@ def test_tables_become_markdown(tiny_run: Path, tmp_path: Path, capsys: pytest.C
     assert all(len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1 for table in tables)
 
 
-def test_two_runs_are_compared_in_plain_sentences(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tiny_run, other)
-    rows = [json.loads(line) for line in (other / FILE).read_text().splitlines()]
-    for row in rows:
-        for held in row["found"].get("turns", [row["found"]]):
-            for way, own in held["ways"].items():
-                if way == "eagle3 tree":
-                    own["seconds"] = [second / 2 for second in own["seconds"]]
-    (other / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.main(["report", str(tiny_run), str(other), "--json"]) == 0
-    found = compare(tiny_run, other)
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
-    (tree,) = [one for one in found["ways"] if one["way"] == "eagle3 tree" and one["where"] == "turns/native/0.0"]
-    assert tree["texts"] == 6 and tree["faster"] == pytest.approx([1.0, 1.0, 1.0])
-    said = list(sentences(found))
-    assert (
-        "turns/native/0.0, eagle3 tree: 100.0 % faster by time a text, 95 % interval +100.0 to +100.0 % (6 texts)"
-        in said
-    )
-    assert sum("no difference that the rows can show" in line for line in said) == len(found["ways"]) - 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["nowhere"], "No such file"), (["a", "b", "c"], "got 3 folders")],
-)
-def test_what_cannot_be_reported_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["report", *arguments]) == 2
+def test_what_cannot_be_reported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "nowhere"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-def test_runs_without_common_texts_are_not_compared(tiny_run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tiny_run, other)
-    (other / FILE).write_text("")
-    with pytest.raises(RequestError, match="no texts in common"):
-        compare(tiny_run, other)
+    assert "No such file" in line
 
 
 @pytest.mark.parametrize(

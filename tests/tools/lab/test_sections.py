@@ -12,7 +12,7 @@ from draftwood.tools.lab.report.contents import contents
 from draftwood.tools.lab.report.markdown import markdown
 from draftwood.tools.lab.run import evaluate
 from draftwood.tools.lab.section import Figure, Table
-from draftwood.tools.lab.sections import budget, exactness, shapes, steps
+from draftwood.tools.lab.sections import budget, shapes, steps
 from draftwood.tools.lab.sections import peers as programs
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.trees.calibration import Calibration
@@ -23,7 +23,6 @@ SUITE = Suite(
     tries=1,
     busy_cores=100.0,
     sections={
-        "exactness": Ask(drafters=("demo-medusa",)),
         "shapes": Ask(**ONE, nodes=(2, 3)),
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
@@ -37,7 +36,7 @@ SUITE = Suite(
 
 @pytest.fixture
 def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles and counted paths of two levels in the place of the shipped ones; exactness with fewer texts."""
+    """Bundles and counted paths of two levels in the place of the shipped ones."""
     counted = Calibration()
     for number, path in enumerate([(0, 0), (0, 1), (1,), (0,), (1, 0), (2,), ()] * 3):
         counted.add(path, group=f"text {number}")
@@ -46,7 +45,6 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
-    monkeypatch.setattr(exactness, "STEPS", 6)
     known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "echo lookup": ("json", echoing)}
     for module in (peers, programs):
         monkeypatch.setattr(module, "PEERS", known)
@@ -72,7 +70,6 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
             assert all(set(held) <= keys and held for held in block.rows)
         elif isinstance(block, Figure):
             assert block.rows and set(block.rows) <= keys
-    assert all(row["found"]["failed"] == 0 and row["found"]["cases"] for row in rows if row["section"] == "exactness")
     (missing,) = {tuple(row["found"]["missing"].items()) for row in rows if row["section"] == "peers"}
     why = "cannot open the checkpoint: reads no such checkpoint"
     assert missing == (("nobody", "not installed: pip install 'draftwood[peers]'"), ("broken", why))

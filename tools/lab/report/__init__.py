@@ -1,1 +1,1 @@
-"""Rows as a page, as pictures, as docs/measured.md, and two runs held against each other."""
+"""Rows as a page, as pictures and as docs/measured.md."""
