@@ -19,7 +19,6 @@ root         depth 0
 │  └─ (0, 0) depth 2
 └─ (1,)      depth 1
 """
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
@@ -54,11 +53,6 @@ def test_a_tree_by_its_spec(spec: str, name: str, rows: int, capsys: pytest.Capt
     assert (found["name"], found["rows"]) == (name, rows)
 
 
-def test_a_tree_as_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    show(capsys, "full:2x2", "--png", tmp_path / "tree.png")
-    assert (tmp_path / "tree.png").read_bytes().startswith(PNG)
-
-
 def test_a_bundle_as_json(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = show(capsys, tiny_bundle)
     assert found == show(capsys, tiny_bundle / "manifest.json")
@@ -73,12 +67,11 @@ def test_a_bundle_as_json(tiny_bundle: Path, capsys: pytest.CaptureFixture[str])
     assert found["engines"] == ["cpu", "bitwise", "static", "openvino", "openvino-gpu", "openvino-npu", "qnn"]
 
 
-def test_a_bundle_as_text_and_picture(tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["inspect", str(tiny_bundle), "--png", str(tmp_path / "trees.png")]) == 0
+def test_a_bundle_as_text(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tiny_bundle)]) == 0
     out = capsys.readouterr().out
     assert " verified, " in out
     assert re.search("^  ragged-kv128 +ragged +7 +128 +120 +1,2,4 +- +- .*verify-t7-kv128$", out, re.M)
-    assert (tmp_path / "trees.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +105,6 @@ def test_a_damaged_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str],
     (copy / "onnx" / "step.onnx").write_text("x" * 100)
     assert main(["inspect", str(copy)]) == 2
     assert "step.onnx: altered or truncated" in capsys.readouterr().err
-
-
-def test_a_picture_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["inspect", "plain", "--png", str(tmp_path / "no" / "tree.png")]) == 2
-    assert "cannot be written: No such file" in capsys.readouterr().err
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:
@@ -176,10 +164,10 @@ def test_a_drafter_beside_its_teacher(
             "nor a teacher: architectures is ['GPT2LMHeadModel']; expected one",
         ),
         ({"mlp_bias": True}, (), "mlp_bias is True; expected False"),
-        ({}, ("--png", "tree.png"), "--png: .* is a checkpoint, which holds no trees"),
+        ({}, ("--npu",), "--npu: .* is a checkpoint, which holds no graphs"),
         ({}, ("--model", "shape:qwen3-8b"), "no EAGLE-3 drafter; expected a folder with"),
     ],
-    ids=["family", "field", "picture", "no drafter"],
+    ids=["family", "field", "graphs", "no drafter"],
 )
 def test_a_checkpoint_that_is_beyond_us(
     fields: dict,

@@ -1,4 +1,4 @@
-"""``draftwood inspect``: a draft tree, a bundle or a checkpoint, as text, as JSON and as a picture."""
+"""``draftwood inspect``: a draft tree, a bundle or a checkpoint, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " build takes it",
     )
     parser.add_argument("--model", metavar="DIR", help="of a drafter, the teacher that it is held against")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tree (of a bundle, the largest)")
     parser.add_argument("--npu", action="store_true", help="of a bundle, its NPU graphs: operators, proofs, findings")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -55,7 +54,6 @@ def main(args: argparse.Namespace) -> int:
         from draftwood.runtime.bundle import Bundle
 
         bundle = Bundle.open(path)
-        name, (topology, _) = max(bundle.trees.items(), key=lambda item: item[1][0].rows)
         if args.npu:
             from draftwood.tools.show.npu_graphs import npu_figures, npu_text
 
@@ -67,8 +65,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         name, topology = read_tree_or_spec(args.subject, path)
         found, text = tree_figures(name, topology), tree_text
-    if args.png:
-        _draw(topology, name, args.png)
     print(json.dumps(found, indent=2) if args.json else text(found))
     return 0
 
@@ -97,9 +93,8 @@ def _show_checkpoint(path: Path, args: argparse.Namespace) -> int:
     from draftwood.tools.demo import resolve
     from draftwood.tools.show.checkpoints import checkpoint_figures, checkpoint_text
 
-    for flag, given in (("--png", args.png), ("--npu", args.npu)):
-        if given:
-            raise RequestError(f"{flag}: {path} is a checkpoint, which holds no trees and no graphs; build it first")
+    if args.npu:
+        raise RequestError(f"--npu: {path} is a checkpoint, which holds no graphs; build it first")
     found = checkpoint_figures(path, resolve(args.model) if args.model else None)
     print(json.dumps(found, indent=2) if args.json else checkpoint_text(found))
     return 0
@@ -281,13 +276,3 @@ def _columns(rows: list[tuple[Any, ...]]) -> list[str]:
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     cells = [[f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
     return ["  " + "  ".join(row).rstrip() for row in cells]
-
-
-def _draw(topology: Topology, name: str, path: Path) -> None:
-    from draftwood.tools.show.pictures import draw_picture
-
-    title = f"{name}: {topology.rows} rows, depth {topology.depth}, width {topology.width}"
-    try:
-        draw_picture(topology, path, title=title)
-    except OSError as error:
-        raise RequestError(f"--png {path}: cannot be written: {error.strerror}") from error

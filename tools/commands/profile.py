@@ -16,7 +16,7 @@ from draftwood.files import write_whole
 from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
-from draftwood.tools.show.latency import draw_staircase, table_text
+from draftwood.tools.show.latency import table_text
 
 if TYPE_CHECKING:
     from draftwood.compiler.device.table import DraftCost
@@ -45,21 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--texts", metavar="B[,B...]", help="texts that share a launch (default: 1)")
     parser.add_argument("--out", required=True, type=Path, metavar="LATENCY", help="file to write the table to")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the time of a step against its rows")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     if (args.bundle is None) == (args.device is None):
         raise RequestError("profile: expected a BUNDLE to measure or --device NAME to model, one of the two")
-    for path in (args.out, args.png):
-        if path is not None and not path.parent.is_dir():
-            raise RequestError(f"{path}: there is no folder {path.parent}; make it first")
+    if not args.out.parent.is_dir():
+        raise RequestError(f"{args.out}: there is no folder {args.out.parent}; make it first")
     table = _modelled(args) if args.device else _measured(args)
     _write(args.out, table.to_json())
-    if args.png:
-        draw_staircase(table, args.png)
-    print(table.to_json() if args.json else table_text(table), end="" if args.json else "\n")
+    print(table_text(table))
     return 0
 
 

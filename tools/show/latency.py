@@ -1,12 +1,7 @@
-"""A latency table for people: as text, and as the picture of its staircase."""
+"""A latency table for people."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
-
-from draftwood.errors import RequestError
 from draftwood.trees.latency import LatencyTable
 
 
@@ -33,32 +28,3 @@ def _of_texts(table: LatencyTable, texts: int) -> list[str]:
         by_depth = ", ".join(f"{e.depth}: {1000 * e.seconds:.3f}" for e in drafts if e.width == width)
         lines.append(f"draft of width {width}, by depth {by_depth}")
     return [*lines, f"host  {1000 * table.host_s(texts):.3f} ms a step"]
-
-
-def draw_staircase(table: LatencyTable, path: Path) -> None:
-    """Writes a PNG of step time against rows of a text, a line for every KV length and number of texts; measured ones
-    with their quartiles."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 3.8), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    every = [entry for entry in table.entries if entry.kind in ("decode", "verify")]
-    for texts, length in sorted({(entry.texts, entry.slots) for entry in every}):
-        steps = [entry for entry in every if (entry.texts, entry.slots) == (texts, length)]
-        rows, label = [entry.rows for entry in steps], f"KV length {length}"
-        label = f"{texts} texts, {label}" if table.texts != (1,) else label
-        # A tree of fewer rows runs the next larger step, so a step reaches back to the one before it.
-        (line,) = axes.step(rows, [1000 * entry.seconds for entry in steps], where="pre", label=label)
-        if table.source == "measured":
-            low, high = 1000 * np.array([entry.quartiles for entry in steps]).T
-            axes.fill_between(rows, low, high, step="pre", color=line.get_color(), alpha=0.2, linewidth=0)
-        axes.plot(rows, [1000 * entry.seconds for entry in steps], ".", markersize=3, color=line.get_color())
-    machine = table.machine.get("device") or table.machine.get("model")
-    axes.set(xlabel="rows of the step", ylabel="ms a step", ylim=(0, None), title=f"{table.source}: {machine}")
-    axes.legend(frameon=False)
-    try:
-        figure.savefig(path, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise RequestError(f"--png {path}: cannot be written: {error.strerror}") from error
