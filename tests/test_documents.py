@@ -25,6 +25,8 @@ from draftwood.runtime import engines
 from draftwood.tools import cli
 from draftwood.tools.commands import profile
 from draftwood.tools.lab import latency
+from draftwood.trees.calibration import Calibration
+from draftwood.trees.calibration_file import write_calibration
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -191,7 +193,6 @@ def world(
     files = {
         "chat.json": json.dumps([{"role": "user", "content": "the cat"}]),
         "mine.json": json.dumps([[0], [1], [0, 0]]),
-        "paths.jsonl": '{"path": [0, 2], "context": 412, "confidence": 0.81}\n{"path": [], "context": 9}\n' * 20,
         "prompts.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
         "eval240.jsonl": '{"prompt": "the cat sat"}\n{"prompt": "on the mat"}\n',
         "few.jsonl": "".join(json.dumps({"prompt": text}) + "\n" for text in texts[:4]),
@@ -209,17 +210,19 @@ def world(
                 (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text(text)
         if "plan.json" in words and not (tmp_path / "plan.json").exists():
-            plan(tmp_path, files["paths.jsonl"])
+            plan(tmp_path)
         return tmp_path
 
     return make
 
 
-def plan(folder: Path, paths: str) -> None:
+def plan(folder: Path) -> None:
     """Writes a plan of small trees."""
-    (folder / "counted.jsonl").write_text(paths)
+    counted = Calibration()
+    for number in range(40):
+        counted.add((0, 2) if number % 2 else (), group=str(number), context=412, confidence=0.81)
+    write_calibration(counted, folder / "counted.bin")
     with chdir(folder):
-        assert cli.main(["calibrate", "counted.jsonl", "--out", "counted.bin"]) == 0
         assert cli.main(["plan", "--stats", "counted.bin", "--max-nodes", "4", "--out", "plan.json"]) == 0
 
 

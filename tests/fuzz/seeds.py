@@ -251,10 +251,6 @@ def make_files(folder: Path) -> None:
         path = (i % 3, i % 2, 0)[: i % 4]
         calibration.add(path, group=f"text {i % 9}", context=i * 70, confidence=(i % 10) / 10, task="ab"[i % 2])
     write_calibration(calibration, folder / "statistics.cal")
-    lines = [
-        {"path": [0, i % 3], "context": i, "confidence": 0.5, "group": f"g{i % 4}", "task": "t"} for i in range(12)
-    ]
-    (folder / "paths.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     table = _latency()
     (folder / "latency.json").write_text(table.to_json())
     (folder / "plan.json").write_text(format_plan(make_plan(calibration, Limits(6, 3, 3, 3), table, 1)))

@@ -305,7 +305,6 @@ SUBJECTS = (
     Subject("trees-frozen", ("files/trees",), _alone(json_damaged, "frozen.json"), targets.frozen, 2),
     Subject("plans", ("files",), _one_of(json_damaged, "plan.json"), targets.plan, 3),
     Subject("statistics", ("files",), _alone(_statistics, "statistics.cal"), targets.statistics, 2),
-    Subject("path-lines", ("files",), _one_of(json_lines_damaged, "paths.jsonl"), targets.path_lines, 2),
     Subject("latency", ("files",), _one_of(json_damaged, "latency.json"), targets.latency, 3),
     Subject("prompts", ("files",), _one_of(json_lines_damaged, "prompts.jsonl"), targets.prompts, 2),
     Subject("chats", ("files",), _one_of(json_damaged, "chat.json"), targets.chat, 1),

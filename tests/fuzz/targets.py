@@ -30,7 +30,7 @@ from draftwood.runtime.policy.tuned import tuned_file, tuned_times
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.arguments import given_prompt
-from draftwood.tools.commands.calibrate import add_file, figures
+from draftwood.tools.commands.calibrate import figures
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
@@ -173,14 +173,6 @@ def _counted(calibration: Calibration) -> None:
         make_plan(calibration, Limits(5, 3, 3, 2), None, 1)
     if Calibration.from_bytes(calibration.to_bytes()) != calibration:
         raise Wrong("statistics are others when they are written and read again")
-
-
-def path_lines(folder: Path, rng: random.Random) -> str:
-    """Imports rank paths from lines of JSON."""
-    calibration = Calibration()
-    add_file(calibration, folder / "paths.jsonl")
-    _counted(calibration)
-    return f"{calibration.contexts.total} contexts"
 
 
 def latency(folder: Path, rng: random.Random) -> str:

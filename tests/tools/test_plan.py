@@ -1,4 +1,4 @@
-"""What `draftwood calibrate` makes of rank paths, and `draftwood plan` write and say."""
+"""What `draftwood plan` writes and says of statistics."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import RequestError, TreeError
-from draftwood.tools.commands import calibrate, plan
+from draftwood.tools.commands import plan
 from draftwood.trees import parse_specs
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration, write_calibration
@@ -18,30 +18,24 @@ from draftwood.trees.plan_file import parse_plan
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def run(module, *arguments: object) -> int:
+def run(*arguments: object) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    module.add_arguments(parser)
-    return module.main(parser.parse_args([str(argument) for argument in arguments]))
+    plan.add_arguments(parser)
+    return plan.main(parser.parse_args([str(argument) for argument in arguments]))
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Path:
+def stats(tmp_path: Path) -> Path:
     """Three thousand contexts of a drafter whose best candidate is right in three of five."""
-    source, file = random.Random(7), tmp_path / "paths.jsonl"
-    with file.open("w") as out:
-        for _ in range(3000):
-            path: list[int] = []
-            while len(path) < 4 and source.random() < 0.8:
-                path.append(min(int(source.expovariate(1.4)), 7))
-            record = {"path": path, "context": source.randint(0, 400), "confidence": source.random()}
-            out.write(json.dumps(record) + "\n")
+    source, counted, file = random.Random(7), Calibration(), tmp_path / "stats"
+    for number in range(1, 3001):
+        path: list[int] = []
+        while len(path) < 4 and source.random() < 0.8:
+            path.append(min(int(source.expovariate(1.4)), 7))
+        context, confidence = source.randint(0, 400), source.random()
+        counted.add(tuple(path), group=number, context=context, confidence=confidence)
+    write_calibration(counted, file)
     return file
-
-
-@pytest.fixture
-def stats(lines: Path, tmp_path: Path) -> Path:
-    assert run(calibrate, lines, "--out", tmp_path / "stats") == 0
-    return tmp_path / "stats"
 
 
 @pytest.fixture
@@ -55,46 +49,9 @@ def latency(tmp_path: Path) -> Path:
     return file
 
 
-def test_calibrate_counts_and_says_so(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "stats"
-    assert run(calibrate, lines, "--out", out, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["added"] == found["contexts"] == 3000 == found["with_length"] == found["with_confidence"]
-    assert found["counted"] + found["heldout"] == 3000 and not found["grouped"]
-    before = out.read_bytes()
-    assert run(calibrate, lines, "--out", out) == 0
-    assert out.read_bytes() == before and "0 contexts added, 3000 in all" in capsys.readouterr().out
-
-
-def test_calibrate_leaves_the_statistics_alone_when_a_line_is_wrong(stats: Path, tmp_path: Path) -> None:
-    before = stats.read_bytes()
-    (tmp_path / "bad.jsonl").write_text('{"path": [1]}\n{"path": [-1]}\n')
-    with pytest.raises(TreeError, match=r"bad\.jsonl: line 2: "):
-        run(calibrate, tmp_path / "bad.jsonl", "--out", stats)
-    assert stats.read_bytes() == before
-    with pytest.raises(RequestError, match="cannot be read"):
-        run(calibrate, tmp_path / "none", "--out", stats)
-
-
-def test_statistics_add_up(stats: Path, tmp_path: Path) -> None:
-    (tmp_path / "more.jsonl").write_text('{"path": [0], "group": "a"}\n' * 4)
-    assert run(calibrate, tmp_path / "more.jsonl", "--out", tmp_path / "more") == 0
-    assert run(calibrate, stats, tmp_path / "more", "--out", tmp_path / "both") == 0
-    assert read_calibration(tmp_path / "both").contexts.total == 3004
-    # Importing into one file comes to the same, byte for byte.
-    assert run(calibrate, tmp_path / "more.jsonl", "--out", stats) == 0
-    assert stats.read_bytes() == (tmp_path / "both").read_bytes()
-    for files, out, message in (
-        ([stats], tmp_path / "both", "counted already"),
-        ([stats] * 2, tmp_path / "c", "counted already"),
-    ):
-        with pytest.raises(RequestError, match=message):
-            run(calibrate, *files, "--out", out)
-
-
 def test_a_plan_is_what_the_counts_say(stats: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    assert run(plan, "--stats", stats, "--max-nodes", 12, "--max-gears", 2, "--out", out) == 0
+    assert run("--stats", stats, "--max-nodes", 12, "--max-gears", 2, "--out", out) == 0
     found = json.loads(out.read_text())
     tree = found["trees"][1]
     assert tree["name"] == "planned-13" and len(tree["paths"]) == 12
@@ -117,7 +74,7 @@ def test_explain_says_why_and_draws(
 ) -> None:
     capsys.readouterr()
     out = tmp_path / "plan.json"
-    assert run(plan, "--stats", stats, "--latency", latency, "--classes", 2, "--explain", "--out", out) == 0
+    assert run("--stats", stats, "--latency", latency, "--classes", 2, "--explain", "--out", out) == 0
     said = capsys.readouterr().out
     for word in ("medusa-greedy", "sequoia", "cost staircase at KV length 512", "<- least time per token",
                  "confidence classes: 2", "no other set", "what each node gains"):  # fmt: skip
@@ -128,7 +85,7 @@ def test_explain_says_why_and_draws(
 
 def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert run(plan, "--stats", stats, "--latency", latency, "--out", tmp_path / "plan.json") == 0
+    assert run("--stats", stats, "--latency", latency, "--out", tmp_path / "plan.json") == 0
     said = capsys.readouterr().out
     assert "times plain decoding, on held-out ones" in said and len(said.splitlines()) < 25
     found = json.loads((tmp_path / "plan.json").read_text())
@@ -136,21 +93,21 @@ def test_summary_is_short(stats: Path, latency: Path, tmp_path: Path, capsys: py
     assert {rows[gear["tree"]] for gear in found["gears"]} == {1, 16}, "16 rows cost hardly more than 8, 64 far more"
 
 
-def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(lines: Path, tmp_path: Path) -> None:
+def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(tmp_path: Path) -> None:
     sampled, greedy = Calibration(), Calibration()
     for i in range(400):
         greedy.add((0, 0), group=f"text {i}")
         sampled.add((0,)[: i % 2], group=f"text {i}", sampled=True)
     for name, found in (("greedy", greedy), ("sampled", sampled)):
         write_calibration(found, tmp_path / name)
-    assert run(plan, "--stats", tmp_path / "sampled", tmp_path / "greedy", "--out", tmp_path / "plan") == 0
+    assert run("--stats", tmp_path / "sampled", tmp_path / "greedy", "--out", tmp_path / "plan") == 0
     found = parse_plan((tmp_path / "plan").read_text(), "plan")
     assert sum(found.contexts.values()) == 800 and found.planning.sampled is not None
     assert found.planning.greedy.classes[0].hazards[0][0] > found.planning.sampled.classes[0].hazards[0][0]
     greedy.merge(sampled)
     write_calibration(greedy, tmp_path / "greedy")
     with pytest.raises(RequestError, match="400 of 800 contexts are of sampled text; expected greedy text alone"):
-        run(plan, "--stats", tmp_path / "greedy", tmp_path / "sampled", "--out", tmp_path / "none")
+        run("--stats", tmp_path / "greedy", tmp_path / "sampled", "--out", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -168,5 +125,5 @@ def test_what_cannot_be_used_is_one_line_and_writes_nothing(
 ) -> None:
     out = tmp_path / "plan.json"
     with pytest.raises((TreeError, RequestError), match=message) as caught:
-        run(plan, "--stats", stats, "--out", out, *arguments)
+        run("--stats", stats, "--out", out, *arguments)
     assert "\n" not in str(caught.value) and not out.exists()

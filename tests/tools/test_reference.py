@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from draftwood.environment import hide_torch_npu
 from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -275,22 +274,12 @@ class LosesARow(CpuEngine):
 
 
 # The greedy text of so small a teacher does not notice a wrong mask; a sampled one does.
-@pytest.mark.parametrize(
-    ("fault", "temperature", "tensor", "where"),
-    [
-        (CausalMask, 0.8, "key_cache.1", "branch row"),
-        (LosesARow, 0.0, "key_cache.1", "committed slot 3"),
-        (LosesARow, 0.8, "key_cache.1", "committed slot 3"),
-    ],
-)
-def test_the_first_tensor_of_a_wrong_step_is_named(
-    bundle: Bundle, teacher: HfTeacher, fault: type[CpuEngine], temperature: float, tensor: str, where: str
-) -> None:
+@pytest.mark.parametrize(("fault", "temperature"), [(CausalMask, 0.8), (LosesARow, 0.0), (LosesARow, 0.8)])
+def test_a_wrong_step_is_no_tie(bundle: Bundle, teacher: HfTeacher, fault: type[CpuEngine], temperature: float) -> None:
     report = check_texts(fault(bundle), HfEngine(bundle, teacher), {"one": PROMPT}, options_of(temperature))
     assert not report["ok"]
-    found = [d for d in report["per_prompt"][0]["differences"] if d["first"]]
+    found = [d for d in report["per_prompt"][0]["differences"] if not d["tie"]]
     assert found and all(d["side"] == "engine" and d["margin"] > d["tolerance"] for d in found)
-    assert all(f"; {tensor} differs first, {where}" in d["first"] for d in found)
 
 
 def test_a_broken_invariant_is_named_as_it_happens(bundle: Bundle, tiny_teacher: Path) -> None:
@@ -347,43 +336,12 @@ def test_a_tie_is_no_difference(bundle: Bundle, teacher: HfTeacher) -> None:
     reference = HfEngine(bundle, teacher)
     _, found = compare_texts(Noisy(bundle), reference, PROMPT, options_of(), modes)
     assert found and all(d.tie == (d.margin <= d.tolerance) and d.tolerance > 1 for d in found)
-    assert any(d.tie for d in found) and all(d.first is None for d in found if d.tie)
-
-
-PANGU_CODE = """
-import torch
-import torch_npu
-from torch_npu.contrib import transfer_to_npu
-from transformers import LlamaForCausalLM
-from .configuration_openpangu_dense import PanguEmbeddedConfig
-
-NPU_ATTN_INFR = True
-DEVICE = torch.npu.get_device_name()
-
-class PanguEmbeddedForCausalLM(LlamaForCausalLM):
-    config_class = PanguEmbeddedConfig
-
-    def forward(self, input_ids, attention_mask, position_ids, past_key_values, cache_position, **options):
-        rows = input_ids.shape[1]
-        assert not NPU_ATTN_INFR and DEVICE == "none"
-        assert cache_position.tolist() == list(range(past_key_values.get_seq_length(), attention_mask.shape[-1]))
-        assert attention_mask.shape == (1, 1, rows, past_key_values.get_mask_sizes(cache_position, 0)[0])
-        return super().forward(input_ids, attention_mask, position_ids, past_key_values, **options)
-"""
-PANGU_CONFIG = """
-from transformers import LlamaConfig
-
-class PanguEmbeddedConfig(LlamaConfig):
-    model_type = "PanguEmbedded"
-
-    def __init__(self, bias=True, **fields):
-        super().__init__(**{**fields, "attention_bias": bias})
-"""
+    assert any(d.tie for d in found)
 
 
 @pytest.fixture(scope="module")
 def pangu(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """openPangu's layout: biases on q, k, v and o, and modelling code that asks an NPU for its name."""
+    """openPangu's layout: biases on q, k, v and o, and modelling code, which is not run."""
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path_factory.mktemp("pangu") / "model"
@@ -395,8 +353,8 @@ def pangu(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "AutoModelForCausalLM": "modeling_openpangu_dense.PanguEmbeddedForCausalLM",
     }
     (folder / "config.json").write_text(json.dumps(fields))
-    (folder / "configuration_openpangu_dense.py").write_text(PANGU_CONFIG)
-    (folder / "modeling_openpangu_dense.py").write_text(PANGU_CODE)
+    for name in ("configuration", "modeling"):
+        (folder / f"{name}_openpangu_dense.py").write_text("raise AssertionError('never run')")
     tensors = load_file(folder / "model.safetensors")
     for name, weight in list(tensors.items()):
         if "self_attn" in name:
@@ -405,24 +363,12 @@ def pangu(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_openpangu_with_its_own_code_and_without(
-    pangu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: HfTeacher
-) -> None:
-    import sys
-
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    hide_torch_npu()
-    before = sys.modules.get("torch_npu", "absent")
-    own, as_llama = HfTeacher.open(pangu, trust_remote_code=True), HfTeacher.open(pangu)
-    assert (
-        type(own.model).__name__ == "PanguEmbeddedForCausalLM" and type(as_llama.model).__name__ == "LlamaForCausalLM"
-    )
-    assert sys.modules.get("torch_npu", "absent") is before and not hasattr(torch, "npu")
+def test_openpangu_runs_as_a_llama_with_biases(pangu: Path, teacher: HfTeacher) -> None:
+    as_llama = HfTeacher.open(pangu)
+    assert type(as_llama.model).__name__ == "LlamaForCausalLM"
     tokens = np.arange(TREE.rows)
-    steps = [t.step(prefilled(t, PROMPT), tokens, TREE.depths, TREE.mask).logits_RV for t in (own, as_llama, teacher)]
-    assert torch.equal(steps[0], steps[1])
-    assert (steps[0] - steps[2]).abs().max() > 0.1  # the biases are read
+    steps = [t.step(prefilled(t, PROMPT), tokens, TREE.depths, TREE.mask).logits_RV for t in (as_llama, teacher)]
+    assert (steps[0] - steps[1]).abs().max() > 0.1  # the biases are read
 
 
 def test_what_cannot_be_used_is_refused(
@@ -435,7 +381,7 @@ def test_what_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=r"not the teacher of .*; give the folder that the bundle was built from"):
         HfEngine.open(bundle, pangu)
-    with pytest.raises(CheckpointError, match=r"transformers .* cannot load it: .*add --trust-remote-code"):
+    with pytest.raises(CheckpointError, match=r"transformers .* cannot load it: "):
         HfTeacher.open(tmp_path)
     assert main(["check", str(tiny_bundle), "--teacher", str(tmp_path)]) == 2
     assert "draftwood: error:" in capsys.readouterr().err

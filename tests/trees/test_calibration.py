@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from draftwood.errors import TreeError
 from draftwood.trees.calibration import BINS, END, LENGTH_STEP, UNKNOWN_BIN, Calibration, fold_of
 from draftwood.trees.calibration_file import read_calibration, write_calibration
-from draftwood.trees.path_lines import add_lines
 
 from .samples import COUNTED, FIXED, HELDOUT, PATHS, calibrated
 
@@ -141,59 +140,6 @@ def test_files_are_whole_or_absent(tmp_path):
         read_calibration(tmp_path / "none")
     with pytest.raises(TreeError, match="cannot be written"):
         write_calibration(Calibration(), path / "below a file")
-
-
-LINES = [
-    {"path": [0, 2, 0], "context": 412, "confidence": 0.81},
-    {"path": []},
-    {"path": [1], "task": "math", "group": "text 7"},
-    {"path": [1], "group": 7},
-]
-
-
-def as_bytes(lines):
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-
-def test_lines_are_counted_once_however_often_the_file_is_read():
-    whole = Calibration()
-    assert add_lines(whole, as_bytes(LINES), "f") == 4
-    assert add_lines(whole, as_bytes(LINES), "f") == 0
-    grown = Calibration()
-    assert [add_lines(grown, as_bytes(LINES[:n]), "f") for n in (1, 3, 4)] == [1, 2, 1]
-    assert grown == whole
-    other = Calibration()
-    assert add_lines(other, as_bytes(LINES[1:]), "g") == 3
-    assert add_lines(other, as_bytes(LINES), "f") == 4
-
-
-def test_a_line_that_grew_is_not_taken_for_a_beginning():
-    calibration = Calibration()
-    add_lines(calibration, b'{"path": []}', "f")
-    with pytest.raises(TreeError, match="f: line 1: JSON is malformed"):
-        add_lines(calibration, b'{"path": []}{"path": [1]}', "f")
-    assert add_lines(calibration, b'{"path": []}\n\n{"path": [1]}', "f") == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"[0]", "Expected `object`, got `array`"),
-        (b'{"paths": [0]}', "unknown field `paths`"),
-        (b'{"path": [0], "rank": 1}', "unknown field `rank`"),
-        (b'{"path": [0]', "Input data was truncated"),
-        (b'{"path": ["0"]}', "Expected `int`, got `str`"),
-        (b'{"path": [0], "confidence": "high"}', "Expected `float"),
-        (b'{"path": [0], "context": 1.5}', "Expected `int"),
-        (b'{"path": [0], "task": 3}', "Expected `str`, got `int`"),
-        (b'{"path": [0], "group": null}', "Expected `int | str`"),
-        (b'{"path": [0], "group": true}', "Expected `int | str`"),
-        (b"\xff", "malformed"),
-    ],
-)
-def test_refused_lines_are_named_by_their_number(line, message):
-    with pytest.raises(TreeError, match=rf"^f: line 3: .*{message}"):
-        add_lines(Calibration(), b'{"path": []}\n\n' + line + b"\n", "f")
 
 
 def test_merging_in_any_order_is_the_same():

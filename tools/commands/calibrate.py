@@ -1,13 +1,12 @@
 """``draftwood calibrate``: the rank paths that a teacher's text takes, counted into one file of statistics.
 
 What is counted says the source: a bundle answers and its own steps are counted; a teacher's folder, with ``--drafter``,
-answers and its answers are ranked; a ``.jsonl`` file has rank paths found elsewhere; statistics files are added.
+answers and its answers are ranked.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.files import read_regular
 
 if TYPE_CHECKING:
     from draftwood.runtime.text.tokenizer import Tokenizer
@@ -27,11 +25,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "sources",
-        nargs="+",
+        "source",
         metavar="SOURCE",
-        help="a bundle, whose own decoding is counted; or a teacher's folder (or demo), with --drafter; or files:"
-        ' statistics to add up, and .jsonl with rank paths, a line each: {"path": [0, 2], "context": 412}',
+        help="a bundle, whose own decoding is counted; or a teacher's folder (or demo), with --drafter",
     )
     parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked; or demo-medusa ...")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
@@ -50,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that answer, of a teacher; or HOST:PORT of a Ray cluster whose processors do",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="STATS", help="statistics to make or to add to")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -61,14 +56,10 @@ def main(args: argparse.Namespace) -> int:
     before = calibration.contexts.total
     if args.drafter:
         answer_prompts(calibration, args)
-    elif len(args.sources) == 1 and Path(args.sources[0]).is_dir():
-        count_bundle(calibration, args)
     else:
-        for source in args.sources:
-            add_file(calibration, Path(source))
+        count_bundle(calibration, args)
     write_calibration(calibration, args.out)
-    summary = {"out": str(args.out), "added": calibration.contexts.total - before, **figures(calibration)}
-    print(json.dumps(summary) if args.json else text(summary))
+    print(f"{args.out}: {calibration.contexts.total - before} contexts added, {text(figures(calibration))}")
     return 0
 
 
@@ -88,7 +79,7 @@ def count_bundle(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
-    folder = Path(args.sources[0])
+    folder = Path(args.source)
     if not (folder / MANIFEST_FILE).exists():
         raise RequestError(f"{folder}: no bundle; if it is a teacher, give --drafter, whose candidates are ranked")
     bundle = Bundle.open(folder)
@@ -122,11 +113,9 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
     from draftwood.tools.prompts import read_prompts
     from draftwood.trees.calibration_file import write_calibration
 
-    if len(args.sources) > 1:
-        raise RequestError(f"--drafter {args.drafter}: expected one teacher before it, got {' '.join(args.sources)}")
     if min(args.workers if isinstance(args.workers, int) else 1, args.max_new_tokens) < 1:
         raise RequestError("--workers and --max-new-tokens: expected 1 or more of each")
-    teacher, prompts = resolve(args.sources[0]).resolve(), read_prompts(args.prompts)
+    teacher, prompts = resolve(args.source).resolve(), read_prompts(args.prompts)
     if args.behind is not None:
         prompts = _behind(prompts, args, Tokenizer.load(teacher), Checkpoint.open(teacher).config.max_positions)
     temperatures = parse_temperatures(args.temperature)
@@ -192,33 +181,6 @@ def executor_of(workers: int | str) -> Iterator[Executor | None]:
         yield pool
 
 
-def add_file(calibration: Calibration, file: Path) -> None:
-    """Adds rank paths that are not counted yet, or statistics none of which was counted.
-
-    Raises:
-        RequestError: the file cannot be read, or holds what was counted already.
-        TreeError: a line that is no rank path, or no statistics.
-    """
-    from draftwood.trees.calibration_file import read_calibration
-    from draftwood.trees.path_lines import add_lines
-
-    if not file.exists():
-        raise RequestError(
-            f"{file}: cannot be read: no such file; expected a bundle, statistics, rank paths as .jsonl, or a teacher"
-            " with --drafter"
-        )
-    if file.suffix == ".jsonl":
-        try:
-            add_lines(calibration, read_regular(file), str(file))
-        except OSError as error:
-            raise RequestError(f"{file}: cannot be read: {error.strerror}; check the path") from error
-        return
-    one = read_calibration(file)
-    if twice := sorted(one.sources.keys() & calibration.sources.keys()):
-        raise RequestError(f"{file}: counted {twice[0]}, which is counted already; leave one out")
-    calibration.merge(one)
-
-
 def figures(calibration: Calibration) -> dict[str, Any]:
     """What the statistics hold, as plain values."""
     from draftwood.trees.calibration import UNKNOWN_BIN
@@ -241,8 +203,7 @@ def figures(calibration: Calibration) -> dict[str, Any]:
 def text(summary: dict[str, Any]) -> str:
     """`figures` for people."""
     return (
-        f"{summary['out']}: {summary['added']} contexts added, {summary['contexts']} in all, {summary['sampled']}"
-        f" of sampled text: {summary['counted']}"
+        f"{summary['contexts']} in all, {summary['sampled']} of sampled text: {summary['counted']}"
         f" counted, {summary['heldout']} held out; depth {summary['depth']},"
         f" {summary['width']} ranks; {summary['with_length']} with a length, {summary['with_confidence']} with a"
         f" confidence, tasks: {', '.join(summary['tasks']) or 'none'}"

@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="compare whole texts with those of the bundle's teacher (its folder, or demo), run by transformers",
     )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code from the teacher's folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--engine",
@@ -91,7 +90,7 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     else:
         drawn = sample_prompts(bundle, args.prompts, _limit(args))
         prompts = {f"random {number}": ids.tolist() for number, ids in enumerate(drawn, 1)}
-    reference = HfEngine.open(bundle, resolve(args.teacher), args.trust_remote_code)
+    reference = HfEngine.open(bundle, resolve(args.teacher))
     reports = [
         check_texts(CpuEngine(bundle), reference, prompts, Options.of(temperature=temperature), _progress)
         for temperature in TEMPERATURES

@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +20,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from draftwood.environment import cann_available, torch_npu_installed
 from draftwood.errors import CheckpointError
 from draftwood.tools.reference.branch_cache import BranchCache
 
 # T rows, S = committed + T columns, R rows with logits, V vocabulary, F features
-
-_ABSENT: Any = object()
 
 
 class TeacherStep(NamedTuple):
@@ -53,31 +48,24 @@ class HfTeacher:
         self._parameters = inspect.signature(model.forward).parameters
 
     @classmethod
-    def open(
-        cls, folder: Path, taps: Sequence[int] = (), dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
-    ) -> HfTeacher:
+    def open(cls, folder: Path, taps: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> HfTeacher:
         """The teacher of a Hugging Face folder, on the CPU.
 
-        With ``trust_remote_code`` the modelling code that lies in the folder is executed, as openPangu's needs;
-        without it openPangu runs as transformers' Llama, whose block with biases is the same function.
+        Modelling code that lies in the folder is never run: openPangu is transformers' Llama, whose block with biases
+        is the same function.
 
         Raises:
             CheckpointError: transformers cannot load the folder.
         """
         try:
             logging.disable_progress_bar()
-            with _as_without_npu():
-                model = _load(folder, trust_remote_code)
+            model = _load(folder)
         except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
             line = " ".join(str(error).split())[:300]
             raise CheckpointError(
-                f"{folder}: transformers {transformers.__version__} cannot load it:"
-                f" {type(error).__name__}: {line}; {_way_out(trust_remote_code)}"
+                f"{folder}: transformers {transformers.__version__} cannot load it: {type(error).__name__}: {line}"
             ) from error
-        code: Any = sys.modules[type(model).__module__]
         loaded: Any = model
-        if hasattr(code, "NPU_ATTN_INFR"):  # openPangu's fused branch reads masks with the other meaning
-            code.NPU_ATTN_INFR = False
         return cls(loaded.to("cpu", dtype).eval().requires_grad_(False), taps)
 
     def new_cache(self, slots: int) -> BranchCache:
@@ -139,44 +127,13 @@ class HfTeacher:
             yield found
 
 
-def _load(folder: Path, trust_remote_code: bool) -> PreTrainedModel:
+def _load(folder: Path) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": True, "attn_implementation": "eager"}
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "PanguEmbeddedForCausalLM" in fields.get("architectures", ()) and not trust_remote_code:
+    if "PanguEmbeddedForCausalLM" in fields.get("architectures", ()):
         fields["attention_bias"] = fields.get("attention_bias", fields.get("bias", True))
         for name in ("architectures", "auto_map", "model_type", "bias"):
             fields.pop(name, None)
         defaults = {"rope_theta": 1.6e7, "rms_norm_eps": 1e-5}  # of openPangu's own configuration class
         return LlamaForCausalLM.from_pretrained(folder, config=LlamaConfig(**defaults | fields), **options)
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code, **options)
-
-
-def _way_out(trust_remote_code: bool) -> str:
-    if trust_remote_code:
-        return "take the transformers that its modelling code was written for, or leave --trust-remote-code out"
-    return "if it brings modelling code of its own that you trust, add --trust-remote-code"
-
-
-@contextlib.contextmanager
-def _as_without_npu() -> Iterator[None]:
-    """Lets modelling code that imports torch_npu without asking be imported where there is none.
-
-    openPangu's does, to ask for the device's name, and is told one that is no NPU's.
-    """
-    if torch_npu_installed() and cann_available():
-        yield
-        return
-    hidden = {"torch_npu": sys.modules.get("torch_npu", _ABSENT), "torch_npu.contrib": _ABSENT}
-    package, contrib = ModuleType("torch_npu"), ModuleType("torch_npu.contrib")
-    vars(contrib).update(transfer_to_npu=None)
-    sys.modules.update({"torch_npu": package, "torch_npu.contrib": contrib})
-    vars(torch).update(npu=SimpleNamespace(get_device_name=lambda *_: "none"))
-    try:
-        yield
-    finally:
-        vars(torch).pop("npu")
-        for name, module in hidden.items():
-            if module is _ABSENT:
-                sys.modules.pop(name)
-            else:
-                sys.modules[name] = module
+    return AutoModelForCausalLM.from_pretrained(folder, **options)

@@ -1,8 +1,7 @@
 """Does a bundle give the tokens that its teacher gives when transformers runs it?
 
 Every prompt is decoded four times: by transformers (eager attention) and by the compiled CPU engine, each plain and
-speculative. All four texts must be the same. Numeric ties are excused by the rule of ``draftwood bench``; of any other
-difference the report names the step and the tensor that differ first.
+speculative. All four texts must be the same. Numeric ties are excused by the rule of ``draftwood bench``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy, policy_for
 from draftwood.tools.lab.counting import widest_gear
 from draftwood.tools.lab.differences import TIES_PER_TOKEN, explain, logit_noise
-from draftwood.tools.reference.lockstep import first_difference
 
 Side = Literal["reference", "engine"]
 
@@ -27,7 +25,7 @@ class TextDifference:
     """Where a text leaves the reference's plain one, and how near its decision was to another.
 
     ``margin`` and ``tolerance`` are those of ``draftwood bench``: a ``tie`` is a decision closer than the noise of
-    both engines' logits. ``first`` says what differs first, where it is no tie and the step was found.
+    both engines' logits.
     """
 
     side: Side
@@ -38,7 +36,6 @@ class TextDifference:
     margin: float
     tolerance: float
     tie: bool
-    first: str | None
 
 
 def check_texts(
@@ -93,7 +90,7 @@ def compare_texts(
                 continue
             text = Decoding(one, prompt, options, policy).run().token_ids
             if text != base:
-                found.append(_difference(side, mode, one, other, prompt, base, text, options, policy))
+                found.append(_difference(side, mode, one, other, prompt, base, text, options))
     return base, found
 
 
@@ -106,7 +103,6 @@ def _difference(
     base: tuple[int, ...],
     text: tuple[int, ...],
     options: Options,
-    policy: Policy,
 ) -> TextDifference:
     whole = [*prompt, *base]
     noise = logit_noise(one, whole) + logit_noise(other, whole)
@@ -120,7 +116,6 @@ def _difference(
         margin=found.margin,
         tolerance=found.tolerance,
         tie=found.tie,
-        first=None if found.tie else first_difference(one, other, prompt, options, policy, found.tolerance),
     )
 
 
@@ -134,7 +129,6 @@ def print_texts(report: dict[str, Any]) -> None:
             print(
                 f"  {kind}: {found['side']}, {found['mode']}, token {found['position']}: {found['got']}, expected"
                 f" {found['expected']}, margin {found['margin']:.2e}, tolerance {found['tolerance']:.2e}"
-                + (f"; {found['first']}" if found["first"] else "")
             )
     print(f"{report['equal']} of {report['prompts']} prompts equal, {report['tokens']} tokens")
     print("ok" if report["ok"] else "FAILED")

@@ -30,7 +30,7 @@ class HfEngine(EagerEngine):
         self.teacher = HfTeacher(teacher.model, self.decoder.aux_layers)
 
     @classmethod
-    def open(cls, bundle: Bundle, folder: Path, trust_remote_code: bool = False) -> HfEngine:
+    def open(cls, bundle: Bundle, folder: Path) -> HfEngine:
         """The engine over a teacher's own folder.
 
         Raises:
@@ -42,7 +42,7 @@ class HfEngine(EagerEngine):
                 f"{folder}: not the teacher of {bundle.folder} (SHA-256 {digest[:12]}..., expected"
                 f" {expected[:12]}...); give the folder that the bundle was built from"
             )
-        return cls(bundle, HfTeacher.open(folder, trust_remote_code=trust_remote_code))
+        return cls(bundle, HfTeacher.open(folder))
 
     def new_kv(self, slots: int) -> BranchCache:
         return self.teacher.new_cache(slots)
