@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from draftwood.tools import cli
+from draftwood.tools.commands import serve
 
 FILES = Path(__file__).resolve().parents[1] / "docs" / "deploy"
 # Of Kubernetes; what it takes newer ones take.
@@ -23,6 +24,25 @@ RELEASE = "1.33"
 def understood(words: list[str]) -> Any:
     """What the command line makes of the words; SystemExit where it does not take them."""
     return cli._parse(words[0], importlib.import_module(f"draftwood.tools.commands.{words[0]}"), words)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("room=3", "expected NAME=N, of waiting, per-key"),
+        ("body", "expected a number from 1 to 1073741824"),
+        ("drain=-1", "expected a number from 0 to 86400"),
+        ("tokens=0", "expected a number from 1"),
+        ("deadline=1.5", "expected a number"),
+    ],
+)
+def test_limits_are_known_and_within_bounds(limit: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        understood(["serve", "bundle", "--limit", limit])
+    assert said in capsys.readouterr().err
+    args = understood(["serve", "bundle", "--limit", "drain=1", "--limit", "per-key=2", "--limit", "drain=3"])
+    found = {name: default for name, (_, _, default, _) in serve.LIMITS.items()} | {"per-key": 2, "drain": 3}
+    assert serve.limits_of(args) == found
 
 
 def manifests() -> list[Any]:
@@ -43,7 +63,7 @@ def test_the_pod_says_what_the_command_takes() -> None:
     (container,) = pod["spec"]["containers"]
     args = understood(container["args"])
     assert args.threads == int(container["resources"]["limits"]["cpu"])
-    assert args.drain + 5 < pod["spec"]["terminationGracePeriodSeconds"]
+    assert serve.limits_of(args)["drain"] + 5 < pod["spec"]["terminationGracePeriodSeconds"]
     assert {str(args.api_key_file.parent), *args.bundles} <= {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["spec"]["volumes"]}
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
@@ -58,7 +78,8 @@ def test_the_container_says_what_the_command_takes() -> None:
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     text = (FILES / "draftwood.service").read_text()
     (line,) = re.findall(r"^ExecStart=\S+/draftwood (.*)$", text, re.MULTILINE)
-    assert understood(shlex.split(line)).drain < int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0])
+    drain = serve.limits_of(understood(shlex.split(line)))["drain"]
+    assert drain < int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0])
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     unit = tmp_path / "draftwood.service"

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
         from draftwood.tools.cluster.model import RayModel  # imports Ray, which is set up by then
 
-        return RayModel(name, deployed[name], args.waiting, metrics)
+        return RayModel(name, deployed[name], serve.limits_of(args)["waiting"], metrics)
 
     with joined(args.address, args.trusted_network) if args.address else own_ray(_enough(deployed)):
         return serve.run(args, served)

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 KEYS = "DRAFTWOOD_API_KEYS"
+# By name: the least, the most and the default of each, and what it bounds.
+LIMITS = {
+    "waiting": (0, 10**6, 64, "texts that wait for room, more get 503"),
+    "per-key": (0, 10**6, 0, "requests of a key at once, more get 429, 0: any number"),
+    "tokens": (1, 2**31 - 1, 4096, "of an answer"),
+    "body": (1, 1 << 30, 4 << 20, "bytes of a request"),
+    "deadline": (1, 3600, 20, "seconds for a request to be whole"),
+    "drain": (0, 86400, 30, "seconds for answers at SIGTERM"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,30 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-prefixes", action="store_true", help="keep no caches of ended texts for prompts alike")
     parser.add_argument(
-        "--waiting",
-        type=number(0, 10**6),
-        default=64,
-        metavar="N",
-        help="texts that wait for room; more get 503 (default: 64)",
-    )
-    parser.add_argument(
-        "--per-key", type=number(0, 10**6), default=0, metavar="N", help="requests of a key at once; more get 429"
-    )
-    parser.add_argument(
-        "--max-tokens", type=number(1, 2**31 - 1), default=4096, metavar="N", help="of an answer (default: 4096)"
-    )
-    parser.add_argument(
-        "--max-body", type=number(1, 1 << 30), default=4 << 20, metavar="BYTES", help="of a request (default: 4 MiB)"
-    )
-    parser.add_argument(
-        "--deadline", type=number(1, 3600), default=20, metavar="S", help="for a request to be whole (default: 20)"
-    )
-    parser.add_argument(
-        "--drain",
-        type=number(0, 86400),
-        default=30,
-        metavar="S",
-        help="for answers at SIGTERM (default: 30)",
+        "--limit",
+        action="append",
+        type=_limit,
+        default=[],
+        metavar="NAME=N",
+        help="; ".join(f"{name}: {what} ({default})" for name, (*_, default, what) in LIMITS.items()) + "; repeatable",
     )
     parser.add_argument("--cors", action="append", default=[], metavar="ORIGIN", help="that may call; repeatable")
     parser.add_argument("--no-page", action="store_true", help="without the page at /")
@@ -75,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     def served(name: str, bundle: Path, metrics: ModelMetrics) -> ServedModel:
         arguments = EngineArguments(
             bundle=str(bundle),
-            waiting=args.waiting,
+            waiting=limits_of(args)["waiting"],
             engine=args.engine,
             threads=args.threads,
             cache_bytes=args.cache_bytes,
@@ -103,12 +94,13 @@ def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], Se
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.raiseExceptions = False  # a log that cannot be written stops nobody's text
+    limits = limits_of(args)
     settings = Settings(
         keys=keys,
-        most_body=args.max_body,
-        most_tokens=args.max_tokens,
-        deadline=args.deadline,
-        per_key=args.per_key,
+        most_body=limits["body"],
+        most_tokens=limits["tokens"],
+        deadline=limits["deadline"],
+        per_key=limits["per-key"],
         origins=tuple(args.cors),
         page=not args.no_page,
         any_host=not local,
@@ -116,8 +108,13 @@ def run(args: argparse.Namespace, served: Callable[[str, Path, ModelMetrics], Se
     metrics = Metrics()
     models = {name: served(name, bundle, ModelMetrics(metrics, name)) for name, bundle in named(args.bundles).items()}
     with listening(args.host, args.port) as listener:
-        asyncio.run(serve(Service(models, settings, metrics), listener, args.drain))
+        asyncio.run(serve(Service(models, settings, metrics), listener, limits["drain"]))
     return 0
+
+
+def limits_of(args: argparse.Namespace) -> dict[str, int]:
+    """Every limit by its name; of one that is given twice the last."""
+    return {name: default for name, (*_, default, _) in LIMITS.items()} | dict(args.limit)
 
 
 def named(given: list[str]) -> dict[str, Path]:
@@ -153,6 +150,16 @@ def _local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _limit(given: str) -> tuple[str, int]:
+    name, _, value = given.partition("=")
+    if name not in LIMITS:
+        raise argparse.ArgumentTypeError(f"{given!r}: expected NAME=N, of {', '.join(LIMITS)}")
+    least, most, *_ = LIMITS[name]
+    if not value.isdecimal() or not least <= int(value) <= most:
+        raise argparse.ArgumentTypeError(f"{given!r}: expected a number from {least} to {most}")
+    return name, int(value)
 
 
 def number(least: int, most: int) -> type[int]:

@@ -166,5 +166,5 @@ def tools_bundle(tiny_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def server(started: Callable[..., Server], tiny_bundle: Path, two_texts: int) -> Server:
-    limits = ("--cache-bytes", two_texts, "--waiting", 3, "--deadline", 2, "--max-body", 20000)
-    return started(f"tiny={tiny_bundle}", *limits, "--threads", 1)
+    limits = [word for limit in ("waiting=3", "deadline=2", "body=20000") for word in ("--limit", limit)]
+    return started(f"tiny={tiny_bundle}", "--cache-bytes", two_texts, *limits, "--threads", 1)

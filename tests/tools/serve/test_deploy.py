@@ -169,7 +169,7 @@ def ticks(process: int) -> int:
 
 @pytest.fixture(scope="module")
 def cluster(started: Callable[..., Any], tiny_bundle: Path) -> Cluster:
-    arguments = ("--replicas", 2, "--texts", 2, "--waiting", 3, "--threads", 1)
+    arguments = ("--replicas", 2, "--texts", 2, "--limit", "waiting=3", "--threads", 1)
     return Cluster(started(f"tiny={tiny_bundle}", *arguments, command="deploy"))
 
 

@@ -219,7 +219,7 @@ def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) ->
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
     server = started(
-        tiny_bundle, "--api-key-file", keys, "--per-key", 1, "--threads", 1, "--cors", "http://one.example"
+        tiny_bundle, "--api-key-file", keys, "--limit", "per-key=1", "--threads", 1, "--cors", "http://one.example"
     )
     assert server.ask("/health")[0] == 200
     for origin, status in (("http://one.example", 200), ("http://two.example", 400)):  # browsers ask without the key
@@ -277,7 +277,7 @@ def test_two_hundred_clients_go_within_a_second(server: Any, wait: Callable[...,
 
 
 def test_a_second_signal_ends_it_now(started: Callable[..., Any], tiny_bundle: Path) -> None:
-    server = started(tiny_bundle, "--threads", 1, "--drain", 300)
+    server = started(tiny_bundle, "--threads", 1, "--limit", "drain=300")
     answer = begun(server, LONG).getresponse()
     answer.readline()
     (engine,) = server.engines()

@@ -30,7 +30,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def described(started: Callable[..., Any], tiny_bundle: Path) -> Any:
-    server = started(f"tiny={tiny_bundle}", "--max-tokens", 4, "--max-body", 65536, "--threads", 1)
+    server = started(f"tiny={tiny_bundle}", "--limit", "tokens=4", "--limit", "body=65536", "--threads", 1)
     yield schemathesis.openapi.from_url(server.url + "/openapi.json")
     assert server.ask("/health")[1]["models"]["tiny"]["restarts"] == 0
 

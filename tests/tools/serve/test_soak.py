@@ -163,7 +163,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sixty_four_clients_at_length(started: Callable[..., Any], wait: Callable[..., None], bundle: Path) -> None:
-    server = started(f"demo={bundle}", "--max-body", 65536, "--waiting", CLIENTS)
+    server = started(f"demo={bundle}", "--limit", "body=65536", "--limit", f"waiting={CLIENTS}")
     clients, memory = Clients(server.port, time.monotonic() + SECONDS), list[int]()
     with ThreadPoolExecutor(CLIENTS) as threads:
         running = [threads.submit(clients.run, seed) for seed in range(CLIENTS)]

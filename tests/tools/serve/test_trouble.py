@@ -58,7 +58,7 @@ def test_a_full_disk_for_logs_stops_no_text(tiny_bundle: Path, wait: Callable[..
 def test_without_file_descriptors_it_waits_and_goes_on(
     started: Callable[..., Any], tiny_bundle: Path, wait: Callable[..., None]
 ) -> None:
-    server = started(f"tiny={tiny_bundle}", "--threads", 1, "--deadline", 60)
+    server = started(f"tiny={tiny_bundle}", "--threads", 1, "--limit", "deadline=60")
     used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
     usual = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 4, usual[1]))
@@ -93,7 +93,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path, wait: Callable[..., None]) -> None:
     port = free_port()
     command = [sys.executable, "-P", "-c", JUMPING, "serve", f"tiny={tiny_bundle}", "--threads", "1"]
-    process = subprocess.Popen([*command, "--port", str(port), "--deadline", "2"], env=os.environ)
+    process = subprocess.Popen([*command, "--port", str(port), "--limit", "deadline=2"], env=os.environ)
     try:
         wait(lambda: answered(port), 60)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
