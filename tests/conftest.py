@@ -117,7 +117,7 @@ def save_teacher(folder: Path, config: dict) -> Path:
 
     from draftwood.compiler.teachers.checkpoint import expected_tensors
     from draftwood.compiler.teachers.registry import read_config
-    from draftwood.tools.recipe.tokenizer import save_tokenizer, train_tokenizer
+    from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 
     (folder / "config.json").write_text(json.dumps(config))
     random = torch.Generator().manual_seed(0)

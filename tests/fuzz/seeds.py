@@ -24,8 +24,8 @@ from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.tuned import VERSION, Tuned, bundle_digest, machine_name
 from draftwood.runtime.trace import StepEvent, Trace
+from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed
-from draftwood.tools.recipe.tokenizer import save_tokenizer, train_tokenizer
 from draftwood.tools.training.rows import Row
 from draftwood.trees import Topology, write_tree
 from draftwood.trees.calibration import Calibration

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,9 @@ from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss
 from draftwood.compiler.training.teacher import FrozenTeacher
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tools import cli
 from draftwood.tools.lab.counting import path_of
-from draftwood.tools.recipe import teacher as recipe
-from draftwood.tools.recipe.stdlib import stdlib_rows
-from draftwood.tools.recipe.tokenizer import encode_row, save_tokenizer, train_tokenizer
 from draftwood.tools.training.distill import distill
 from draftwood.tools.training.generate import generate
 from draftwood.tools.training.rows import Row, read_data, read_rows
@@ -104,36 +100,6 @@ def test_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(RequestError, match="cannot be read"):
         read_data([str(tmp_path)])
-
-
-def test_the_standard_library_has_rows_of_both_forms() -> None:
-    rows = list(islice(stdlib_rows(), 400))
-    assert {"text" in row for row in rows} == {True, False}
-    assert len({row["id"] for row in rows}) == 400
-
-
-def test_the_recipe_makes_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of it, stopped and resumed, give a model folder that opens."""
-    lines = [json.dumps({**row, "id": f"{i}/{row['id']}"}) for i in range(12) for row in ROWS]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(recipe, "VOCABULARY", 300)
-    words = ["teacher", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--steps", "2", "--batch", "2"]
-    for more in (["--until", "1"], []):
-        monkeypatch.setattr("sys.argv", [*words, "--window", "16", *more])
-        assert recipe.main() == 0
-    assert FrozenTeacher.open(tmp_path / "out" / "model").config.vocabulary == 300
-    assert "valid_bits_per_byte" in (tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1]
-
-
-def test_chat_template_frames_like_the_corpus(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(ROWS, 300)
-    save_tokenizer(tokenizer, tmp_path)
-    text = Tokenizer.load(tmp_path)
-    sentence = "305 gulls, ünïcode & a\n\ttab"
-    assert text.decode(text.encode(sentence)) == sentence
-    for row in (row for row in ROWS if "messages" in row):
-        assistant = tokenizer.token_to_id("<|assistant|>")
-        assert text.chat([dict(m) for m in row["messages"]]) == [*encode_row(tokenizer, row), assistant]
 
 
 def test_batched_generation_equals_single_rows(teacher: Path) -> None:

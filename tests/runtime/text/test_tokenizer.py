@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools.recipe.tokenizer import CHAT_TEMPLATE
+from draftwood.tests.bpe import CHAT_TEMPLATE
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 LINES = [

@@ -1,15 +1,14 @@
-"""The demo tokenizer: byte-level BPE with a chat template, trained on the corpus itself."""
+"""Tokenizers like the demo teacher's: byte-level BPE with a chat template."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
-
-from draftwood.tools.training.rows import Row
 
 BEGIN, END = "<|begin|>", "<|end|>"
 SPECIAL = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]
@@ -20,7 +19,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def texts_of(rows: Iterable[Row]) -> Iterable[str]:
+def texts_of(rows: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     for row in rows:
         if "text" in row:
             yield row["text"]
@@ -28,7 +27,7 @@ def texts_of(rows: Iterable[Row]) -> Iterable[str]:
             yield from (message["content"] for message in row["messages"])
 
 
-def train_tokenizer(rows: Iterable[Row], size: int) -> tokenizers.Tokenizer:
+def train_tokenizer(rows: Iterable[Mapping[str, Any]], size: int) -> tokenizers.Tokenizer:
     """Trains a byte-level BPE of ``size`` entries; digits are split one by one, as sums need it."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -57,11 +56,3 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def encode_row(tokenizer: tokenizers.Tokenizer, row: Row) -> list[int]:
-    """Token ids of one row, framed as the chat template frames it."""
-    if "text" in row:
-        return tokenizer.encode(BEGIN + row["text"] + END).ids
-    turns = "".join(f"<|{m['role']}|>{m['content']}{END}" for m in row["messages"])
-    return tokenizer.encode(BEGIN + turns).ids
