@@ -31,7 +31,6 @@ from draftwood.trees.formats import (
     parse_medusa,
     parse_tree,
     read_tree,
-    write_tree,
 )
 from draftwood.trees.invariants import Violation, is_tree, require, violations
 from draftwood.trees.spec import parse_specs
@@ -58,5 +57,4 @@ __all__ = [
     "tree_tokens",
     "violations",
     "walk",
-    "write_tree",
 ]

@@ -4,7 +4,6 @@ The form of `token_tree_config` is ``{"0": ["1", "2"], "1": ["3"]}``: root "0", 
 the rank of a node is its place among its siblings.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -41,25 +40,6 @@ def parse_nxdi(text: str, where: str) -> Topology:
     if "0" in edges:
         raise TreeError(f"{where}: the root '0' is listed as a child of {edges['0'][0]!r}; make '0' the root")
     return _grow(edges, nodes, "0", where)
-
-
-def format_nxdi(topology: Topology) -> str:
-    """The adjacency JSON of `topology`, its row numbers as node ids.
-
-    Raises:
-        TreeError: sibling ranks leave a gap, which this form cannot express.
-    """
-    names = ((), *topology.paths)
-    children = {row: topology.children(row) for row in range(topology.rows)}
-    for row, below in children.items():
-        ranks = [topology.ranks[child] for child in below]
-        if ranks != list(range(len(ranks))):
-            raise TreeError(
-                f"nxdi form: node {names[row]}: expected child ranks 0..{len(ranks) - 1} without a gap, "
-                f"got {ranks}; write the tree as draftwood, medusa or tuples"
-            )
-    adjacency = {str(row): [str(child) for child in below] for row, below in children.items() if below}
-    return json.dumps(adjacency or {"0": []}) + "\n"
 
 
 def _node_id(value: object, where: str) -> str:

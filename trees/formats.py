@@ -9,7 +9,6 @@
 """
 
 import ast
-import json
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +17,7 @@ import msgspec
 from draftwood import files
 from draftwood.errors import TreeError
 from draftwood.trees._json import load_json, read_form
-from draftwood.trees.adjacency import format_nxdi, parse_nxdi
+from draftwood.trees.adjacency import parse_nxdi
 from draftwood.trees.topology import Topology
 
 TREE_FORMAT: Final = "draftwood.tree"
@@ -79,24 +78,6 @@ def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
     if name is None and len(found) > 1:
         raise TreeError(f"{where}: expected one tree, got {sorted(found)}; say which, as in FILE#{min(found)}")
     return _from_lists(found[name] if name is not None else next(iter(found.values())), where)
-
-
-def write_tree(topology: Topology, form: str) -> str:
-    """`topology` as text in `form`: draftwood, medusa, tuples or nxdi.
-
-    Raises:
-        TreeError: the form is unknown or cannot express the tree.
-    """
-    if form == "nxdi":
-        return format_nxdi(topology)
-    texts = {
-        "draftwood": msgspec.json.encode(_TreeFile(paths=topology.paths)).decode(),
-        "medusa": json.dumps(topology.paths),
-        "tuples": str(list(topology.paths)),
-    }
-    if form not in texts:
-        raise TreeError(f"tree form {form!r}: expected one of {', '.join(texts)}, nxdi")
-    return texts[form] + "\n"
 
 
 def _literals(text: str, where: str) -> dict[str, object]:

@@ -26,8 +26,9 @@ from draftwood.runtime.policy.tuned import VERSION, Tuned, bundle_digest, machin
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed
+from draftwood.tests.tree_texts import written
 from draftwood.tools.training.rows import Row
-from draftwood.trees import Topology, write_tree
+from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
 from draftwood.trees.frozen import freeze
@@ -243,7 +244,7 @@ def make_files(folder: Path) -> None:
     """Trees in every form, statistics, a latency table, a plan, prompts, a conversation and a trace."""
     (folder / "trees").mkdir(parents=True)
     for form in ("draftwood", "medusa", "tuples", "nxdi"):
-        (folder / "trees" / f"{form}.json").write_text(write_tree(RAGGED, form))
+        (folder / "trees" / f"{form}.json").write_text(written(RAGGED, form))
     (folder / "trees" / "frozen.json").write_text(freeze(RAGGED))
     (folder / "trees" / "choices.py").write_text(f"one = {list(RAGGED.paths)}\ntwo = [[0], [1]]\n")
     calibration = Calibration()

@@ -29,11 +29,12 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.policy.tuned import tuned_file, tuned_times
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
+from draftwood.tests.tree_texts import written
 from draftwood.tools.commands.arguments import given_prompt
 from draftwood.tools.commands.calibrate import figures
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
-from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize, write_tree
+from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
 from draftwood.trees.formats import read_text
@@ -139,7 +140,7 @@ def _sound(tree: object) -> None:
     assert isinstance(tree, Topology)
     if tree.rows <= 300:
         require(tensorize(tree), "a tree that was read")
-        if parse_tree(write_tree(tree, "draftwood"), "again") != tree:
+        if parse_tree(written(tree, "draftwood"), "again") != tree:
             raise Wrong("a tree is another when it is written and read again")
 
 

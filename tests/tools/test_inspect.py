@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from draftwood.tests.packed_checkpoints import save_packed
+from draftwood.tests.tree_texts import written
 from draftwood.tools.cli import main
-from draftwood.trees import Topology, write_tree
+from draftwood.trees import Topology
 
 TREE = Topology.from_paths([(0,), (1,), (0, 0)])
 DRAWING = """\
@@ -27,7 +28,7 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 
 def test_a_tree_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "small.json").write_text(write_tree(TREE, "medusa"))
+    (tmp_path / "small.json").write_text(written(TREE, "medusa"))
     assert main(["inspect", str(tmp_path / "small.json")]) == 0
     out = capsys.readouterr().out
     assert out.startswith("tree          small\nnodes         3 (root not counted), by depth: 2 1\n")
@@ -37,7 +38,7 @@ def test_a_tree_as_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("form", ["draftwood", "medusa", "tuples", "nxdi"])
 def test_every_form_of_file(form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "tree.txt").write_text(write_tree(TREE, form))
+    (tmp_path / "tree.txt").write_text(written(TREE, form))
     found = show(capsys, tmp_path / "tree.txt")
     assert (found["rows"], found["nodes"], found["depth"], found["leaves"]) == (4, 3, 2, 2)
     assert sorted(found["rank_paths"]) == [[0], [0, 0], [1]]
