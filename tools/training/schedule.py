@@ -1,4 +1,4 @@
-"""Optimiser and learning-rate schedule shared by the trainers."""
+"""Optimiser and learning-rate schedule of a drafter's training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 
-def stable_decay(step: int, steps: int, warmup: int, decay_share: float = 0.3) -> float:
-    """Learning-rate factor: linear warm-up, a plateau, then a linear decay to 2 % over the last share.
+def stable_decay(step: int, steps: int, warmup: int) -> float:
+    """Learning-rate factor: linear warm-up, a plateau, then a linear decay to 2 % over the second half.
 
     The plateau does not depend on ``steps``, so a run can be lengthened or cut short from any checkpoint.
     """
     if step < warmup:
         return (step + 1) / warmup
-    start = steps * (1 - decay_share)
+    start = steps * 0.5
     return 1.0 if step < start else max(0.02, (steps - step) / max(1.0, steps - start))
 
 
@@ -26,7 +26,7 @@ class HybridOptimizer:
     scaled to AdamW's root mean square one learning rate serves both.
     """
 
-    def __init__(self, model: nn.Module, learning_rate: float, weight_decay: float = 0.1) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         # A row a token: no matrices in Muon's sense.
         table = ("embed_tokens.weight", "lm_head.weight", "markov_w1.weight", "markov_w2.weight", ".out.weight")
@@ -37,7 +37,7 @@ class HybridOptimizer:
         self.parts: list[torch.optim.Optimizer] = []
         if matrices:
             self.parts.append(
-                torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+                torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
             )
         if rest:
             self.parts.append(

@@ -46,7 +46,7 @@ class Run:
 
     def __init__(self, out: Path, drafter: Student, learning_rate: float, settings: dict[str, Any]) -> None:
         self.out, self.drafter, self.settings, self.step, self.seconds = out, drafter, settings, 0, 0.0
-        self.optimizer = HybridOptimizer(drafter, learning_rate, weight_decay=0.0)
+        self.optimizer = HybridOptimizer(drafter, learning_rate)
         out.mkdir(parents=True, exist_ok=True)
         path = out / "checkpoint.pt"
         if not path.is_file():
@@ -170,7 +170,7 @@ def _steps(
         loss, sums = run.drafter.loss(part, count_I)
         torch.autograd.backward(loss)
         team.add_up([_gradient(parameter) for parameter in parameters])
-        run.optimizer.step(stable_decay(run.step, steps, warmup=min(50, steps // 10 + 1), decay_share=0.5))
+        run.optimizer.step(stable_decay(run.step, steps, warmup=min(50, steps // 10 + 1)))
         run.step += 1
         run.seconds = seconds + time.monotonic() - began
         logged.append({**sums, "contexts": count_I})
