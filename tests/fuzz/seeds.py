@@ -35,7 +35,7 @@ from draftwood.trees.frozen import freeze
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 from draftwood.trees.plan import make_plan
 from draftwood.trees.plan_file import Limits, format_plan
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, read_specs
 
 HIDDEN, VOCABULARY = 32, 280
 TEACHER: dict[str, Any] = {
@@ -92,6 +92,7 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
         )
         build(request, folder / "bundles" / kind)
     make_tuned(folder / "bundles" / "medusa", folder / "tuned")
+    make_lookup(folder)
 
 
 def _noise(seed: int) -> torch.Generator:
@@ -216,6 +217,16 @@ def make_torch_files(folder: Path) -> None:
         torch.save(load_file(source), target / name)
         if (folder / kind / "config.json").exists():
             (target / "config.json").write_bytes((folder / kind / "config.json").read_bytes())
+
+
+def make_lookup(folder: Path) -> None:
+    """A bundle without a drafter, and an operator's text in which it looks tokens up."""
+    corpus, trees = folder / "files" / "corpus.txt", read_specs("lookup:chain:3").trees
+    corpus.write_text("the cat sat on the mat and the hat\n" * 9)
+    request = BuildRequest(
+        model=folder / "teacher", drafter=None, trees=trees, slots=(128,), prefill_rows=(16,), corpus=corpus
+    )
+    build(request, folder / "bundles" / "lookup")
 
 
 def make_tuned(bundle: Path, folder: Path) -> None:

@@ -281,6 +281,20 @@ def _shards(folder: Path, rng: random.Random) -> str:
     return special(shard, rng) if rng.random() < 0.7 else _one_of(safetensors_damaged, shard.name)(folder, rng)
 
 
+def _corpus(folder: Path, rng: random.Random) -> str:
+    """A bundle's text to look up in: damaged, with odd pieces, empty, at most a letter too long; or no file."""
+    path = folder / m.CORPUS_FILE
+    if rng.random() < 1 / 6:
+        return special(path, rng)
+    pieces = ("\0", "\r", "\x1b[2J", "\ufeff", "\U0010ffff", "<|user|>", "e\u0301" * 99, "x" * 9999)
+    data = path.read_bytes()
+    at = rng.randrange(len(data))
+    odd = data[:at] + rng.choice(pieces).encode() + data[at:]
+    long = data.ljust(m.MOST_CORPUS_BYTES + rng.choice((0, 1)), b"x")
+    replace(path, rng.choice((damaged(data, rng), damaged(data, rng), odd, odd, b"", long)))
+    return vouched(folder, path)
+
+
 def _lock(folder: Path, rng: random.Random) -> str:
     """Something lies where a build's lock is to be."""
     lock, victim = folder / ".out.lock", folder / "victim"
@@ -308,6 +322,7 @@ SUBJECTS = (
     Subject("latency", ("files",), _one_of(json_damaged, "latency.json"), targets.latency, 3),
     Subject("prompts", ("files",), _one_of(json_lines_damaged, "prompts.jsonl"), targets.prompts, 2),
     Subject("chats", ("files",), _one_of(json_damaged, "chat.json"), targets.chat, 1),
+    Subject("corpora", ("bundles/lookup",), _corpus, targets.corpus, 1),
     Subject("traces", ("files",), _one_of(json_lines_damaged, "trace.jsonl"), targets.trace, 2),
     Subject("teacher-config", ("teacher",), _one_of(json_damaged, "config.json"), targets.teacher, 3),
     Subject("teacher-tensors", ("teacher",), _one_of(safetensors_damaged, "*.safetensors"), targets.teacher, 2),

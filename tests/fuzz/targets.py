@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import draftwood
+from draftwood.compiler.bundle.request import BuildRequest, check_request
 from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.checkpoints.safetensors_file import is_finite
 from draftwood.compiler.drafters.registry import open_drafter
@@ -20,6 +21,7 @@ from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.kept import Precision, in_precision
 from draftwood.errors import RequestError, UserError
+from draftwood.manifest import CORPUS_FILE
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.weights import check_values, read_index
 from draftwood.runtime.decoding import Decoding, Options
@@ -41,7 +43,7 @@ from draftwood.trees.formats import read_text
 from draftwood.trees.frozen import thaw
 from draftwood.trees.plan import make_plan
 from draftwood.trees.plan_file import Limits
-from draftwood.trees.spec import Budget
+from draftwood.trees.spec import Budget, read_specs
 
 PROMPT = (5, 9, 23, 40, 9, 23)
 NEW_TOKENS = 10
@@ -85,7 +87,7 @@ def bundle(folder: Path, rng: random.Random) -> str:
             bundle.tokenizer.decode(bundle.tokenizer.encode("the cat"))
         plain = _text(engine, bundle, None)
         for gear in bundle.manifest.gears:
-            if gear.draft is not None and (found := _text(engine, bundle, gear.name)) != plain:
+            if (gear.draft or gear.looks_up) and (found := _text(engine, bundle, gear.name)) != plain:
                 raise Wrong(f"gear {gear.name}: {found}, plain decoding: {plain}")
     if isinstance(plain, str):
         raise UserError(plain)
@@ -204,6 +206,16 @@ def trace(folder: Path, rng: random.Random) -> str:
     if Trace.read(folder / "again.jsonl").events != found.events:
         raise Wrong("a trace is another when it is written and read again")
     return f"{len(found.events)} events"
+
+
+def corpus(folder: Path, rng: random.Random) -> str:
+    """Takes an operator's text to look up in as ``build`` does, or decodes with the bundle that holds it."""
+    if rng.random() < 0.5:
+        return bundle(folder, rng)
+    trees, text = read_specs("lookup:chain:3").trees, folder / CORPUS_FILE
+    asked = BuildRequest(model=folder.parent / "teacher", drafter=None, trees=trees, slots=(128,), corpus=text)
+    check_request(asked, folder / "out")
+    return "taken"
 
 
 def teacher(folder: Path, rng: random.Random) -> str:
