@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--suite", required=True, metavar="quick|cells|paper|FILE", help="what to measure; FILE.toml is one of your own"
+        "--suite",
+        required=True,
+        metavar="quick|cells|paper|four|FILE",
+        help="what to measure; FILE.toml is one of your own",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="rows and manifest; kept and resumed")
     parser.add_argument("--sections", metavar="NAME[,NAME...]", help="only these of the suite's sections")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -206,3 +207,10 @@ def why_missing(name: str) -> str:
     package, _ = PEERS[name]
     install = INSTALL.get(package, "pip install 'draftwood[peers]'")
     return "" if importlib.util.find_spec(package) else f"not installed: {install}"
+
+
+def compiled_with() -> str:
+    """The instructions that llama.cpp, which is there, was compiled for."""
+    import llama_cpp
+
+    return ", ".join(re.findall(r"(\w+) = 1", llama_cpp.llama_print_system_info().decode()))

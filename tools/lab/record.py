@@ -20,7 +20,10 @@ from draftwood.version import __version__
 
 FILE = "manifest.json"
 VERSION = 2
-PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers", "onnxruntime-genai", "llama-cpp-python")
+PACKAGES = (
+    *("numpy", "onnxruntime", "tokenizers", "torch"),
+    *("transformers", "onnxruntime-genai", "llama-cpp-python", "openvino-genai"),
+)
 
 
 def machine() -> dict[str, Any]:

@@ -45,9 +45,10 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
-    known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "echo lookup": ("json", echoing)}
+    known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "llama.cpp lookup": ("json", echoing)}
     for module in (peers, programs):
         monkeypatch.setattr(module, "PEERS", known)
+    monkeypatch.setattr(programs, "compiled_with", lambda: "AVX2")
 
 
 def broken(model: Path, work: Path, threads: int) -> peers.Generate:
@@ -75,12 +76,13 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     assert missing == (("nobody", "not installed: pip install 'draftwood[peers]'"), ("broken", why))
     assert "Missing: nobody" in markdown(found)
     (chapter,) = (one for one in found.chapters if one.section.name == "peers")
-    programs, over, _ = chapter.blocks
+    programs, over, compiled, _ = chapter.blocks
+    assert compiled == "llama.cpp was compiled with AVX2."
     ours = [f"draftwood {form} {way}" for form in ("nbits", "w8a8") for way in ("plain", "medusa tree")]
-    assert [line[2] for line in programs.lines] == 2 * [*ours, "echo lookup"]
+    assert [line[2] for line in programs.lines] == 2 * [*ours, "llama.cpp lookup"]
     assert all(line[4] == "2 of 2" for line in programs.lines if line[2] in ours)
     assert ("draftwood nbits plain", "draftwood w8a8 plain") in {(line[2], line[3]) for line in over.lines}
-    assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"echo lookup"}
+    assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"llama.cpp lookup"}
 
 
 def test_every_section_is_registered_under_its_own_name() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftwood.tools.lab.differences import agreement
 from draftwood.tools.lab.opened import Lab
-from draftwood.tools.lab.peers import PEERS, Generate
+from draftwood.tools.lab.peers import PEERS, Generate, compiled_with
 from draftwood.tools.lab.runner import Way, decode, in_turns
 from draftwood.tools.lab.section import Block, Row, Section, Table, Task
 from draftwood.tools.lab.spread import Interval, ratio
@@ -89,7 +89,8 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         }  # fmt: skip
     others = {name: lab.peer(task.at["size"], name) for name in ask.peers or PEERS}
     missing = {name: why for name, why in others.items() if isinstance(why, str)}
-    return {"prompt_tokens": len(ids), "programs": found, "missing": missing}
+    compiled = compiled_with() if any(name.startswith("llama.cpp") for name in ways) else ""
+    return {"prompt_tokens": len(ids), "programs": found, "missing": missing, "compiled": compiled}
 
 
 def _plain(name: str) -> bool:
@@ -120,6 +121,8 @@ def show(rows: list[Row]) -> Iterator[Block]:
     over = [([*at, *line], own) for at, own in groups.items() for line in _compared(own)]
     if over:
         yield _table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
+    if compiled := rows[-1]["found"].get("compiled"):
+        yield f"llama.cpp was compiled with {compiled}."
     missing = rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
