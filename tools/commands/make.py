@@ -29,9 +29,10 @@ LEVELS, CANDIDATES = 5, 4
 # Rows that are timed beside that tree's, and nodes of the largest tree that is planned.
 ROWS, NODES = "1,2,3,4,5,6,8,12,16", 15
 SAMPLED = 0.8
-# Long copies of the prompt, by their rows; a plan says which other trees are worth theirs.
+# Copies of the prompt, by their rows. Beside a plan, which says what other trees are worth theirs, only the long ones:
+# the deepest of them is how far a drafter's own tree may be continued by what is looked up.
 LOOKED_UP = {4: "lookup:chain:3", 8: "lookup:chain:7", 16: "lookup:chain:15"}
-BESIDE = LOOKED_UP[8]
+LONG = 8
 # So many prompts of a file are used, and of its conversations every fourth judges and is not counted.
 MOST, JUDGES = 64, 4
 COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
@@ -81,10 +82,11 @@ def main(args: argparse.Namespace) -> int:
 
 def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The command lines, in order."""
-    tree = ",".join(spec for rows, spec in LOOKED_UP.items() if rows <= _most_rows(args))
+    specs = [spec for rows, spec in LOOKED_UP.items() if (LONG if args.drafter else 1) <= rows <= _most_rows(args)]
     if args.drafter:
         yield from _planning(args, work)
-        tree = f"plan:{work / 'plan.json'},{BESIDE}"
+        specs.insert(0, f"plan:{work / 'plan.json'}")
+    tree = ",".join(specs)
     made, here = ("--tree", tree, "--kv", args.kv), args.out
     why = "freezes teacher, drafter and trees"
     if args.device and args.precision.startswith("nbits"):

@@ -138,7 +138,8 @@ def with_fields(model: Path, out: Path, **fields: object) -> Path:
     """The same weights under a configuration with other ``fields``."""
     out.mkdir(exist_ok=True)
     for path in model.iterdir():
-        if path.name != "config.json" and not (out / path.name).exists():
+        if path.name != "config.json":
+            (out / path.name).unlink(missing_ok=True)  # it may lead to a checkout that is gone
             (out / path.name).symlink_to(path.resolve())
     config = json.loads((model / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | fields))
