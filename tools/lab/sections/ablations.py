@@ -1,7 +1,7 @@
 """Fused graphs against eager PyTorch, mode by mode and budget by budget: EAGLE-Pangu's performance and reference modes.
 
-One bundle with its trees, on the CPU's engine, on static graphs as an accelerator runs them, on the NPU's graphs where
-the bundle has them, interpreted, and on the eager reference. Every step of the last two is held to its invariants.
+One bundle with its trees, on the CPU's engine, on static graphs as an accelerator runs them, and on the eager
+reference, whose every step is held to its invariants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwood.manifest import Gear, Manifest
+from draftwood.manifest import Gear
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
@@ -29,7 +29,7 @@ NAME = "ablations"
 PROMPTS = 4
 TOKEN_SECONDS = {"native": 0.03, "110m": 0.25, "500m": 1.2}
 # Engines, by what they stand for in EAGLE-Pangu's terms.
-MODES = {"cpu": "performance", "static": "static graphs", "eager": "reference", "ge": "NPU graphs, interpreted"}
+MODES = {"cpu": "performance", "static": "static graphs", "eager": "reference"}
 STAGES = ("draft", "verify", "accept and commit", "host")
 
 Place = tuple[str, str]
@@ -55,19 +55,13 @@ def trees_of(opened: Opened) -> dict[str, Gear]:
     return {gear.tree: gear for gear in own}
 
 
-def _modes(manifest: Manifest) -> list[str]:
-    """Engines that the bundle has graphs for; the NPU's where they compute in the CPU's element type."""
-    fp32 = {one.target for one in manifest.graph_sets if one.precision.activations == "float32"}
-    return [engine for engine in MODES if engine != "ge" or engine in fp32]
-
-
 def ways_of(task: Task, lab: Lab) -> dict[str, Way]:
     """Plain decoding and every tree, on every engine; the CPU's plain decoding first."""
     opened = lab.planned(task.at["size"], task.at["drafter"])
     policies = {PLAIN: PLAIN, **{tree: gear.name for tree, gear in trees_of(opened).items()}}
     return {
         _way(engine, tree): Way(lab.on(opened, engine), opened.policies(policy))
-        for engine, (tree, policy) in product(_modes(opened.engine.bundle.manifest), policies.items())
+        for engine, (tree, policy) in product(MODES, policies.items())
     }
 
 
@@ -115,9 +109,8 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
 def _engines(rows: list[Row]) -> Table:
     lines, keys = [], []
     for place, own in _places(rows).items():
-        by_way = {way: [row["found"]["ways"][way] for row in own] for way in own[0]["found"]["ways"]}
-        modes = {engine: mode for engine, mode in MODES.items() if _way(engine, PLAIN) in by_way}
-        for (tree, nodes), (engine, mode) in product({PLAIN: 0, **own[0]["found"]["nodes"]}.items(), modes.items()):
+        for (tree, nodes), (engine, mode) in product({PLAIN: 0, **own[0]["found"]["nodes"]}.items(), MODES.items()):
+            by_way = {way: [row["found"]["ways"][way] for row in own] for way in own[0]["found"]["ways"]}
             plain, ours, fused = (by_way[_way(*way)] for way in ((engine, PLAIN), (engine, tree), ("cpu", tree)))
             seconds, steps = [median_seconds(one) for one in ours], sum(one["steps"] for one in ours)
             gained = sum(one["tokens"] - 1 for one in ours)
@@ -132,8 +125,8 @@ def _engines(rows: list[Row]) -> Table:
                "tokens/s", "over its own plain (95 %)", "time over fused (95 %)")  # fmt: skip
     note = (
         "M 0 is plain decoding. The same texts from the same bundle: what is fused changes the time, neither tokens nor"
-        " accept length. The reference and interpreted graphs hold every step to the invariants of its tree and caches,"
-        " and end at the first that is broken."
+        " accept length. The reference holds every step to the invariants of its tree and caches, and ends at the first"
+        " that is broken."
     )
     return Table("Modes by budgets", columns, lines, keys, note)
 
@@ -147,8 +140,7 @@ def _draw_stages(rows: list[Row], canvas: Canvas) -> None:
     drawn = canvas.subplots(len(places), 1, squeeze=False)[:, 0]
     for axes, (place, own) in zip(drawn, places.items(), strict=True):
         best = own[0]["found"]["tree"]
-        modes = [engine for engine in reversed(MODES) if _way(engine, PLAIN) in own[0]["found"]["ways"]]
-        ways = [(engine, tree) for tree in (best, PLAIN) for engine in modes]
+        ways = [(engine, tree) for tree in (best, PLAIN) for engine in reversed(MODES)]
         left = np.zeros(len(ways))
         for stage, ink in zip(STAGES, draw.OTHERS, strict=False):
             figures = [[row["found"]["ways"][_way(*way)] for row in own] for way in ways]
