@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,11 @@ from numpy.typing import NDArray
 from draftwood.compiler.checkpoints.weight import shapes_of
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+    from draftwood.compiler.teachers.config import TeacherConfig
 
 # llama.cpp's names of a block's tensors, by Hugging Face's.
 _BLOCK = {
@@ -21,7 +28,7 @@ _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
-    """Writes the file whole; ``form`` is Q8_0 or Q4_0. Its tokens have no texts: ids go in and come out.
+    """Writes the file whole; ``form`` is Q8_0 or Q4_0. Tokens have texts where ``tokenizer.json`` is byte-level BPE.
 
     Raises:
         RequestError: a teacher other than a plain Llama.
@@ -46,7 +53,7 @@ def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
     file.add_layer_norm_rms_eps(config.rms_norm_eps)
     file.add_vocab_size(config.vocabulary)
     file.add_file_type(gguf.LlamaFileType[f"MOSTLY_{form}"])
-    file.add_tokenizer_model("none")
+    _write_tokenizer(file, teacher.folder / "tokenizer.json", config)
     for name in shapes_of(teacher.parts):
         value = _value(teacher, name)
         plain = value.ndim == 1
@@ -57,6 +64,30 @@ def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
     file.write_tensors_to_file()
     file.close()
     part.rename(path)
+
+
+def _write_tokenizer(file: GGUFWriter, path: Path, config: TeacherConfig) -> None:
+    """The tokens' texts, which llama-server wants, or that there are none: ids go in and come out then."""
+    import gguf
+
+    read = json.loads(path.read_bytes()) if path.is_file() else {}
+    model = read.get("model", {})
+    if model.get("type") != "BPE" or "ByteLevel" not in json.dumps(read.get("pre_tokenizer")):
+        file.add_tokenizer_model("none")
+        return
+    kinds = dict.fromkeys(model["vocab"].values(), gguf.TokenType.NORMAL)
+    kinds |= {token["id"]: gguf.TokenType.CONTROL for token in read["added_tokens"]}
+    texts = {id_: text for text, id_ in model["vocab"].items()}
+    texts |= {token["id"]: token["content"] for token in read["added_tokens"]}
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("smollm")  # digits one by one, as the demo's; prompts may be given as ids
+    ids = range(config.vocabulary)
+    file.add_token_list([texts.get(id_, f"[PAD{id_}]") for id_ in ids])
+    file.add_token_types([kinds.get(id_, gguf.TokenType.UNUSED) for id_ in ids])
+    file.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+    file.add_add_bos_token(False)
+    if config.eos:
+        file.add_eos_token_id(min(config.eos))
 
 
 def _theirs(name: str) -> str:

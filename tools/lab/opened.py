@@ -183,10 +183,13 @@ class Lab:
     def peer(self, size: str, name: str) -> Generate | str:
         """Another program on the teacher of a size, opened once, with as many threads as ours; or why it is not."""
         if (size, name) not in self._peers:
-            teacher, _ = models(size, self.work, demo.DRAFTERS[0])
             threads = len(os.sched_getaffinity(0))
-            self._peers[size, name] = open_peer(name, teacher, self.work, threads)
+            self._peers[size, name] = open_peer(name, self.teacher(size), self.work, threads)
         return self._peers[size, name]
+
+    def teacher(self, size: str) -> Path:
+        """The checkpoint of a size."""
+        return models(size, self.work, demo.DRAFTERS[0])[0]
 
     def say(self, what: str) -> None:
         """Tells the user what is done now, where it is no measurement."""

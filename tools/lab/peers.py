@@ -86,7 +86,7 @@ def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    teacher, path = _gguf(model, work, form)
+    teacher, path = gguf_of(model, work, form)
     # Row by row below 64 rows with flash attention: slower where rows are verified.
     opened = llama_cpp.Llama(
         str(path),
@@ -119,7 +119,7 @@ def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = Fa
     from openvino_tokenizers import convert_tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    teacher, path = _gguf(model, work, form)
+    teacher, path = gguf_of(model, work, form)
     # It wants a tokenizer to open, and is given ids.
     words = convert_tokenizer(
         PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json")), with_detokenizer=True
@@ -150,7 +150,7 @@ def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = Fa
     return generate
 
 
-def _gguf(model: Path, work: Path, form: str) -> tuple[Checkpoint, Path]:
+def gguf_of(model: Path, work: Path, form: str) -> tuple[Checkpoint, Path]:
     """The checkpoint, and its file of this format, written unless it is there."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.lab.gguf_file import write_gguf

@@ -12,7 +12,7 @@ from draftwood.tools.lab.report.contents import contents
 from draftwood.tools.lab.report.markdown import markdown
 from draftwood.tools.lab.run import evaluate
 from draftwood.tools.lab.section import Figure, Table
-from draftwood.tools.lab.sections import budget, shapes, steps
+from draftwood.tools.lab.sections import budget, service, shapes, steps
 from draftwood.tools.lab.sections import peers as programs
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.trees.calibration import Calibration
@@ -27,6 +27,7 @@ SUITE = Suite(
         "budget": Ask(**ONE, nodes=(2, 3), depths=(1, 2)),
         "steps": Ask(drafters=("demo-medusa",), depths=(1, 2), nodes=(1, 2)),
         "batches": Ask(**ONE, texts=(2, 4)),
+        "service": Ask(**ONE, texts=(1, 2), lengths=(8,)),
         "peers": Ask(**ONE, precisions=("nbits", "w8a8"), temperatures=(0.0, 0.8)),
         "ablations": Ask(**ONE),
         "window": Ask(max_new_tokens=6, rounds=2, limit=1, lengths=(100,), windows=(8, 0)),
@@ -46,6 +47,7 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
     known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "llama.cpp lookup": ("json", echoing)}
+    monkeypatch.setattr(service, "LEAST", 3)
     for module in (peers, programs):
         monkeypatch.setattr(module, "PEERS", known)
     monkeypatch.setattr(programs, "compiled_with", lambda: "AVX2")
@@ -71,6 +73,11 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
             assert all(set(held) <= keys and held for held in block.rows)
         elif isinstance(block, Figure):
             assert block.rows and set(block.rows) <= keys
+    alone, both = (row["found"] for row in rows if row["section"] == "service")
+    assert list(alone["rounds"]) == ["draftwood serve", "draftwood.open"] and list(both["rounds"]) == [
+        "draftwood serve"
+    ]
+    assert [len(one["first_ms"]) for one in both["rounds"]["draftwood serve"]] == [8, 8] and len(alone["held"]) == 3
     (missing,) = {tuple(row["found"]["missing"].items()) for row in rows if row["section"] == "peers"}
     why = "cannot open the checkpoint: reads no such checkpoint"
     assert missing == (("nobody", "not installed: pip install 'draftwood[peers]'"), ("broken", why))

@@ -1,0 +1,180 @@
+"""The service under clients: when it is ready, what it costs over the library, and llama.cpp's server beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, cycle, islice, product
+from typing import Any
+
+import numpy as np
+
+import draftwood
+from draftwood.runtime.bundle import Bundle
+from draftwood.tools.lab import served
+from draftwood.tools.lab.opened import Lab, Opened
+from draftwood.tools.lab.peers import gguf_of
+from draftwood.tools.lab.runner import in_turns
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task
+from draftwood.tools.lab.suite import Ask, Suite
+
+NAME = "service"
+LIBRARY = "draftwood.open"
+# Texts of a launch, and of requests: answers a client, and answers at least.
+TEXTS, TURNS, LEAST = 8, 4, 24
+TOKEN_SECONDS = {"native": 0.01, "110m": 0.03, "500m": 0.15}
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}, "because": {"type": "string"}},
+    "required": ["answer", "because"],
+    "additionalProperties": False,
+}
+
+
+def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
+    """A pair with so many clients at a time."""
+    for size, drafter, clients in product(ask.sizes, ask.drafters, ask.texts):
+        at = {"size": size, "drafter": drafter, "clients": clients}
+        yield Task(NAME, at, TOKEN_SECONDS.get(size, 0.15) * max(LEAST, TURNS * clients) * ask.max_new_tokens)
+
+
+def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:
+    return lab.planned(task.at["size"], task.at["drafter"], TEXTS)
+
+
+def prepare(task: Task, ask: Ask, lab: Lab) -> None:
+    """Builds and times the bundle, and writes llama.cpp's files."""
+    _opened(task, ask, lab)
+    if not served.why_missing():
+        for form in served.LLAMA.values():
+            gguf_of(lab.teacher(task.at["size"]), lab.work, form)
+
+
+def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
+    """Every server's load by round, in turns; of one client also the library's, and texts held to a JSON schema."""
+    bundle, clients, (length,) = _opened(task, ask, lab).engine.bundle, task.at["clients"], ask.lengths
+    prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
+    commands = {served.OURS: served.our_command(bundle.folder)}
+    if not served.why_missing():
+        for name, form in served.LLAMA.items():
+            file = gguf_of(lab.teacher(task.at["size"]), lab.work, form)[1]
+            commands[name] = served.llama_command(file, min(clients, TEXTS), length + 2 * count)
+    with ExitStack() as open_:
+        servers = [open_.enter_context(served.serving(name, command)) for name, command in commands.items()]
+        takers: dict[str, Callable[[], dict[str, Any]]] = {}
+        for server in servers:
+            served.load(server, prompts[:clients], clients, 8)
+            takers[server.name] = partial(served.load, server, prompts, clients, count)
+        if clients == 1:
+            model = open_.enter_context(draftwood.open(bundle.folder, prefixes=False))
+            takers[LIBRARY] = partial(_library, model, prompts, count)
+            takers[LIBRARY]()
+        rounds = in_turns(takers, ask.rounds)
+        ready = {server.name: server.ready_seconds for server in servers}
+        held = _held(servers[0], lab, count) if clients == 1 else []
+    return {"ready_seconds": ready, "rounds": rounds, "held": held, "missing": served.why_missing()}
+
+
+def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int]]:
+    """Texts of ``length`` tokens, cut from the suite's prompts, all different as long as those last."""
+    tokenizer = bundle.tokenizer
+    assert tokenizer is not None, "the shipped teacher has one"
+    ids = list(chain.from_iterable(tokenizer.encode(prompt.text) for prompt in lab.prompts))
+    starts = islice(cycle(range(0, len(ids) - length + 1, length)), count)
+    return [ids[start : start + length] for start in starts]
+
+
+def _library(model: draftwood.Model, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
+    """The same answers from this process, one after the other."""
+    streams = []
+    for ids in prompts:
+        began = time.perf_counter()
+        found = model.generate(list(ids), max_new_tokens=count, ignore_eos=True)
+        streams.append(served.Stream(found.first_token_seconds, time.perf_counter() - began, len(found.token_ids)))
+    return served.figures(streams, sum(one.seconds for one in streams))
+
+
+def _held(server: served.Server, lab: Lab, count: int) -> list[list[float | None]]:
+    """Tokens a drafted step of each prompt's answer: held to `SCHEMA`, and free."""
+    texts = [prompt.text for prompt in lab.prompts[:LEAST]]
+    return [[served.accepted(server.port, text, count, way) for way in (SCHEMA, None)] for text in texts]
+
+
+def show(rows: list[Row]) -> Iterator[Block]:
+    """A line a program and number of clients; then what was set as goals."""
+    lines, keys = [], []
+    for row in rows:
+        for name, rounds in row["found"]["rounds"].items():
+            first, gap = (list(chain.from_iterable(one[what] for one in rounds)) for what in ("first_ms", "gap_ms"))
+            waits = [float(np.percentile(values, point)) for values in (first, gap) for point in (50, 99)]
+            lines.append([*_place(row), row["at"]["clients"], name, _rate(rounds), *waits])
+            keys.append([row["key"]])
+    columns = ("size", "drafter", "clients", "program", "tokens/s", *(
+        f"ms {what}, {point}" for what in ("to the first token", "a token after") for point in ("median", "p99")
+    ))  # fmt: skip
+    yield Table(
+        "Servers under clients",
+        columns,
+        lines,
+        keys,
+        "The median round's tokens/s; a drafted step sends its tokens at once.",
+    )
+    goals = [([*_place(rows[0]), *line], [row["key"] for row in rows]) for line in _goals(rows)]
+    columns = ("size", "drafter", "what", "value")
+    yield Table("The service's own cost", columns, [line for line, _ in goals], [own for _, own in goals])
+    if missing := rows[-1]["found"]["missing"]:
+        yield f"Missing: {missing}."
+
+
+def _place(row: Row) -> list[str]:
+    return [row["at"]["size"], str(row["at"]["drafter"]).removeprefix("demo-")]
+
+
+def _rate(rounds: Sequence[dict[str, Any]]) -> float:
+    return float(np.median([one["tokens_per_s"] for one in rounds]))
+
+
+def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    by_clients = {row["at"]["clients"]: row["found"] for row in rows}
+    first = {
+        clients: float(
+            np.percentile(list(chain.from_iterable(one["first_ms"] for one in found["rounds"][served.OURS])), 99)
+        )
+        for clients, found in by_clients.items()
+    }
+    yield (
+        "seconds from the command to ready",
+        float(np.median([one["ready_seconds"][served.OURS] for one in by_clients.values()])),
+    )
+    if alone := by_clients.get(1):
+        yield (
+            "tokens/s of one client over the library's",
+            _rate(alone["rounds"][served.OURS]) / _rate(alone["rounds"][LIBRARY]),
+        )
+        pairs = [pair for pair in alone["held"] if None not in pair]
+        if pairs:
+            held, free = np.mean(pairs, 0)
+            yield f"tokens a drafted step held to a JSON schema over free ones, {len(pairs)} texts", float(held / free)
+    for clients, found in by_clients.items():
+        if clients > 1 and 1 in first:
+            yield f"p99 to the first token, {clients} clients over one", first[clients] / first[1]
+        others = [_rate(rounds) for name, rounds in found["rounds"].items() if name in served.LLAMA]
+        if others:
+            yield (
+                f"tokens/s over llama-server's best, {clients} clients",
+                _rate(found["rounds"][served.OURS]) / max(others),
+            )
+
+
+SECTION = Section(
+    name=NAME,
+    title="The service",
+    question="What does the service cost, and how does it do beside llama.cpp's?",
+    source="Draftwood",
+    tasks=tasks,
+    prepare=prepare,
+    measure=measure,
+    show=show,
+)
