@@ -211,8 +211,9 @@ def test_noise_of_logits(tiny_bundle: Path) -> None:
     assert noise_of(BitwiseEngine(bundle), ids) == (0.0, 7, 7)
 
 
-def test_check_passes_and_is_stored(tiny_bundle: Path) -> None:
-    report = checked(tiny_bundle)
+def test_check_passes_and_is_stored(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = output(capsys, "check", tiny_bundle)
+    assert report == json.loads((tiny_bundle / "check.json").read_text())
     assert report["ok"] and all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])
     assert {c["graphs"] for c in report["comparisons"]} == {"static", "cpu", "bitwise"}
     Bundle.open(tiny_bundle)  # the report is not part of what the manifest vouches for

@@ -29,10 +29,12 @@ def prompts(tmp_path: Path) -> Path:
 
 def report_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
     """What `make` found, as it keeps it beside the bundle, and what it said on the way."""
-    code = main(["make", *map(str, words)])
-    _, err = capsys.readouterr()
+    code = main(["make", *map(str, words), "--json"])
+    out, err = capsys.readouterr()
     assert code == 0, err
-    return json.loads((Path(f"{words[-1]}.make") / "report.json").read_text()), err
+    report = json.loads((Path(f"{words[-1]}.make") / "report.json").read_text())
+    assert json.loads(out) == report
+    return report, err
 
 
 def in_this_process(command: Sequence[str], stdout: IO[bytes]) -> int:

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="compare whole texts with those of the bundle's teacher (its folder, or demo), run by transformers",
     )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--engine",
         choices=engine_names(),
@@ -49,7 +50,10 @@ def main(args: argparse.Namespace) -> int:
         return _check_texts(bundle, args)
     prompts = list(sample_prompts(bundle, args.prompts, _limit(args)))
     report = check(bundle, prompts, _progress, args.engine)
-    _print(report)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        _print(report)
     _keep(report, args.bundle / (f"check-{args.engine}.json" if args.engine else "check.json"))
     return 0 if report["ok"] else 1
 
@@ -92,8 +96,11 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
         for temperature in TEMPERATURES
     ]
     ok = all(report["ok"] for report in reports)
-    for report in reports:
-        print_texts(report)
+    if args.json:
+        print(json.dumps({"ok": ok, "texts": reports}))
+    else:
+        for report in reports:
+            print_texts(report)
     _keep({"ok": ok, "texts": reports}, bundle.folder / "check-teacher.json")
     return 0 if ok else 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure this bundle in the place of the demo pairs; again for more of the same teacher",
     )  # fmt: skip
     add_engine_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,8 +54,11 @@ def main(args: argparse.Namespace) -> int:
     rows = evaluate(suite, args.out, work).rows
     busy = sum(row["load"]["busy"] for row in rows)
     differing = sum(not one["tie"] for one in differences(rows))
-    print(f"{args.out}: {len(rows)} rows, {busy} while others were busy, {differing} texts differ past ties")
-    print(f"see them with: draftwood report {args.out}")
+    if args.json:
+        print(json.dumps({"out": str(args.out), "rows": len(rows), "busy": busy, "different": differing}))
+    else:
+        print(f"{args.out}: {len(rows)} rows, {busy} while others were busy, {differing} texts differ past ties")
+        print(f"see them with: draftwood report {args.out}")
     return 1 if differing else 0
 
 
