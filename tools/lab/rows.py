@@ -94,6 +94,9 @@ def differences(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for text in _all(rows):
         if not text.figures["equal"]:
             yield {"tie": False, **text.figures.get("difference", {}), "key": text.key, "way": text.way}
-    for row in rows:  # of texts that shared launches
-        for one in row["found"].get("bench", {}).get("differences", ()):
+    for row in rows:
+        for one in row["found"].get("bench", {}).get("differences", ()):  # of texts that shared launches
             yield {**one, "key": row["key"], "way": "together"}
+        for way, one in row["found"].get("programs", {}).items():  # ours beside other programs
+            if not one.get("equal", True):
+                yield {"tie": False, "key": row["key"], "way": way}

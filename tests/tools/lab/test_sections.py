@@ -10,6 +10,7 @@ from draftwood.tools.lab import bundles, opened, peers
 from draftwood.tools.lab.registry import SECTIONS
 from draftwood.tools.lab.report.contents import contents
 from draftwood.tools.lab.report.markdown import markdown
+from draftwood.tools.lab.rows import differences
 from draftwood.tools.lab.run import evaluate
 from draftwood.tools.lab.section import Figure, Table
 from draftwood.tools.lab.sections import budget, service, shapes, steps
@@ -85,11 +86,18 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     (chapter,) = (one for one in found.chapters if one.section.name == "peers")
     programs, over, compiled, _ = chapter.blocks
     assert compiled == "llama.cpp was compiled with AVX2."
+    assert not list(differences(rows))
     ours = [f"draftwood {form} {way}" for form in ("nbits", "w8a8") for way in ("plain", "medusa tree")]
     assert [line[2] for line in programs.lines] == 2 * [*ours, "llama.cpp lookup"]
     assert all(line[4] == "2 of 2" for line in programs.lines if line[2] in ours)
     assert ("draftwood nbits plain", "draftwood w8a8 plain") in {(line[2], line[3]) for line in over.lines}
     assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"llama.cpp lookup"}
+
+
+def test_a_text_of_ours_that_differs_beside_other_programs_is_a_difference() -> None:
+    programs = {"draftwood plain": {"equal": True}, "draftwood tree": {"equal": False}, "echo": {"agree": 0}}
+    (found,) = differences([{"key": "peers/0", "section": "peers", "found": {"programs": programs}}])
+    assert found == {"tie": False, "key": "peers/0", "way": "draftwood tree"}
 
 
 def test_every_section_is_registered_under_its_own_name() -> None:

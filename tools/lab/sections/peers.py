@@ -80,13 +80,15 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     }
     texts = in_turns(takers, ask.rounds, task.at["prompt"])
     plain = {name.removesuffix(f" {PLAIN}"): own[0][1] for name, own in texts.items() if _plain(name)}
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, own in texts.items():
         base = next((text for form, text in plain.items() if name.startswith(f"{form} ")), next(iter(plain.values())))
         last = own[-1][1]
         found[name] = {
             "seconds": [one for one, _ in own], "tokens": len(last), "agree": agreement(base, last), "base": len(base)
         }  # fmt: skip
+        if name.startswith(OURS):
+            found[name]["equal"] = all(text == base for _, text in own)
     others = {name: lab.peer(task.at["size"], name) for name in ask.peers or PEERS}
     missing = {name: why for name, why in others.items() if isinstance(why, str)}
     compiled = compiled_with() if any(name.startswith("llama.cpp") for name in ways) else ""
