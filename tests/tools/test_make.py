@@ -248,10 +248,17 @@ def test_the_precisions_to_ask_for_are_those_there_are() -> None:
     assert get_args(Precision) == PRECISIONS
 
 
+def test_a_wrong_model_is_told_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["make", str(tmp_path / "none"), "--out", str(tmp_path / "b")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "none" in said and not any(tmp_path.iterdir())
+
+
 def test_a_stage_that_fails_is_named_with_its_command(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_teacher: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["make", str(tmp_path / "none"), "--prompts", str(prompts), "--out", str(tmp_path / "b")]) == 2
+    line = ["make", str(tiny_teacher), "--prompts", str(prompts), "--kv", "100", "--out", str(tmp_path / "b")]
+    assert main(line) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("draftwood: error: build failed (2): draftwood build --model")
     assert not (tmp_path / "b").exists()

@@ -156,7 +156,10 @@ def _most_rows(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """RequestError where options do not go together."""
+    """Before anything is made: RequestError where options do not go together, CheckpointError for a wrong MODEL."""
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.demo import resolve
+
     if args.precision == BEST and (args.device or args.int8_drafter):
         raise RequestError(
             "--precision best: chooses by what this machine measures, and tries the drafter in eight bits by itself;"
@@ -166,6 +169,7 @@ def _check(args: argparse.Namespace) -> None:
         raise _taken(args.out)
     if args.int8_drafter and args.device:
         raise RequestError("--int8-drafter: its steps are not modelled for a --device; leave one of the two out")
+    Checkpoint.open(resolve(args.model))
 
 
 def _taken(out: Path) -> RequestError:
