@@ -35,13 +35,14 @@ class Control:
 def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
     """Faults in the inputs of one tree step, and in the commit after it."""
     tree = tree_of(pair.reference, gear, prompt)
-    if tree.rows == tree.depths[-1] + 1:  # a chain: its mask is causal and its only path is contiguous
+    if tree.rows == 1:
         return
     causal = np.tril(np.ones((tree.rows, tree.rows), np.bool_))
     own = np.eye(tree.rows, dtype=np.bool_)
     swapped = np.arange(tree.rows)
-    # With a row that does not see an ancestor of the last one: what the last row sees must change.
-    other = next(row for row in range(1, tree.rows) if (tree.mask[-1, :-1] & ~tree.mask[row, :-1]).any())
+    # With a row that does not see an ancestor of the last one: what the last row sees must change. Where all do, as in
+    # a short chain, the root's row sees too much.
+    other = next((row for row in range(1, tree.rows) if (tree.mask[-1, :-1] & ~tree.mask[row, :-1]).any()), 0)
     swapped[[other, -1]] = swapped[[-1, other]]
     faults = {
         "causal mask instead of the tree's": replace(tree, mask=causal),
@@ -49,11 +50,18 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         "two mask rows swapped": replace(tree, mask=tree.mask[swapped] | own),
         "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
     }
+    if _is_chain(tree):
+        del faults["causal mask instead of the tree's"]  # a chain's own
     tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
     want = _tree_logits(pair.reference, gear, prompt, tokens_T, tree)
     for fault, wrong in faults.items():
         yield control(pair, gear, fault, _tree_logits(pair.engine, gear, prompt, tokens_T, wrong), want)
     yield from _commit_controls(pair, gear, prompt, tokens_T, tree)
+
+
+def _is_chain(tree: TreeBuffers) -> bool:
+    """Whether its mask is causal and its only path contiguous, so that a commit moves no row."""
+    return tree.rows == int(tree.depths[-1]) + 1
 
 
 def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
@@ -127,6 +135,10 @@ def _commit_controls(
 ) -> Iterator[Control]:
     right = tree.paths[-1, : tree.depths[-1] + 1].tolist()
     want = next_logits(pair.reference, gear, prompt, tokens_T, tree, right)
+    if _is_chain(tree):
+        wrong = next_logits(pair.engine, gear, prompt, tokens_T, tree, right[:-1])
+        yield control(pair, gear, "path's last row not committed", wrong, want)
+        return
     for other in range(tree.rows - 1, right[-2], -1):
         if other != right[-1]:
             wrong = next_logits(pair.engine, gear, prompt, tokens_T, tree, [*right[:-1], other])
