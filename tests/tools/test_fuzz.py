@@ -98,6 +98,7 @@ def test_every_subject_has_its_turn() -> None:
     assert {of_case(number, ("plans",)).name for number in range(3)} == {"plans"}
 
 
+@pytest.mark.slow  # .ci/run has a stage of its own for it
 def test_a_run_over_everything(tiny_bundles: dict[str, Path], tmp_path: Path) -> None:
     """Some cases of every subject, by the command itself: none ends in a way that it must not."""
     import subprocess

@@ -173,7 +173,7 @@ def test_texts_of_a_grammar_are_those_of_plain_decoding(looking: Path, temperatu
     assert index.draft(first, Sampling(), 6, allowed=lambda path, tokens: set(tokens) - {3}).tolist() == [5, 2, 1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_a_corpus_of_the_bundle_changes_no_text(tiny_teacher: Path, tmp_path: Path, temperature: float) -> None:
     prompt = "the cat sat on the mat"
     told = {"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True}
