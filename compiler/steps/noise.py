@@ -41,9 +41,10 @@ def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> T
     blocks = -(-vocabulary // BLOCK)
     least_LB, lane_LB = block_noise(keys, blocks)
     if ids_U is None:
-        order = torch.arange(blocks * BLOCK, dtype=torch.int32, device=keys.device)
-        own_LBX = own_noise(keys, order[None]).unflatten(1, (blocks, BLOCK))
         lanes_X = torch.arange(BLOCK, dtype=torch.int32, device=keys.device)
+        # Of one arange so long torchair makes an operator that only the AI CPU has.
+        ids_BX = torch.arange(blocks, dtype=torch.int32, device=keys.device)[:, None] * BLOCK + lanes_X
+        own_LBX = own_noise(keys, ids_BX.view(1, -1)).unflatten(1, (blocks, BLOCK))
         nearest_LBX = torch.where(lane_LB[..., None] == lanes_X, 0.0, own_LBX)
         return -torch.log(nearest_LBX + least_LB[..., None]).flatten(1)[:, :vocabulary]
     found = ids_U.to(torch.int32)

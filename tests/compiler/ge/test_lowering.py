@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftwood.compiler.ge.lowering import lower_to_ge
+from draftwood.compiler.ge.lowering import fold_constants, lower_to_ge
+from draftwood.compiler.ge.torchair_bridge import convert
 from draftwood.compiler.ge.weights import plan_weights
+from draftwood.compiler.steps.noise import level_noise
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.errors import LoweringError
 from draftwood.manifest import StepSignature, TensorSignature
+from draftwood.noise import ROUNDS
 
 NAMES = ("prefill-t8-kv640", "decode-kv640", "verify-t7-kv640", "draft")
 
@@ -114,3 +117,17 @@ def test_an_input_that_is_not_used_is_refused() -> None:
     step = one_step(lambda x: torch.ones(4, 4))
     with pytest.raises(LoweringError, match="step lonely: input x is not used"):
         lower_to_ge(step, trace(step), NOTHING)
+
+
+class WholeNoise(nn.Module):
+    """Noise of all tokens of openPangu's vocabulary, at five positions."""
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return level_noise(keys, 153376)
+
+
+def test_noise_of_a_large_vocabulary_is_made_on_the_ai_core() -> None:
+    """Range of int64, which is what torchair makes of an arange, is one of the AI CPU unless it is folded."""
+    graph = convert(torch.export.export(WholeNoise(), (torch.zeros(3, ROUNDS, 5, dtype=torch.int32),)), {}, "noise")
+    fold_constants(graph)
+    assert {"Log", "SelectV2"} <= {op.type for op in graph.op} and "Range" not in {op.type for op in graph.op}
