@@ -44,14 +44,12 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
     # a short chain, the root's row sees too much.
     other = next((row for row in range(1, tree.rows) if (tree.mask[-1, :-1] & ~tree.mask[row, :-1]).any()), 0)
     swapped[[other, -1]] = swapped[[-1, other]]
-    faults = {
-        "causal mask instead of the tree's": replace(tree, mask=causal),
+    faults = {} if _is_chain(tree) else {"causal mask instead of the tree's": replace(tree, mask=causal)}
+    faults |= {
         "mask inverted": replace(tree, mask=~tree.mask | own),
         "two mask rows swapped": replace(tree, mask=tree.mask[swapped] | own),
         "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
     }
-    if _is_chain(tree):
-        del faults["causal mask instead of the tree's"]  # a chain's own
     tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
     want = _tree_logits(pair.reference, gear, prompt, tokens_T, tree)
     for fault, wrong in faults.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
 import shutil
@@ -47,7 +48,7 @@ class Stream:
 
 def our_command(bundle: Path) -> list[str]:
     """Serves a bundle, without keeping caches: prompts come again in every round."""
-    return [sys.executable, "-m", "draftwood.tools.cli", "serve", f"demo={bundle}", "--no-prefixes", "--no-page"]
+    return [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"demo={bundle}", "--no-prefixes", "--no-page"]
 
 
 def llama_command(file: Path, clients: int, context: int) -> list[str]:
@@ -58,7 +59,9 @@ def llama_command(file: Path, clients: int, context: int) -> list[str]:
 
 def why_missing() -> str:
     """Why llama.cpp's server cannot be measured; nothing where it can."""
-    return "" if shutil.which("llama-server") else "llama-server is not on PATH"
+    if not shutil.which("llama-server"):
+        return "llama-server is not on PATH"
+    return "" if importlib.util.find_spec("gguf") else "llama-server: its files want a package: pip install gguf"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.tools import demo
-from draftwood.tools.lab import bundles, opened, peers
+from draftwood.tools.lab import bundles, opened, peers, served
 from draftwood.tools.lab.registry import SECTIONS
 from draftwood.tools.lab.report.contents import contents
 from draftwood.tools.lab.report.markdown import markdown
@@ -92,6 +92,12 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     assert all(line[4] == "2 of 2" for line in programs.lines if line[2] in ours)
     assert ("draftwood nbits plain", "draftwood w8a8 plain") in {(line[2], line[3]) for line in over.lines}
     assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"llama.cpp lookup"}
+
+
+def test_llama_server_without_its_files_writer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.shutil, "which", lambda _: "/bin/llama-server")
+    monkeypatch.setattr(served.importlib.util, "find_spec", lambda _: None)
+    assert served.why_missing() == "llama-server: its files want a package: pip install gguf"
 
 
 def test_a_text_of_ours_that_differs_beside_other_programs_is_a_difference() -> None:

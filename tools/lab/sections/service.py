@@ -22,7 +22,7 @@ from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "service"
 LIBRARY = "draftwood.open"
-# Texts of a launch, and of requests: answers a client, and answers at least.
+# Texts that a launch of the bundle takes; answers of a round, for each client, and in all at least.
 TEXTS, TURNS, LEAST = 8, 4, 24
 TOKEN_SECONDS = {"native": 0.01, "110m": 0.03, "500m": 0.15}
 SCHEMA = {
@@ -107,20 +107,13 @@ def show(rows: list[Row]) -> Iterator[Block]:
     lines, keys = [], []
     for row in rows:
         for name, rounds in row["found"]["rounds"].items():
-            first, gap = (list(chain.from_iterable(one[what] for one in rounds)) for what in ("first_ms", "gap_ms"))
-            waits = [float(np.percentile(values, point)) for values in (first, gap) for point in (50, 99)]
+            waits = [_percentile(rounds, what, point) for what in ("first_ms", "gap_ms") for point in (50, 99)]
             lines.append([*_place(row), row["at"]["clients"], name, _rate(rounds), *waits])
             keys.append([row["key"]])
-    columns = ("size", "drafter", "clients", "program", "tokens/s", *(
-        f"ms {what}, {point}" for what in ("to the first token", "a token after") for point in ("median", "p99")
-    ))  # fmt: skip
-    yield Table(
-        "Servers under clients",
-        columns,
-        lines,
-        keys,
-        "The median round's tokens/s; a drafted step sends its tokens at once.",
-    )
+    waited = [f"ms {what}, {point}" for what in ("to the first token", "a token after") for point in ("median", "p99")]
+    columns = ("size", "drafter", "clients", "program", "tokens/s", *waited)
+    note = "The median round's tokens/s; a drafted step sends its tokens at once."
+    yield Table("Servers under clients", columns, lines, keys, note)
     goals = [([*_place(rows[0]), *line], [row["key"] for row in rows]) for line in _goals(rows)]
     columns = ("size", "drafter", "what", "value")
     yield Table("The service's own cost", columns, [line for line, _ in goals], [own for _, own in goals])
@@ -136,36 +129,31 @@ def _rate(rounds: Sequence[dict[str, Any]]) -> float:
     return float(np.median([one["tokens_per_s"] for one in rounds]))
 
 
+def _percentile(rounds: Sequence[dict[str, Any]], what: str, point: int) -> float:
+    """Over the answers of all rounds."""
+    return float(np.percentile([value for one in rounds for value in one[what]], point))
+
+
 def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
     by_clients = {row["at"]["clients"]: row["found"] for row in rows}
-    first = {
-        clients: float(
-            np.percentile(list(chain.from_iterable(one["first_ms"] for one in found["rounds"][served.OURS])), 99)
-        )
-        for clients, found in by_clients.items()
-    }
-    yield (
-        "seconds from the command to ready",
-        float(np.median([one["ready_seconds"][served.OURS] for one in by_clients.values()])),
-    )
-    if alone := by_clients.get(1):
-        yield (
-            "tokens/s of one client over the library's",
-            _rate(alone["rounds"][served.OURS]) / _rate(alone["rounds"][LIBRARY]),
-        )
+    ready = [found["ready_seconds"][served.OURS] for found in by_clients.values()]
+    yield "seconds from the command to ready", float(np.median(ready))
+    alone = by_clients.get(1)
+    if alone:
+        over = _rate(alone["rounds"][served.OURS]) / _rate(alone["rounds"][LIBRARY])
+        yield "tokens/s of one client over the library's", over
         pairs = [pair for pair in alone["held"] if None not in pair]
         if pairs:
             held, free = np.mean(pairs, 0)
             yield f"tokens a drafted step held to a JSON schema over free ones, {len(pairs)} texts", float(held / free)
     for clients, found in by_clients.items():
-        if clients > 1 and 1 in first:
-            yield f"p99 to the first token, {clients} clients over one", first[clients] / first[1]
+        ours = found["rounds"][served.OURS]
+        if clients > 1 and alone:
+            first, one = (_percentile(rounds, "first_ms", 99) for rounds in (ours, alone["rounds"][served.OURS]))
+            yield f"p99 to the first token, {clients} clients over one", first / one
         others = [_rate(rounds) for name, rounds in found["rounds"].items() if name in served.LLAMA]
         if others:
-            yield (
-                f"tokens/s over llama-server's best, {clients} clients",
-                _rate(found["rounds"][served.OURS]) / max(others),
-            )
+            yield f"tokens/s over llama-server's best, {clients} clients", _rate(ours) / max(others)
 
 
 SECTION = Section(
