@@ -76,16 +76,14 @@ def free(model: OpenedBundle) -> bool:
 def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, others: int) -> None:
     """Of 200 tokens in 25 launches, beside texts that run: between two steps of each at most one launch of the prompt,
     and the steps of the others, as many a launch as there are places."""
-    model, arrived, seen = opened(engine), threading.Event(), list[int]()
+    model = opened(engine)
     streams = [model.stream(ids(n, 5), max_new_tokens=200, ignore_eos=True, policy="plain") for n in range(others)]
+    begun = [threading.Event() for _ in streams]
 
-    def run(stream) -> None:  # type: ignore[no-untyped-def]
-        for _ in stream:
-            if stream is not streams[0]:
-                continue
-            seen.append(len(engine.launches))
-            if len(seen) == 8:
-                arrived.set()
+    def run(stream, runs: threading.Event) -> None:  # type: ignore[no-untyped-def]
+        for n, _ in enumerate(stream):
+            if n == 7:
+                runs.set()
 
     def all_wait() -> None:
         """Until everyone who is here stands in a queue: what a busy machine delays is no part of the bound."""
@@ -99,8 +97,9 @@ def test_a_long_prompt_holds_a_text_up_by_one_launch_of_it(engine: Counting, oth
 
     engine.before = all_wait
     with ThreadPoolExecutor(others + 1) as threads:
-        running = [threads.submit(run, stream) for stream in streams]
-        assert arrived.wait(SECONDS)
+        running = [threads.submit(run, *one) for one in zip(streams, begun, strict=True)]
+        # All of them: a thread that starts late would read its own prompt beside the long one.
+        assert all(runs.wait(SECONDS) for runs in begun)
         threads.submit(model.generate, ids(99, 200), max_new_tokens=1).result(SECONDS)
         long = [n for n, (kind, _) in enumerate(engine.launches) if kind == "prompt"][-25:]
         for stream in streams:
