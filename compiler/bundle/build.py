@@ -20,6 +20,7 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
 from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.errors import TreeError
 from draftwood.planned import LOOKUP
 from draftwood.trees import Topology
 from draftwood.trees.frozen import freeze
@@ -33,7 +34,9 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
     check_request(request, out)
     sources = Sources.open(request)
     check_fit(request, sources)
-    request = replace(request, bitwise=request.bitwise or _needs_bitwise(request, sources))
+    if not request.bitwise and _needs_bitwise(request, sources):
+        _check_alone(request)
+        request = replace(request, bitwise=True)
     with staged(out) as folder:
         graph_sets = tuple(one for name in request.targets for one in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)
@@ -49,9 +52,22 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
 def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
     """Whether only that step gives the text of plain decoding: rounding to int8 turns last bits into steps, and rows
     beside a tree's first path have other last bits."""
-    branching = any(branches(tree.rows, tree.depth) for _, tree in request.trees)
     config = sources.teacher.config
-    return branching and bool(config.quantised or config.packed) and "onnx" in request.targets
+    return bool(_branching(request)) and bool(config.quantised or config.packed) and "onnx" in request.targets
+
+
+def _branching(request: BuildRequest) -> list[str]:
+    return [name for name, tree in request.trees if branches(tree.rows, tree.depth)]
+
+
+def _check_alone(request: BuildRequest) -> None:
+    """That step takes one text a launch, so graphs of several would lie there unused."""
+    texts = max((request.texts, *request.shapes.batches))
+    if texts > 1 and request.targets == ("onnx",):
+        raise TreeError(
+            f"tree {_branching(request)[0]}: branches, and a CPU decodes such trees of a teacher in eight or four bits one"
+            f" text a launch; for {texts} texts give chains (--tree chain:3), or build for one"
+        )
 
 
 def _lower(

@@ -18,7 +18,7 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.kept import in_precision
 from draftwood.compiler.teachers.registry import make_decoder
-from draftwood.errors import RequestError
+from draftwood.errors import RequestError, TreeError
 from draftwood.kernels.nbits import BLOCK
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -142,6 +142,14 @@ def test_a_text_has_the_bits_alone_that_it_has_beside_another(four_bits: Path, t
         for some in (states[:1], states)
     ]
     assert np.array_equal(*bits)
+
+
+def test_graphs_of_several_texts_that_nothing_would_run_are_refused(
+    four_bits: Path, tiny_heads: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TreeError, match=r"tree ragged: branches.*for 2 texts give chains"):
+        bundled(four_bits, tiny_heads, tmp_path / "bundle", precision="nbits", texts=2)
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_check_compares_every_graph_with_eager_pytorch(kept: Bundle) -> None:

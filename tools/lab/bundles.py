@@ -22,6 +22,9 @@ from draftwood.trees.plan_file import Limits
 from draftwood.trees.spec import MAX_ROWS, Budget, Specs
 
 NODES = 15
+# Of a teacher in four or eight bits, whose step takes longer for every row: 4 rows 1.7 times a plain step, 16 rows 2.8
+# times in eight bits and 4.5 in four (500 M, two cores with VNNI).
+FEW_NODES = 5
 LEAST_SLOTS = 1024
 PREFILL_ROWS = (128,)  # the CPU's engine prefills with the step of any size
 # Candidates of a level that a shared bundle ranks are a multiple of this.
@@ -30,16 +33,17 @@ WIDTH_MULTIPLE = 16
 Trees = tuple[tuple[str, Topology | Budget], ...]
 
 
-def planned_specs(drafter: str, nodes: int) -> tuple[str, Specs]:
+def planned_specs(drafter: str, nodes: int, chains: bool = False) -> tuple[str, Specs]:
     """A plan from the shipped counts for greedy and sampled text together: its file's text, and what a build takes.
 
-    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that.
+    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that; or ``chains``.
     """
     from draftwood.trees.plan_file import format_plan
     from draftwood.trees.spec import read_specs
 
     greedy, sampled = counted(drafter, sampled=False), counted(drafter, sampled=True)
-    text = format_plan(draftwood.plan(greedy, Limits(nodes=nodes), sampled=sampled))
+    limits = Limits(nodes=nodes, children=1 if chains else None)
+    text = format_plan(draftwood.plan(greedy, limits, sampled=sampled))
     with TemporaryDirectory(prefix="draftwood-plan-") as work:
         file = Path(work) / "plan.json"
         file.write_text(text)
@@ -56,8 +60,13 @@ def planned_bundle(
     precision: Precision | None = None,
 ) -> Path:
     """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens, of which a launch takes
-    ``texts``; built unless it is there. With a ``precision`` its teacher is the one in four bits, kept so."""
-    text, specs = planned_specs(drafter, NODES)
+    ``texts``; built unless it is there.
+
+    With a ``precision`` its teacher is the one in four bits, kept so, and trees have up to `FEW_NODES`; for several
+    texts they are chains, since trees that branch are decoded one text at a time there.
+    """
+    few = precision is not None
+    text, specs = planned_specs(drafter, FEW_NODES if few else NODES, chains=few and texts > 1)
     name = "-".join(["planned", *([f"b{texts}"] if texts > 1 else []), *([f"w4-{precision}"] if precision else [])])
     folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text))
     if not folder.exists():

@@ -40,12 +40,14 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
         yield Task(NAME, at, TOKEN_SECONDS.get(size, 0.15) * max(LEAST, TURNS * clients) * ask.max_new_tokens)
 
 
-def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:
-    return lab.planned(task.at["size"], task.at["drafter"], TEXTS)
+def _opened(task: Task, ask: Ask, lab: Lab) -> dict[str, Opened]:
+    """The pair in fp32 and in each precision, by the names under which they are served."""
+    forms = {served.OURS: None} | {f"{served.OURS} {precision}": precision for precision in ask.precisions}
+    return {name: lab.planned(task.at["size"], task.at["drafter"], TEXTS, form) for name, form in forms.items()}
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
-    """Builds and times the bundle, and writes llama.cpp's files."""
+    """Builds and times the bundles, and writes llama.cpp's files."""
     _opened(task, ask, lab)
     if not served.why_missing():
         for form in served.LLAMA.values():
@@ -54,9 +56,10 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every server's load by round, in turns; of one client also the library's, and texts held to a JSON schema."""
-    bundle, clients, (length,) = _opened(task, ask, lab).engine.bundle, task.at["clients"], ask.lengths
+    bundles = {name: opened.engine.bundle for name, opened in _opened(task, ask, lab).items()}
+    bundle, clients, (length,) = bundles[served.OURS], task.at["clients"], ask.lengths
     prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
-    commands = {served.OURS: served.our_command(bundle.folder)}
+    commands = {name: served.our_command(own.folder) for name, own in bundles.items()}
     if not served.why_missing():
         for name, form in served.LLAMA.items():
             file = gguf_of(lab.teacher(task.at["size"]), lab.work, form)[1]
@@ -153,7 +156,8 @@ def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
             yield f"p99 to the first token, {clients} clients over one", first / one
         others = [_rate(rounds) for name, rounds in found["rounds"].items() if name in served.LLAMA]
         if others:
-            yield f"tokens/s over llama-server's best, {clients} clients", _rate(ours) / max(others)
+            best = max(_rate(rounds) for name, rounds in found["rounds"].items() if name.startswith(served.OURS))
+            yield f"our best tokens/s over llama-server's best, {clients} clients", best / max(others)
 
 
 SECTION = Section(
