@@ -1,13 +1,10 @@
-"""How pictures look: one colour for a drafter everywhere, told apart by the colour-blind (Okabe and Ito), few lines.
-
-What is ink (text, axes) is drawn in one colour that the page replaces by its own, so that a picture is read on a light
-and on a dark page alike.
-"""
+"""How pictures look: one colour for a drafter everywhere, told apart by the colour-blind (Okabe and Ito), few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1f2a37"
+DPI = 130
 # Colours of a heat map span this far around equal speed, on a scale of factors.
 REACH = 2.5
 COLOURS = {
@@ -59,10 +57,21 @@ STYLE = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "svg.fonttype": "none",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
 }
+
+
+def save(drawing: Callable[[Figure], None], size: tuple[float, float], path: Path) -> Path:
+    """Draws on a canvas of ``size`` inches, without a display, and writes it as PNG."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(cast("Any", STYLE)):
+        canvas = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(canvas)
+        drawing(canvas)
+        canvas.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
 
 
 def colour(way: str) -> str:

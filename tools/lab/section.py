@@ -50,28 +50,39 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures by line. ``rows`` has, for every line, the keys of the rows that it was computed from."""
+    """Figures by line."""
 
     title: str
     columns: tuple[str, ...]
     lines: Sequence[Sequence[Any]]
-    rows: Sequence[Sequence[str]]
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture: ``draw`` puts it on a canvas of matplotlib. ``name`` is that of its files."""
+    """A picture: ``draw`` puts it on a canvas of matplotlib. ``name`` is that of its file."""
 
     name: str
     title: str
     draw: Callable[[Canvas], None]
-    rows: Sequence[str]
     size: tuple[float, float] = (7.2, 3.4)
     note: str = ""
 
 
 Block = Table | Figure | str
+
+
+def grouped(rows: Iterable[Row], *of: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by what tells them apart, in the order of the run; drafters by their short names."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(short(row["at"][name]) for name in of), []).append(row)
+    return found
+
+
+def short(value: Any) -> Any:
+    """A drafter's name in tables and pictures; other values are themselves."""
+    return value.removeprefix("demo-") if isinstance(value, str) else value
 
 
 def seconds_of(table: Mapping[str, float], size: str) -> float:

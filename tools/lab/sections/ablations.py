@@ -18,7 +18,7 @@ from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, any_bundle, seconds_of
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, any_bundle, grouped, seconds_of
 from draftwood.tools.lab.spread import ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -93,21 +93,18 @@ def show(rows: list[Row]) -> Iterator[Block]:
     yield _engines(rows)
     yield Figure(
         "stages-by-mode", "Where a token's time goes, fused and eager", partial(_draw_stages, rows),
-        [row["key"] for row in rows], size=(7.2, 0.9 + 1.5 * len(_places(rows))),
+        size=(7.2, 0.9 + 1.5 * len(_places(rows))),
         note="Performance mode is the CPU's engine, one fused graph for every size; static graphs are those of an"
         " accelerator, padded, on onnxruntime; reference mode is eager PyTorch. The tree that promises most.",
     )  # fmt: skip
 
 
 def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
-    found: dict[Place, list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["at"]["size"], row["at"]["drafter"].removeprefix("demo-")), []).append(row)
-    return found
+    return grouped(rows, "size", "drafter")
 
 
 def _engines(rows: list[Row]) -> Table:
-    lines, keys = [], []
+    lines = []
     for place, own in _places(rows).items():
         for (tree, nodes), (engine, mode) in product({PLAIN: 0, **own[0]["found"]["nodes"]}.items(), MODES.items()):
             by_way = {way: [row["found"]["ways"][way] for row in own] for way in own[0]["found"]["ways"]}
@@ -120,7 +117,6 @@ def _engines(rows: list[Row]) -> Table:
                 round(gained / sum(seconds), 1), ratio([median_seconds(one) for one in plain], seconds),
                 ratio(seconds, [median_seconds(one) for one in fused]),
             ])  # fmt: skip
-            keys.append([row["key"] for row in own])
     columns = ("size", "drafter", "M", "engine", "mode", "same text", "steps held to invariants", "accept length",
                "tokens/s", "over its own plain (95 %)", "time over fused (95 %)")  # fmt: skip
     note = (
@@ -128,7 +124,7 @@ def _engines(rows: list[Row]) -> Table:
         " accept length. The reference holds every step to the invariants of its tree and caches, and ends at the first"
         " that is broken."
     )
-    return Table("Modes by budgets", columns, lines, keys, note)
+    return Table("Modes by budgets", columns, lines, note)
 
 
 def _ms_a_token(figures: Sequence[dict[str, Any]], stage: str) -> float:

@@ -17,10 +17,9 @@ def show(turns: list[Turn]) -> Iterator[Block]:
     for turn in turns:
         if not is_plain(turn.way):
             groups.setdefault((turn.source, turn.size, turn.temperature, turn.way), []).append(turn)
-    lines, rows = [], []
+    lines = []
     for place, own in sorted(groups.items()):
         accepted = mean([n for turn in own for n in turn.figures["accepted"]])
         lines.append([*place, len(own), total_speedup(own), accepted])
-        rows.append(sorted({turn.key for turn in own}))
     columns = ("family", "size", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
-    yield Table("By task family", columns, lines, rows)
+    yield Table("By task family", columns, lines)

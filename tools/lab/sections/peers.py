@@ -17,7 +17,7 @@ from draftwood.tools.lab.differences import agreement
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.peers import PEERS, Generate, compiled_with
 from draftwood.tools.lab.runner import Way, decode, in_turns
-from draftwood.tools.lab.section import Block, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task, grouped
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -113,25 +113,19 @@ def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
-    groups: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["at"]["size"], row["at"]["temperature"]), []).append(row)
-    programs = [([*at, *line], own) for at, own in groups.items() for line in _rates(own)]
+    groups = grouped(rows, "size", "temperature")
+    programs = [[*at, *line] for at, own in groups.items() for line in _rates(own)]
     columns = ("size", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
     note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
-    yield _table("Programs", columns, programs, f"{note} Ours are held to plain decoding in the same precision.")
-    over = [([*at, *line], own) for at, own in groups.items() for line in _compared(own)]
+    yield Table("Programs", columns, programs, f"{note} Ours are held to plain decoding in the same precision.")
+    over = [[*at, *line] for at, own in groups.items() for line in _compared(own)]
     if over:
-        yield _table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
+        yield Table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
     if compiled := rows[-1]["found"].get("compiled"):
         yield f"llama.cpp was compiled with {compiled}."
     missing = rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
-
-
-def _table(title: str, columns: tuple[str, ...], lines: list[tuple[list[Any], list[Row]]], note: str = "") -> Table:
-    return Table(title, columns, [line for line, _ in lines], [[row["key"] for row in own] for _, own in lines], note)
 
 
 def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:

@@ -15,7 +15,7 @@ from draftwood.tools.demo import counted
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.bundles import Trees
 from draftwood.tools.lab.opened import Lab, Opened
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, short
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.lab.timer import weigh
 from draftwood.trees import Topology
@@ -64,17 +64,15 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Drafts by depth, verify steps by rows, and all of it as a table."""
-    keys = [row["key"] for row in rows]
-    yield Figure("draft-by-depth", "A draft against its depth", partial(_draw_drafts, rows), keys)
-    lines, sources = [], []
+    yield Figure("draft-by-depth", "A draft against its depth", partial(_draw_drafts, rows))
+    lines = []
     for row in rows:
         plain = _plain(row)
         for gear in row["found"]["gears"]:
             ms = gear["draft_ms"] + gear["verify_ms"]
             counts = [gear["tree"], gear["rows"], round(gear["draft_ms"], 3), round(gear["verify_ms"], 3)]
             bound = [round(gear["expected_accept_length"], 2), round(ms / plain, 2), round(gear["bound"], 2)]
-            lines.append([row["at"]["size"], row["at"]["drafter"].removeprefix("demo-"), *counts, *bound])
-            sources.append([row["key"]])
+            lines.append([row["at"]["size"], short(row["at"]["drafter"]), *counts, *bound])
     columns = (
         "size",
         "drafter",
@@ -87,7 +85,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
         "bound",
     )
     note = "Bound: the speed-up if the host took nothing, counted accept length over the overhead ratio."
-    yield Table("Every step", columns, lines, sources, note)
+    yield Table("Every step", columns, lines, note)
 
 
 def _plain(row: Row) -> float:
@@ -106,7 +104,7 @@ def _gears(row: Row, kind: str) -> list[dict[str, Any]]:
 def _draw_drafts(rows: list[Row], canvas: Canvas) -> None:
     for axes, size in zip(draw.panels(canvas, _sizes(rows), share_y=False), _sizes(rows), strict=True):
         for row in (row for row in rows if row["at"]["size"] == size):
-            drafter, own = row["at"]["drafter"].removeprefix("demo-"), _gears(row, CHAIN)
+            drafter, own = short(row["at"]["drafter"]), _gears(row, CHAIN)
             axes.plot([gear["rows"] - 1 for gear in own], [gear["draft_ms"] for gear in own], marker="o", markersize=4,
                       color=draw.colour(drafter), label=drafter)  # fmt: skip
         step = min(_plain(row) for row in rows if row["at"]["size"] == size)

@@ -11,7 +11,7 @@ from typing import Any
 from draftwood.tools.lab.conversations import Conversation, by_conversation, tokenizer_of
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task, any_bundle, seconds_of
+from draftwood.tools.lab.section import Section, Task, any_bundle, seconds_of, short
 from draftwood.tools.lab.sections.turns_shown import show
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.prompts import read_families
@@ -38,7 +38,7 @@ def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
 
     Plain decoding goes round the bundles: one in each round, or as many as it takes for each to have one.
     """
-    opened = {drafter.removeprefix("demo-"): lab.planned(size, drafter) for drafter in ask.drafters}
+    opened = {short(drafter): lab.planned(size, drafter) for drafter in ask.drafters}
     every = min(ask.rounds, len(opened))
     found = {
         f"{PLAIN} {drafter}": Way(one.engine, one.policies(PLAIN), (at % every, every))
