@@ -13,9 +13,9 @@ from draftwood.tools.lab.record import read_record
 from draftwood.tools.lab.registry import SECTIONS
 from draftwood.tools.lab.rows import decoded, differences, read_rows
 from draftwood.tools.lab.runner import is_plain
-from draftwood.tools.lab.section import Block, Figure, Row, Section
+from draftwood.tools.lab.section import Block, Figure, Row, Section, gathered
 from draftwood.tools.lab.sections.lengths_shown import ADAPTIVE, cells_of
-from draftwood.tools.lab.sections.turn import Turn, total_speedup, turns_of
+from draftwood.tools.lab.sections.turn import total_speedup, turns_of
 from draftwood.tools.lab.spread import Interval
 
 if TYPE_CHECKING:
@@ -96,12 +96,10 @@ def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapt
 
 
 def _gains_of_turns(rows: list[Row]) -> Iterable[Gain]:
-    groups: dict[tuple[str, str], list[Turn]] = {}
-    for turn in turns_of([row for row in rows if row["section"] == "turns"]):
-        if not is_plain(turn.way):
-            groups.setdefault((f"turns, {turn.size}, T {turn.temperature:g}", turn.way), []).append(turn)
-    for (where, way), own in groups.items():
-        yield Gain(where, way, total_speedup(own))
+    turns = turns_of([row for row in rows if row["section"] == "turns"])
+    drafted = (turn for turn in turns if not is_plain(turn.way))
+    for (size, temperature, way), own in gathered(drafted, lambda one: (one.size, one.temperature, one.way)).items():
+        yield Gain(f"turns, {size}, T {temperature:g}", way, total_speedup(own))
 
 
 def _gains_of_lengths(rows: list[Row]) -> Iterable[Gain]:

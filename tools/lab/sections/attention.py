@@ -32,7 +32,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, for a drafter; a wider model computes the same, so one size is enough."""
     for drafter in (one for one in ask.drafters if one in CACHED or one in suite.bundles):
         for length, text in product(ask.lengths, range(ask.limit or TEXTS)):
-            yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text}, 2.0)
+            yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text})
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:

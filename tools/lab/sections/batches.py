@@ -11,21 +11,19 @@ from draftwood.manifest import Manifest
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.batches import TURNS_A_PLACE, bench_batches
 from draftwood.tools.lab.opened import Lab, Opened
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped, seconds_of, short
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped, short
 from draftwood.tools.lab.suite import Ask, Suite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 NAME = "batches"
-TOKEN_SECONDS = {"native": 0.01, "110m": 0.06, "500m": 0.25}
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A pair at a temperature, with so many texts at a time."""
     for size, drafter, temperature, texts in product(ask.sizes, ask.drafters, ask.temperatures, ask.texts):
-        at = {"size": size, "drafter": drafter, "temperature": temperature, "texts": texts}
-        yield Task(NAME, at, seconds_of(TOKEN_SECONDS, size) * _turns(ask, size, texts) * ask.max_new_tokens)
+        yield Task(NAME, {"size": size, "drafter": drafter, "temperature": temperature, "texts": texts})
 
 
 def _turns(ask: Ask, size: str, texts: int) -> int:

@@ -51,7 +51,7 @@ def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt, with every budget."""
-    return shapes.tasks_of(NAME, trees_of, ask, suite)
+    return shapes.tasks_of(NAME, ask)
 
 
 def show(rows: list[Row]) -> Iterator[Block]:

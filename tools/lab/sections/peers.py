@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "peers"
 PROMPTS = 6
-TOKEN_SECONDS = {"native": 0.02, "110m": 0.15, "500m": 0.6, "1.5b": 1.5}
 OURS, PLAIN = "draftwood", "plain"
 # What is read from a peer's name: that it speculates.
 LOOKUP = "lookup"
@@ -31,11 +31,9 @@ LOOKUP = "lookup"
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt at a size and a temperature, with every peer."""
-    for size in ask.sizes:
-        for temperature in ask.temperatures:
-            for prompt in range(ask.limit_of(size) or PROMPTS):
-                at = {"size": size, "temperature": temperature, "prompt": prompt}
-                yield Task(NAME, at, TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds)
+    for size, temperature in product(ask.sizes, ask.temperatures):
+        for prompt in range(ask.limit_of(size) or PROMPTS):
+            yield Task(NAME, {"size": size, "temperature": temperature, "prompt": prompt})
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
@@ -64,10 +62,9 @@ def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperat
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Exports the checkpoint to whoever needs it, and lets each answer once."""
-    if lab.warmed != (NAME, task.at["size"]):
+    if lab.enters(NAME, task.at["size"]):
         for generate in _ways(task, ask, lab).values():
             generate(_ids(task, ask, lab), 8, task.at["temperature"])
-        lab.warmed = (NAME, task.at["size"])
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     for drafter, temperature in product(drafters, (one for one in ask.temperatures if one)):
         for prompt in range(ask.limit or PROMPTS):
             at = {"size": ask.sizes[0], "drafter": drafter, "temperature": temperature, "prompt": prompt}
-            yield Task(NAME, at, 2.0)
+            yield Task(NAME, at)
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:

@@ -24,7 +24,6 @@ NAME = "service"
 LIBRARY = "draftwood.open"
 # Texts that a launch of the bundle takes; answers of a round, for each client, and in all at least.
 TEXTS, TURNS, LEAST = 8, 4, 24
-TOKEN_SECONDS = {"native": 0.01, "110m": 0.03, "500m": 0.15}
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"type": "string"}, "because": {"type": "string"}},
@@ -36,8 +35,7 @@ SCHEMA = {
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A pair with so many clients at a time."""
     for size, drafter, clients in product(ask.sizes, ask.drafters, ask.texts):
-        at = {"size": size, "drafter": drafter, "clients": clients}
-        yield Task(NAME, at, TOKEN_SECONDS.get(size, 0.15) * max(LEAST, TURNS * clients) * ask.max_new_tokens)
+        yield Task(NAME, {"size": size, "drafter": drafter, "clients": clients})
 
 
 def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:

@@ -21,7 +21,7 @@ from draftwood.tools.lab.bundles import Trees
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped, seconds_of
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.trees import Topology
@@ -43,23 +43,15 @@ PLANNED, CHOSEN, BINARY = "planned", "EAGLE-2's budget", "binary"
 # Candidates of a budget tree's node, and the nodes that its levels expand.
 WIDTH = 10
 DEPTH = 6
-TOKEN_SECONDS = {"native": 0.002, "110m": 0.012, "500m": 0.06}
 
 TreesOf = Callable[[str, Ask, Suite], Trees]
 
 
-def tasks_of(name: str, trees: TreesOf, ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks_of(name: str, ask: Ask) -> Iterator[Task]:
     """A prompt at a size and temperature, for a drafter."""
     for size, drafter, temperature in product(ask.sizes, ask.drafters, ask.temperatures):
-        weight = (
-            seconds_of(TOKEN_SECONDS, size)
-            * ask.max_new_tokens
-            * ask.rounds
-            * (1 if suite.bundles else len(trees(drafter, ask, suite)))
-        )
         for prompt in range(ask.limit_of(size) or PROMPTS):
-            at = {"size": size, "drafter": drafter, "temperature": temperature, "prompt": prompt}
-            yield Task(name, at, weight)
+            yield Task(name, {"size": size, "drafter": drafter, "temperature": temperature, "prompt": prompt})
 
 
 def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
@@ -109,14 +101,9 @@ def ways_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> dict[str, Way]:
 
 def prepare(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle and decodes a text with each way once."""
-    place = (task.section, task.at["size"], task.at["drafter"])
-    if lab.warmed != place:
-        warm_up(
-            ways_of(task, ask, lab, trees),
-            ids_of(task, ask, lab, trees),
-            lab.options(ask, task.at["temperature"]),
-        )
-        lab.warmed = place
+    if lab.enters(task.section, task.at["size"], task.at["drafter"]):
+        ways, ids = ways_of(task, ask, lab, trees), ids_of(task, ask, lab, trees)
+        warm_up(ways, ids, lab.options(ask, task.at["temperature"]))
 
 
 def measure(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
@@ -203,7 +190,7 @@ def _draw(points: list[Point], of: str, canvas: Canvas) -> None:
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """See `tasks_of`."""
-    return tasks_of(NAME, trees_of, ask, suite)
+    return tasks_of(NAME, ask)
 
 
 SECTION = Section(

@@ -6,7 +6,6 @@ A task times all trees of a pair in turns, behind one text, with the bound on th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ STAR, CHAIN = "star", "chain"
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A pair at a size."""
     for size, drafter in product(ask.sizes, ask.drafters):
-        yield Task(NAME, {"size": size, "drafter": drafter}, 12.0 if size == "native" else 30.0)
+        yield Task(NAME, {"size": size, "drafter": drafter})
 
 
 def trees_of(drafter: str, ask: Ask) -> Trees:
@@ -55,10 +54,8 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every gear's draft and verify, medians of steps that took turns."""
     opened = _opened(task, ask, lab)
     paths = counted(task.at["drafter"], sampled=False).rank_paths()
-    trees = {gear.name: gear.tree for gear in opened.engine.bundle.manifest.gears}
     asked = {name for name, _ in trees_of(task.at["drafter"], ask)}
-    weighed = [{**asdict(one), "tree": trees[one.gear]} for one in weigh(opened.engine, paths)]
-    gears = [one for one in weighed if one["tree"] in asked]
+    gears = [one for one in weigh(opened.engine, paths) if one["tree"] in asked]
     return {"gears": gears, "bundle": opened.digest[:16]}
 
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.runner import is_plain
-from draftwood.tools.lab.section import Block, Figure, Row, Table
-from draftwood.tools.lab.sections import families
+from draftwood.tools.lab.section import Block, Figure, Row, Table, gathered
 from draftwood.tools.lab.sections.turn import Turn, bundle_factors, plain_rounds, texts_of, total_speedup, turns_of
-from draftwood.tools.lab.spread import spread
+from draftwood.tools.lab.spread import mean, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -41,7 +40,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
     )
     yield Figure("accept-by-position", "Steps that accept a draft at each depth", partial(_draw_depths, turns, places))
     yield Figure("stages", "Where a token's time goes", partial(_draw_stages, turns, places), size=(7.2, 4.2))
-    yield from families.show(turns)
+    yield _families(turns)
     if (chosen := _gears(turns)).lines:
         yield chosen
     yield (
@@ -153,6 +152,18 @@ def _bundles(rows: list[Row]) -> Table:
     return Table("Plain decoding by bundle", columns, lines, note)
 
 
+def _families(turns: list[Turn]) -> Table:
+    """FastEagle's table."""
+    drafted = (turn for turn in turns if not is_plain(turn.way))
+    groups = gathered(drafted, lambda turn: (turn.source, turn.size, turn.temperature, turn.way))
+    lines = []
+    for place, own in sorted(groups.items()):
+        accepted = mean([n for turn in own for n in turn.figures["accepted"]])
+        lines.append([*place, len(own), total_speedup(own), accepted])
+    columns = ("family", "size", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
+    return Table("By task family", columns, lines)
+
+
 def _draw_speedups(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
     axes = None
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
@@ -192,35 +203,17 @@ def depth_shares(turns: Sequence[Turn]) -> list[float]:
 
 
 def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
-    stages = ("draft", "verify", "accept and commit", "host")
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
         ways = list(dict.fromkeys(turn.way for turn in turns))[::-1]
-        left = np.zeros(len(ways))
-        for stage, ink in zip(stages, draw.OTHERS, strict=False):
-            own = [_of(turns, place, way) for way in ways]
-            ms = np.array([_ms_a_token(side, stage) for side in own])
-            axes.barh(range(len(ways)), ms, left=left, color=ink, label=stage, height=0.7)
-            left += ms
-        draw.label_bars(axes, left.tolist())
-        axes.set_yticks(range(len(ways)), ways)
-        axes.set_xlim(0, 1.18 * left.max())
+        draw.stages(axes, {way: [turn.figures for turn in _of(turns, place, way)] for way in ways})
         axes.set(xlabel="ms a token")
-        axes.grid(axis="y", visible=False)
     draw.legend(canvas, canvas.axes[0])
-
-
-def _ms_a_token(turns: Sequence[Turn], stage: str) -> float:
-    us = sum(turn.figures["stages_us"][stage] for turn in turns)
-    return us / 1e3 / max(sum(turn.figures["tokens"] - 1 for turn in turns), 1)
 
 
 def _gears(turns: list[Turn]) -> Table:
     lines = []
-    groups: dict[tuple[Any, ...], list[Turn]] = {}
-    for turn in turns:
-        if turn.way.endswith("adaptive"):
-            groups.setdefault((turn.size, turn.temperature, turn.way), []).append(turn)
-    for place, own in groups.items():
+    adaptive = (turn for turn in turns if turn.way.endswith("adaptive"))
+    for place, own in gathered(adaptive, lambda turn: (turn.size, turn.temperature, turn.way)).items():
         steps = sum((Counter(turn.figures["gears"]) for turn in own), Counter())
         total = sum(steps.values())
         shares = ", ".join(f"{gear} {100 * count / total:.0f} %" for gear, count in steps.most_common())

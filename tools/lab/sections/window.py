@@ -18,7 +18,6 @@ from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "window"
 TEXTS = 4
-TOKEN_SECONDS = {"native": 0.004, "110m": 0.02, "500m": 0.1}
 TREE = "tree"
 
 
@@ -27,8 +26,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     drafters = [drafter for drafter in ask.drafters if drafter in CACHED]
     for size, drafter, length in product(ask.sizes, drafters, ask.lengths):
         for text in range(ask.limit_of(size) or TEXTS):
-            weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(ask.windows)
-            yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text}, weight)
+            yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text})
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
@@ -47,10 +45,8 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundles and decodes a text with each."""
-    place = (NAME, *(task.at[of] for of in ("size", "drafter", "length")))
-    if lab.warmed != place:
+    if lab.enters(NAME, task.at["size"], task.at["drafter"], task.at["length"]):
         warm_up(*_ways(task, ask, lab), lab.options(ask, 0.0))
-        lab.warmed = place
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
