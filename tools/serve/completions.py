@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from draftwood.tools.serve.answers import (
     AnswerMessage,
-    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -32,7 +31,7 @@ from draftwood.tools.serve.answers import (
     text_logprobs,
 )
 from draftwood.tools.serve.asks import asks, tools
-from draftwood.tools.serve.bodies import ChatBody, CompletionBody
+from draftwood.tools.serve.bodies import CalledFunction, ChatBody, CompletionBody
 from draftwood.tools.serve.calls import Call, Calls
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
 from draftwood.tools.serve.messages import Begun, Busy, Drawn, Ended, Failed, Piece, Refused, Step, ToServer

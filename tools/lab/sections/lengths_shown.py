@@ -73,7 +73,8 @@ class Cell:
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Texts by cell, in the order of the run."""
-    return [Cell(*place, own) for place, own in grouped(rows, "size", "drafter", "temperature", "length").items()]
+    cells = grouped(rows, "size", "drafter", "temperature", "length")
+    return [Cell(size, drafter, heat, length, own) for (size, drafter, heat, length), own in cells.items()]
 
 
 def show(rows: list[Row]) -> Iterator[Block]:

@@ -141,13 +141,14 @@ class Point:
 def points_of(rows: Sequence[Row]) -> list[Point]:
     """Every tree at every place."""
     found = []
-    for place, own in grouped(rows, "size", "drafter", "temperature").items():
+    for (size, drafter, temperature), own in grouped(rows, "size", "drafter", "temperature").items():
         plain = [median_seconds(row["found"]["ways"][PLAIN]) for row in own]
         for way, count in own[0]["found"]["rows"].items():
             figures = [row["found"]["ways"][way] for row in own]
             seconds, steps = [median_seconds(one) for one in figures], sum(one["steps"] for one in figures)
             gained = sum(one["tokens"] - 1 for one in figures) / steps
-            found.append(Point(*place, way, count, gained, 1e3 * sum(seconds) / steps, ratio(plain, seconds)))
+            ms = 1e3 * sum(seconds) / steps
+            found.append(Point(size, drafter, temperature, way, count, gained, ms, ratio(plain, seconds)))
     return found
 
 
