@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text
 from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.prompts import numbered_lines
 
 # Of so many texts one is withheld.
 _WITHHELD = 4
@@ -35,8 +34,8 @@ def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Te
         RequestError: the file cannot be read, a line has no text, or there are too few of them.
     """
     found: list[Tensor] = []
-    for text in _texts(path):
-        ids = tokenizer.encode(text)[:longest]
+    for number, line in numbered_lines(path):
+        ids = tokenizer.encode(_text(path, number, line))[:longest]
         if len(ids) >= LEAST_TOKENS:
             found.append(torch.tensor(ids, dtype=torch.int64))
         if len(found) == limit:
@@ -50,16 +49,6 @@ def read_texts(path: Path, tokenizer: Tokenizer, limit: int, longest: int) -> Te
         [text for text, away in zip(found, held, strict=True) if not away],
         [text for text, away in zip(found, held, strict=True) if away],
     )
-
-
-def _texts(path: Path) -> Iterator[str]:
-    try:
-        lines = read_text(path).splitlines()
-    except OSError as error:
-        raise RequestError(f"--calibration {path}: not a readable text file ({error})") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _text(path, number, line)
 
 
 def _text(path: Path, number: int, line: str) -> str:

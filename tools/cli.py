@@ -40,7 +40,7 @@ COMMANDS = {
     "deploy": "serve with engines on Ray: several of a bundle, on this machine or on a cluster's",
     "bench": "compare speculative with plain decoding: tokens and speed",
     "evaluate": "measure a suite: exactness, speed and every experiment, into a folder that can be resumed",
-    "report": "draw what evaluate measured: a page, pictures, tables",
+    "report": "write what evaluate measured as Markdown: tables and pictures",
     "calibrate": "count the rank paths that a teacher's text takes through a drafter's candidates",
     "profile": "measure, or model, how long the steps of a gear take",
     "tune": "measure every gear of a bundle on this machine, for the policy to choose by",

@@ -15,7 +15,6 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text
-from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
@@ -73,26 +72,19 @@ def split_family(given: str) -> tuple[str, Path]:
 
 
 def _prompts(path: Path) -> list[Prompt]:
-    try:
-        lines = read_text(path).splitlines()
-    except OSError as error:
-        raise RequestError(f"{path}: not a readable text file ({error})") from error
-    parsed = (_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
-    prompts = [prompt for turns in parsed for prompt in turns]
+    prompts = [prompt for number, line in numbered_lines(path) for prompt in _parse(path, number, line)]
     if not prompts:
         raise RequestError(f"{path}: holds no prompts; expected one JSON object a line")
     return prompts
 
 
-def first_turns(bundle: Bundle, prompts: list[Prompt]) -> dict[str, list[int]]:
-    """Token ids by prompt id; every prompt is a conversation's first turn. RequestError without a tokenizer."""
-    tokenizer = bundle.tokenizer
-    if tokenizer is None:
-        raise RequestError(f"{bundle.folder}: has no tokenizer; give the prompt with --prompt-ids")
-    found = {}
-    for prompt in prompts:
-        found[prompt.id] = chat_ids(tokenizer, [{"role": "user", "content": prompt.text}])
-    return found
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """A file's lines but empty ones, each with its number; RequestError where it cannot be read."""
+    try:
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        raise RequestError(f"{path}: not a readable text file ({error})") from error
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:

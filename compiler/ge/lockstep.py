@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from draftwood.compiler.ge.interpreter import Interpreter, Meeting, Observer, Run
+from draftwood.compiler.ge.interpreter import Interpreter, Meeting, Run
 from draftwood.compiler.ge.operators.collective import joined, ranks_of
 from draftwood.errors import LoweringError
 
@@ -21,10 +21,9 @@ Gathered = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 def run_ranks(
     ranks: Sequence[Interpreter],
     inputs: Sequence[Mapping[str, Tensor]],
-    observe: Observer | None = None,
     gathered: Gathered = lambda values: values,
 ) -> list[list[Tensor]]:
-    """The outputs of every rank; RefData inputs are written in place. ``observe`` sees what the first computes.
+    """The outputs of every rank; RefData inputs are written in place.
 
     ``gathered`` fetches what others bring where these are not all ranks.
 
@@ -32,13 +31,7 @@ def run_ranks(
         RequestError, LoweringError: as ``Interpreter.run``, or the ranks do not come to the same collective.
     """
     with torch.no_grad():
-        return _run(
-            [
-                rank.started(given, observe if number == 0 else None)
-                for number, (rank, given) in enumerate(zip(ranks, inputs, strict=True))
-            ],
-            gathered,
-        )
+        return _run([rank.started(given) for rank, given in zip(ranks, inputs, strict=True)], gathered)
 
 
 def _run(runs: Sequence[Run], gathered: Gathered) -> list[list[Tensor]]:

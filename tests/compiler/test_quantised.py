@@ -112,7 +112,7 @@ def test_rows_of_a_chain_have_the_bits_of_plain_decoding(drafted: Bundle) -> Non
     engine, tokens = CpuEngine(drafted), np.arange(40, 46)
     one, other = engine.begin(128), engine.begin(128)
     for state in (one, other):
-        single.prefill(engine, state, np.arange(3, 30))
+        engine.prefill(state, np.arange(3, 30))
     chain = single.verify(engine, other, tokens, tensorize(Topology.chain(5))).logits_RV.copy()
     for row, token in enumerate(tokens):
         alone = single.verify(engine, one, token[None], tensorize(Topology.plain()))

@@ -180,7 +180,7 @@ def test_a_bundle_counts_what_its_own_steps_accept(
     widest = ["--policy", widest_gear(Bundle.open(tiny_bundle))]
     assert main(["bench", *options, *widest, "--json"]) == 0
     turns = json.loads(capsys.readouterr().out)["per_turn"]
-    accepted = [length for turn in turns for length in turn["accepted"]]
+    accepted = [length for turn in turns for length in turn["speculative"]["accepted"]]
     counted = read_calibration(stats)
     summary = figures(counted)
     assert summary["contexts"] == counted.contexts.total == len(accepted) > 10

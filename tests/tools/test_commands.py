@@ -153,24 +153,6 @@ def test_bench_finds_all_turns_identical(
     assert set(report["by_source"]) == {"cats", "hats"} and len(report["per_turn"]) == 3
 
 
-def test_bench_counts_the_same_turns_with_and_without_a_grammar(
-    tiny_bundle: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("llguidance")
-    (tmp_path / "one.jsonl").write_text(prompts.read_text().splitlines(keepends=True)[0])
-    given = ["--prompts", tmp_path / "one.jsonl", "--max-new-tokens", "24", "--policy", "ragged-kv128"]
-    free = ["bench", tiny_bundle, *given]
-    without = output(capsys, *free)["accept_length"]
-    grammars = {"lark": 'start: "the cat and the hat"', "json": json.dumps({"const": "the cat and the hat"})}
-    for name, text in grammars.items():
-        (tmp_path / name).write_text(text)
-        report = output(capsys, *free, "--grammar", tmp_path / name)
-        assert report["ok"] and report["identical"] == 1 and report["accept_length_without_grammar"] == without
-        assert report["accept_length"]["mean"] > 2  # nothing but what is forced
-    assert main(["bench", str(tiny_bundle), "--grammar", str(tmp_path / "none")]) == 2
-    assert "not a readable text file" in capsys.readouterr().err
-
-
 def test_bench_reports_a_difference_that_is_no_tie(
     tiny_bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,10 +27,10 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
-from draftwood.tools.comparison import single
 from draftwood.tools.demo import resolve
+from draftwood.tools.lab.conversations import Conversation, tokenizer_of
 from draftwood.tools.lab.differences import agreement
-from draftwood.tools.prompts import first_turns, read_prompts
+from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference import torchrun as ranks_module
 from draftwood.tools.reference.ge import GeEngine
 from draftwood.tools.reference.torchrun import RanksEngine, local_executor
@@ -161,12 +161,12 @@ def test_the_demos_prompts_on_two_ranks(tmp_path: Path) -> None:
     texts = list(zip(prompts_decoded(engines[0]), in_processes(engines[1].bundle, "prompts"), strict=True))
     differing = [n for n, (one, two) in enumerate(texts) if one != two]
     assert len(texts) == 12 and len(differing) <= 3, differing
-    prompts = list(first_turns(engines[0].bundle, read_prompts(None)).values())
+    prompts = demo_prompts(engines[0])
     for n in differing:
         at = agreement(*texts[n])
         for engine in engines:
             ids = np.array([*prompts[n], *texts[n][0][:at]])
-            logits_V = single.prefill(engine, engine.begin(128), ids).logits_RV[0].astype(np.float64)
+            logits_V = engine.prefill(engine.begin(128), ids).logits_RV[0].astype(np.float64)
             second, first = np.argsort(logits_V)[-2:]
             assert {first, second} == {text[at] for text in texts[n]}, n
             step = 2.0 ** (math.floor(math.log2(abs(logits_V[first]))) - 7)  # bf16 has seven bits behind the point
@@ -240,8 +240,11 @@ def prompts_decoded(engine: StagedEngine) -> list[tuple[int, ...]]:
     """The demo's prompts, each with the largest tree."""
     bundle = engine.bundle
     policy, options = policy_for(bundle, bundle.manifest.gears[-1].name), Options(max_new_tokens=24)
-    prompts = first_turns(bundle, read_prompts(None)).values()
-    return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in prompts]
+    return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in demo_prompts(engine)]
+
+
+def demo_prompts(engine: StagedEngine) -> list[list[int]]:
+    return [Conversation(tokenizer_of(engine)).ask(prompt) for prompt in read_prompts(None)]
 
 
 def faulty(how: str) -> Callable[[Bundle, int], Any]:

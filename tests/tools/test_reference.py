@@ -51,8 +51,8 @@ def bundle(tiny_bundle: Path) -> Bundle:
     return Bundle.open(tiny_bundle)
 
 
-def prefilled(teacher: HfTeacher, text: list[int], slots: int = 64) -> BranchCache:
-    cache = teacher.new_cache(slots)
+def prefilled(teacher: HfTeacher, text: list[int]) -> BranchCache:
+    cache = teacher.new_cache(64)
     causal = np.tri(len(text), dtype=np.bool_)
     teacher.step(cache, np.array(text), np.arange(len(text)), causal)
     cache.commit(range(len(text)))
@@ -84,7 +84,7 @@ STEPS = st.lists(
 @given(STEPS)
 @hypothesis_settings(max_examples=25)
 def test_any_history_leaves_what_a_fresh_cache_holds(teacher: HfTeacher, history: list[tuple[str, Any, int]]) -> None:
-    cache = prefilled(teacher, PROMPT, slots=8)  # too small: it must grow on the way
+    cache = prefilled(teacher, PROMPT)
     text = list(PROMPT)
     for what, value, seed in history:
         before = rows_of(cache)
@@ -105,23 +105,6 @@ def test_any_history_leaves_what_a_fresh_cache_holds(teacher: HfTeacher, history
     assert cache.text == text and cache.length == len(text)
     fresh = rows_of(prefilled(teacher, text))
     assert (rows_of(cache) - fresh).abs().max() <= FP32
-
-
-def test_only_rows_out_of_place_are_written(teacher: HfTeacher) -> None:
-    """Torch counts the writes to a storage, so a commit by length can be seen to write nothing."""
-    tokens = np.arange(TREE.rows)
-    for path, moves in (((0,), False), ((0, 1), False), ((0, 2), True), ((0, 1, 5, 7), True)):
-        cache = prefilled(teacher, PROMPT)
-        teacher.step(cache, tokens, TREE.depths, TREE.mask)
-        branch, buffer = rows_of_branch(cache), cache.buffers[0]
-        count = buffer._version
-        cache.commit(path)
-        assert (buffer._version > count) is moves
-        assert torch.equal(rows_of(cache)[:, :, len(PROMPT) :], branch[:, :, list(path)])
-
-
-def rows_of_branch(cache: BranchCache) -> torch.Tensor:
-    return torch.stack([buffer[:, cache.length : cache.length + cache.open_rows] for buffer in cache.buffers]).clone()
 
 
 def stepped(teacher: HfTeacher) -> BranchCache:
@@ -164,7 +147,6 @@ def one_layer_only(cache: BranchCache) -> None:
         (write_again, "write-once: layer 0"),
         (one_layer_only, "unwritten: layer 1 has written 0 of 1 rows"),
         (lambda cache: cache.rollback(6), "rollback: expected 0 to 5, got 6"),
-        (lambda cache: cache.grow(8), "room: cannot shrink"),
     ],
 )
 def test_a_broken_invariant_is_named(teacher: HfTeacher, fault: Callable[[BranchCache], None], name: str) -> None:
@@ -279,7 +261,7 @@ def test_a_wrong_step_is_no_tie(bundle: Bundle, teacher: HfTeacher, fault: type[
     report = check_texts(fault(bundle), HfEngine(bundle, teacher), {"one": PROMPT}, options_of(temperature))
     assert not report["ok"]
     found = [d for d in report["per_prompt"][0]["differences"] if not d["tie"]]
-    assert found and all(d["side"] == "engine" and d["margin"] > d["tolerance"] for d in found)
+    assert found and all(d["id"].startswith("engine, ") and d["margin"] > d["tolerance"] for d in found)
 
 
 def test_a_broken_invariant_is_named_as_it_happens(bundle: Bundle, tiny_teacher: Path) -> None:

@@ -130,14 +130,14 @@ def test_sizes_refused(tmp_path: Path, shape: dict, message: str) -> None:
 
 def test_target_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_teacher(tmp_path / "small")
-    with pytest.raises(RequestError, match="exists; expected a folder that does not"):
+    with pytest.raises(RequestError, match="exists already; expected a new folder"):
         widen(tmp_path / "small", tmp_path / "small", hidden=64)
 
     def full_disk(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("draftwood.tools.demo.widen.save_file", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(RequestError, match="no space left"):
         widen(tmp_path / "small", tmp_path / "wide", hidden=64)
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
@@ -327,6 +327,6 @@ def test_drafters_refused(tmp_path: Path, tiny_teacher: Path, tiny_drafters: dic
     with pytest.raises(RequestError, match="heads is 2; expected at least the source's 4"):
         widen_drafter(tiny_drafters["eagle3"], tmp_path / "wide", tiny_teacher, wide)
     wide = replace(wide, heads=8)
-    with pytest.raises(RequestError, match="exists; expected a folder that does not"):
+    with pytest.raises(RequestError, match="exists already; expected a new folder"):
         widen_drafter(tiny_drafters["fasteagle"], tmp_path, tiny_teacher, wide)
     assert not list(tmp_path.iterdir())

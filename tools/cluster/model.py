@@ -34,7 +34,7 @@ from draftwood.tools.serve.messages import (
     ToServer,
 )
 from draftwood.tools.serve.metrics import ModelMetrics
-from draftwood.tools.serve.model import LOST, Full, Receiver, ServedModel
+from draftwood.tools.serve.model import LOST, Full, Mailbox, ServedModel
 from draftwood.tools.serve.process import EngineProcess
 
 # Between looks at the replicas.
@@ -150,7 +150,7 @@ class RayModel(ServedModel):
         """Share of the texts that all replicas take; each knows its own memory alone."""
         return min(self.running / self._places, 1.0)
 
-    def submit(self, asks: list[Ask], receiver: Receiver) -> None:
+    def submit(self, asks: list[Ask], receiver: Mailbox) -> None:
         if self.busy + len(asks) > self.arguments.waiting:
             raise Full
         super().submit(asks, receiver)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from draftwood.errors import RequestError
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from draftwood.runtime.decoding import Asked
     from draftwood.runtime.opened import Prompt
     from draftwood.runtime.policy import Policies
-    from draftwood.runtime.text.grammar import Grammar
 
 
 # What decides a text: flags by name.
@@ -70,19 +68,6 @@ def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
 
     times = tuned_times(bundle, args.engine or default_engine(bundle), None)
     return Policies(bundle, args.policy, times)
-
-
-def read_grammar(path: Path) -> Grammar:
-    """A file's grammar: an object is a JSON schema, all else a grammar's text; RequestError where it cannot be read."""
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise RequestError(f"{path}: not a readable text file ({error})") from error
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return found if isinstance(found, dict) else text
 
 
 def decoding_options(args: argparse.Namespace) -> Asked:

@@ -13,7 +13,6 @@ from draftwood.tools.commands.arguments import (
     add_engine_argument,
     add_policy_argument,
     policies_of,
-    read_grammar,
 )
 
 # The two ways that are compared, as the report names them.
@@ -26,9 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 decodes greedily (default)")
     parser.add_argument("--texts", type=int, default=1, metavar="N", help="that share launches (default: 1)")
-    parser.add_argument(
-        "--grammar", type=Path, metavar="FILE", help="that answers are held to: a JSON schema, Lark, or GBNF"
-    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_policy_argument(parser)
     add_engine_argument(parser)
@@ -42,12 +38,10 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.policy import Policies
     from draftwood.tools.lab.batches import bench_batches
     from draftwood.tools.lab.bench import bench
-    from draftwood.tools.lab.joining import bench_joining
     from draftwood.tools.prompts import read_prompts
 
     bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts)
-    grammar = read_grammar(args.grammar) if args.grammar else None
-    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature, grammar=grammar)
+    options = Options.of(max_new_tokens=args.max_new_tokens, temperature=args.temperature)
     if bundle.tokenizer is None:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads()
@@ -55,8 +49,6 @@ def main(args: argparse.Namespace) -> int:
     assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
     given = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
     report = bench(*given) if args.texts == 1 else bench_batches(*given, args.texts)
-    if args.texts > 1:
-        report |= bench_joining(engine, prompts, args.texts)
     if args.json:
         print(json.dumps(report))
     elif args.texts == 1:
@@ -75,8 +67,6 @@ def _print(report: dict[str, Any]) -> None:
     print(f"speed-up     {spread}")
     print(f"tokens/step  mean {accept['mean']:.2f}, p50 {accept['p50']:.0f}, p99 {accept['p99']:.0f}")
     print("  by depth   " + "  ".join(f"{100 * share:.0f} %" for share in report["accept_by_position"]))
-    if (free := report["accept_length_without_grammar"]) is not None:
-        print(f"  without    mean {free['mean']:.2f}; held to the grammar {accept['mean'] / free['mean']:.2f} of that")
     print(
         f"tokens/s     {report['plain_tokens_per_s']:.0f} plain, {report['speculative_tokens_per_s']:.0f} speculative"
     )
@@ -95,12 +85,6 @@ def _print_batches(report: dict[str, Any]) -> None:
     print(f"tokens/step  mean {report['tokens_per_step']:.2f} of a text")
     print(f"host share   {100 * report['host_share']:.1f} % of the time outside graphs")
     _print_occupancies(report["occupancies"])
-    turn, long = report["second_turn"], report["long_prompt"]
-    print(f"second turn  behind {turn['behind_tokens']} tokens: first token in {turn['ratio']:.3f} of the time")
-    print(
-        f"longest wait {long['longest_wait_ms']:.0f} ms while {long['prompt_tokens']} tokens are read: a launch of them"
-        f" {long['prompt_launch_ms']:.0f} ms, a step {long['step_ms']:.0f} ms"
-    )
     _print_differences(report)
 
 
@@ -115,11 +99,8 @@ def _print_occupancies(occupancies: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_differences(report: dict[str, Any]) -> None:
+    from draftwood.tools.lab.differences import told
+
     for difference in report["differences"]:
-        kind = "numeric tie" if difference["tie"] else "DIFFERENCE"
-        print(
-            f"{kind} {difference['id']} at token {difference['position']}: {difference['plain_token']} or"
-            f" {difference['speculative_token']}, margin {difference['margin']:.2e},"
-            f" tolerance {difference['tolerance']:.2e}"
-        )
+        print(told(difference))
     print("ok" if report["ok"] else "FAILED")

@@ -81,12 +81,14 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.tools.comparison.check import sample_prompts
     from draftwood.tools.demo import resolve
-    from draftwood.tools.prompts import first_turns, read_prompts
+    from draftwood.tools.lab.conversations import Conversation
+    from draftwood.tools.prompts import read_prompts
     from draftwood.tools.reference.texts import check_texts, print_texts
     from draftwood.tools.reference.transformers import HfEngine
 
     if bundle.tokenizer is not None:
-        prompts = first_turns(bundle, read_prompts(args.prompts, _limit(args)))
+        asked = read_prompts(args.prompts, _limit(args))
+        prompts = {prompt.id: Conversation(bundle.tokenizer).ask(prompt) for prompt in asked}
     else:
         drawn = sample_prompts(bundle, args.prompts, _limit(args))
         prompts = {f"random {number}": ids.tolist() for number, ids in enumerate(drawn, 1)}
@@ -136,8 +138,6 @@ def _print(report: dict[str, Any]) -> None:
     for name, faults in report["trees"].items():
         for fault in faults:
             print(f"TREE {name}: {fault}")
-    for line in report["first_divergences"]:
-        print(f"PARTS: {line}")
     for c in report["controls"]:
         if not c["caught"]:
             print(f"NOT CAUGHT: {c['gear']}, {c['graphs']}: {c['fault']} (difference {c['difference']:.2e})")

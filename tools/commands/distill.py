@@ -7,9 +7,6 @@ from pathlib import Path
 
 from draftwood.errors import RequestError
 
-# Of the texts in turn: what is served is greedy and sampled, and a drafter should know both.
-TEMPERATURES = (0.0, 0.8)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
@@ -32,9 +29,6 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
     rows = [row for row in read_data(args.data) if not held_out(row)]
     with Team.join() as team:
-        distill(
-            args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, temperatures=TEMPERATURES,
-            team=team,
-        )  # fmt: skip
+        distill(args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, team=team)
     print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
     return 0

@@ -102,7 +102,6 @@ def report() -> dict[str, Any]:
         "can": can,
         "next_steps": _next_steps(packages, ascend, can) + _intel_steps(packages, openvino),
         "npu_needs": [need._asdict() for need in LEAST],
-        "with_an_npu": with_an_npu(),
     }
 
 
@@ -124,23 +123,6 @@ def version(name: str) -> str | None:
 def install(name: str) -> str:
     """The pip command that brings a package."""
     return f"pip install 'draftwood[{EXTRAS[name]}]'" if EXTRAS[name] else "pip install draftwood"
-
-
-def with_an_npu() -> list[str]:
-    """What someone with an NPU runs, in order, after CANN's ``set_env.sh``; docs/npu.md says what each proves."""
-    build = "--model demo --drafter demo-medusa --tree full:3x2x1 --kv 1024 --target onnx,ge"
-    return [
-        "npu-smi info",
-        "draftwood doctor --npu",
-        f"draftwood build {build} --out demo-bundle",
-        "draftwood check demo-bundle",
-        'draftwood run demo-bundle --engine npu --prompt "The cat sat"',
-        "sh demo-bundle/npu/atc.sh",
-        'draftwood run demo-bundle --engine acl --prompt "The cat sat"',
-        "draftwood check demo-bundle",
-        "draftwood bench demo-bundle --engine npu",
-        "draftwood bench demo-bundle --engine acl",
-    ]
 
 
 def _providers() -> list[str]:
@@ -206,7 +188,7 @@ def _npu_steps(packages: dict[str, Any], ascend: dict[str, Any]) -> list[str]:
     elif not ascend["cann"] and ascend["npu_device_files"]:
         steps.append("the machine has an NPU but no CANN: https://www.hiascend.com/cann")
     if ascend["npus"]:
-        steps.append("this machine has an NPU: run the commands below")
+        steps.append("this machine has an NPU: draftwood doctor --npu tries it; docs/npu.md says what each step proves")
     return steps
 
 
@@ -241,8 +223,6 @@ def render(found: dict[str, Any]) -> str:
     lines += ["", "next steps", *(f"  - {step}" for step in found["next_steps"])]
     lines += ["", "graphs for an NPU need at least"]
     lines += [f"  CANN {need['cann']:<8} {need['feature']}" for need in found["npu_needs"]]
-    lines += ["", "with an NPU, run first (after CANN's set_env.sh)"]
-    lines += [f"  {number}. {command}" for number, command in enumerate(found["with_an_npu"], 1)]
     return "\n".join(lines)
 
 

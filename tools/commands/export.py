@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from draftwood.errors import RequestError
-
-if TYPE_CHECKING:
-    from draftwood.compiler.drafters.model import Folder
+from typing import Any
 
 FORMATS = {
     "speculators": "for vLLM, on NPUs too, as speculators writes it",
@@ -37,32 +32,21 @@ def main(args: argparse.Namespace) -> int:
 
 def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
     """Writes config.json and model.safetensors, whole or not at all, and opens them again: what they are."""
+    from safetensors.torch import save_file
+
+    from draftwood.compiler.bundle.staging import staged
     from draftwood.compiler.drafters.registry import open_drafter
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
 
-    if args.out.exists():
-        raise RequestError(f"--out {args.out}: exists already; name a folder that is not there")
-    teacher = Checkpoint.open(resolve(args.model))
-    verifier = teacher.folder.resolve().name  # what its reader finds the teacher by
-    opened = open_drafter(resolve(args.drafter), teacher)
-    folder = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
-    _write(args.out, folder)
+    with staged(args.out.resolve()) as folder:
+        teacher = Checkpoint.open(resolve(args.model))
+        verifier = teacher.folder.resolve().name  # what its reader finds the teacher by
+        opened = open_drafter(resolve(args.drafter), teacher)
+        made = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
+        (folder / "config.json").write_text(json.dumps(made.fields, indent=2) + "\n")
+        save_file(made.tensors, folder / made.file, metadata={"format": "pt"})
     open_drafter(args.out, teacher)
-    found = {"folder": str(args.out), "format": args.format, "kind": opened.model.kind, "file": folder.file}
-    sizes = [tensor.nbytes for tensor in folder.tensors.values()]
+    found = {"folder": str(args.out), "format": args.format, "kind": opened.model.kind, "file": made.file}
+    sizes = [tensor.nbytes for tensor in made.tensors.values()]
     return found | {"tensors": len(sizes), "bytes": sum(sizes)}
-
-
-def _write(out: Path, folder: Folder) -> None:
-    """The folder is made beside its name and renamed."""
-    from safetensors.torch import save_file
-
-    part = out.with_name(f".{out.name}.part")
-    try:
-        part.mkdir()
-        (part / "config.json").write_text(json.dumps(folder.fields, indent=2) + "\n")
-        save_file(folder.tensors, part / folder.file, metadata={"format": "pt"})
-        part.rename(out)
-    except OSError as error:
-        raise RequestError(f"--out {out}: cannot be written: {error.strerror}") from error

@@ -12,11 +12,11 @@ import msgspec
 
 from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_drafter
 from draftwood.errors import RequestError
-from draftwood.files import write_whole
 from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
 from draftwood.tools.show.latency import table_text
+from draftwood.trees.calibration_file import write_out
 
 if TYPE_CHECKING:
     from draftwood.compiler.device.table import DraftCost
@@ -50,10 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if (args.bundle is None) == (args.device is None):
         raise RequestError("profile: expected a BUNDLE to measure or --device NAME to model, one of the two")
-    if not args.out.parent.is_dir():
-        raise RequestError(f"{args.out}: there is no folder {args.out.parent}; make it first")
     table = _modelled(args) if args.device else _measured(args)
-    _write(args.out, table.to_json())
+    write_out(args.out, table.to_json().encode())
     print(table_text(table))
     return 0
 
@@ -173,11 +171,3 @@ def _widened(bundle: Bundle, rows: int) -> Bundle:
     dims = bundle.manifest.dims
     dims = msgspec.structs.replace(dims, branch_rows=max(dims.branch_rows, rows))
     return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, dims=dims))
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes the file whole or not at all."""
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise RequestError(f"--out {path}: cannot be written: {error.strerror}") from error

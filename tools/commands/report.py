@@ -1,4 +1,4 @@
-"""``draftwood report``: what was evaluated, as a page and as Markdown."""
+"""``draftwood report``: what was evaluated, as Markdown with pictures."""
 
 from __future__ import annotations
 
@@ -13,20 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from draftwood.tools.lab.report.markdown import figures_of, write_markdown
-    from draftwood.tools.lab.report.page import PICTURES, write_page
+    from draftwood.tools.lab.report.contents import contents
+    from draftwood.tools.lab.report.markdown import tables_of, write_report
 
-    page, tables = write_page(args.run), write_markdown(args.run)
-    figures, size = sorted(str(path) for path in (args.run / PICTURES).glob("*.png")), page.stat().st_size
+    found = contents(args.run)
+    page, figures = write_report(found, args.run)
     if args.json:
-        found = {
-            "page": str(page),
-            "bytes": size,
-            "markdown": str(tables),
-            "figures": figures,
-            "tables": figures_of(args.run),
-        }
-        print(json.dumps(found))
+        print(json.dumps({"markdown": str(page), "figures": [*map(str, figures)], "tables": tables_of(found)}))
     else:
-        print(f"{page}: {size / 1e6:.2f} MB, {len(figures)} figures\n{tables}: its tables")
+        print(f"{page}: {len(figures)} figures, {len(tables_of(found))} tables")
     return 0

@@ -41,7 +41,7 @@ def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) 
     for text in range(count):
         prompt = prompts[text % len(prompts)][: 9 + 5 * text]
         for engine, states in zip((pair.reference, pair.engine), sides, strict=True):
-            single.prefill(engine, states[text], prompt)
+            engine.prefill(states[text], prompt)
     for step in range(STEPS):
         chosen = [gears[(text + step) % len(gears)] for text in range(count)]
         drafts = [_random_draft(pair.engine, gear, random) for gear in chosen]

@@ -40,7 +40,6 @@ from draftwood.tools.comparison.faults import (
     controls,
     draft_controls,
     graph_mutations,
-    tree_of,
     tree_step,
 )
 from draftwood.tools.comparison.tree_graphs import tree_faults
@@ -79,7 +78,6 @@ def check(
     if "ge" in pairs:
         caught += _graph_controls(bundle, pairs["ge"], prompts[0])
     trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
-    differences = [_located(bundle, pairs["ge"], one, prompts) for one in found if one.graphs == "ge" and not one.ok]
     return {
         "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
         "tolerance": TOLERANCE,
@@ -93,7 +91,6 @@ def check(
         "graphs": _by_graph(found),
         "mutations": len(caught),
         "mutations_caught": sum(c.caught for c in caught),
-        "first_divergences": [line for line in differences if line],
     }
 
 
@@ -174,22 +171,6 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
     for fault, mutate in graph_mutations().items():
         broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate=mutate), pair.tolerance, pair.of_drafts)
         yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
-
-
-def _located(bundle: Bundle, pair: Pair, one: Comparison, prompts: list[NDArray[np.int64]]) -> str | None:
-    """The first node at which a differing NPU graph parts from its program, on the inputs of a first tree step."""
-    from draftwood.tools.comparison.divergence import first_divergence
-    from draftwood.tools.reference.ge import GeEngine
-
-    eager, engine = pair.reference, pair.engine
-    assert isinstance(eager, EagerEngine) and isinstance(engine, GeEngine)
-    graph = next((g for g in engine.graphs if g.name == one.graph), None)
-    if graph is None or graph.kind not in ("decode", "verify") or engine.ranks > 1:
-        return None
-    gear = next(g for g in bundle.manifest.gears if g.graph == one.graph)
-    inputs = engine.inputs_of(gear, prompts[0], tree_of(eager, gear, prompts[0]))
-    found = first_divergence(eager, engine, graph, inputs, pair.tolerance)
-    return f"{one.graph}: {one.quantity}: {found or 'no single node differs by itself'}"
 
 
 def _by_graph(comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -100,7 +100,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
     """Prefill, then steps of the gear's tree on the same tokens and the same commits; the caches at the end."""
     engines = (pair.reference, pair.engine)
     states = [e.begin(gear.slots) for e in engines]
-    want, got = (single.prefill(e, s, prompt) for e, s in zip(engines, states, strict=True))
+    want, got = (e.prefill(s, prompt) for e, s in zip(engines, states, strict=True))
     yield pair.compared(gear.name, "prefill", "logits", got.logits_RV, want.logits_RV, "prefill")
     text = [*prompt.tolist(), int(want.choice_R[0])]
     drafts: list[tuple[Draft, Draft]] = []
@@ -197,7 +197,7 @@ def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) 
     tokens, where = np.resize(prompt, rows + (graph.kind == "extend")), f"{rows} tokens"
     engines = pair.reference, pair.engine
     states = [engine.begin(graph.slots) for engine in engines]
-    want, got = (single.prefill(engine, state, tokens) for engine, state in zip(engines, states, strict=True))
+    want, got = (engine.prefill(state, tokens) for engine, state in zip(engines, states, strict=True))
     if graph.kind == "prefill":
         yield pair.compared("", graph.name, "logits", got.logits_RV, want.logits_RV, where)
         return

@@ -124,7 +124,7 @@ def tree_of(engine: StagedEngine, gear: Gear, prompt: NDArray[np.int64]) -> Tree
     if gear.tree in engine.bundle.trees:
         return engine.bundle.trees[gear.tree][1]
     state = engine.begin(gear.slots)
-    root = int(single.prefill(engine, state, prompt).choice_R[0])
+    root = int(engine.prefill(state, prompt).choice_R[0])
     return single.draft(engine, state, gear, root).tree
 
 

@@ -14,11 +14,6 @@ from draftwood.trees import TreeBuffers
 # T tree rows, n tokens
 
 
-def prefill(engine: StagedEngine, state: SequenceState, tokens_n: NDArray[np.int64]) -> TeacherOutput:
-    """Commits tokens; the last one's outputs."""
-    return engine.prefill(state, tokens_n)
-
-
 def draft(engine: StagedEngine, state: SequenceState, gear: Gear, root: int) -> Draft:
     """A tree of the gear behind the text and the token ``root``."""
     state.root = root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import copytree, ignore_patterns, rmtree
 
@@ -16,26 +15,15 @@ from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
 from draftwood.tools.demo.widen import widen, widen_drafter
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """A larger shape for the demo teacher; heads keep their width of 64."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    # Whether the zeros become random weights: a step's cost is that of a trained teacher, and its text is nobody's.
-    dense: bool = False
-
-
-SIZES: dict[str, Shape | None] = {
+# Larger shapes for the demo teacher; heads keep their width of 64.
+SIZES: dict[str, dict[str, int] | None] = {
     "native": None,
-    "110m": Shape(hidden=768, intermediate=2048, layers=16, heads=12, kv_heads=6),
-    "500m": Shape(hidden=1280, intermediate=3584, layers=26, heads=20, kv_heads=10),
-    "1.5b": Shape(hidden=1536, intermediate=8960, layers=28, heads=24, kv_heads=12, dense=True),
+    "110m": {"hidden": 768, "intermediate": 2048, "layers": 16, "heads": 12, "kv_heads": 6},
+    "500m": {"hidden": 1280, "intermediate": 3584, "layers": 26, "heads": 20, "kv_heads": 10},
+    "1.5b": {"hidden": 1536, "intermediate": 8960, "layers": 28, "heads": 24, "kv_heads": 12},
 }
+# Whose zeros become random weights: a step's cost is that of a trained teacher, and its text is nobody's.
+DENSE = ("1.5b",)
 
 
 def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
@@ -49,12 +37,10 @@ def models(size: str, work: Path, drafter: str) -> tuple[Path, Path]:
     wide, wide_own = (work / f"{source.name}-{size}-{digest(source):08x}" for source in (small, own))
     # fp32, since bf16 cannot hold a gain times the square root of 3 or 5
     if not wide.exists():
-        sizes = asdict(shape)
-        dense = sizes.pop("dense")
-        made = wide.with_name(f"{wide.name}-zeros") if dense else wide
+        made = wide.with_name(f"{wide.name}-zeros") if size in DENSE else wide
         if not made.exists():
-            widen(small, made, **sizes, dtype="float32")
-        if dense:
+            widen(small, made, **shape, dtype="float32")
+        if size in DENSE:
             _densely(made, wide)
             rmtree(made)
     if not wide_own.exists():

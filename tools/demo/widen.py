@@ -9,10 +9,8 @@ size grows by a power of four, gains and eps are scaled without rounding.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftwood.compiler.bundle.staging import staged
 from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.drafters.model import DrafterCheckpoint
 from draftwood.compiler.drafters.registry import kind_of
@@ -43,15 +42,12 @@ def widen(
     source: Path,
     target: Path,
     *,
-    hidden: int | None = None,
-    intermediate: int | None = None,
-    layers: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
     dtype: DType | None = None,
     seed: int = 0,
+    **sizes: int,
 ) -> TeacherConfig:
-    """Writes the teacher of ``source`` to a new folder ``target`` in a larger shape; None keeps a size.
+    """Writes the teacher of ``source`` to a new folder ``target`` in a larger shape; ``sizes`` are of `_SIZES`, and one
+    that is not given is kept.
 
     The residual stream is padded with zeros. Its mean square over H' is H / H' times the one over H, so with
     eps' = eps H / H' the norm's quotient grows by sqrt(H' / H), and gains scaled by sqrt(H / H') undo it.
@@ -65,16 +61,14 @@ def widen(
         RequestError: the target exists, or a size is smaller than the source's or does not fit the others.
     """
     teacher = Checkpoint.open(source)
-    asked = (hidden, intermediate, layers, heads, kv_heads)
-    sizes: dict[str, Any] = {
-        name: getattr(teacher.config, name) if size is None else size for name, size in zip(_SIZES, asked, strict=True)
-    }
-    _check_sizes(teacher.config, sizes)
-    eps = teacher.config.rms_norm_eps * teacher.config.hidden / sizes["hidden"]
-    wide = replace(teacher.config, **sizes, rms_norm_eps=eps, dtype=dtype or teacher.config.dtype)
-    with _new_folder(target) as folder:
+    whole: dict[str, Any] = {name: getattr(teacher.config, name) for name in _SIZES} | sizes
+    _check_sizes(teacher.config, whole)
+    eps = teacher.config.rms_norm_eps * teacher.config.hidden / whole["hidden"]
+    wide = replace(teacher.config, **whole, rms_norm_eps=eps, dtype=dtype or teacher.config.dtype)
+    with staged(target) as folder:
         _write_config(source, folder, wide)
-        _save(_teacher_tensors(teacher, wide, seed), folder / "model.safetensors")
+        tensors = _teacher_tensors(teacher, wide, seed)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         extra = [path for path in (source / "generation_config.json",) if path.is_file()]
         for path in tokenizer_files(source) + extra:
             shutil.copyfile(path, folder / path.name)
@@ -109,10 +103,10 @@ def widen_drafter(
         before, after = widening.block, _widened_block(source, widening.block, small.config, wide, kept)
     config = (source if source.is_dir() else source.parent) / "config.json"
     fields = widening.fields(read_json(config) if config.is_file() else {}, after)
-    with _new_folder(target) as folder:
+    with staged(target) as folder:
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         tensors = _drafter_tensors(opened.checkpoint, widening, before, after, seed)
-        _save(tensors, folder / kind.model.weights_file)
+        save_file(tensors, folder / kind.model.weights_file, metadata={"format": "pt"})
 
 
 def _widened_block(
@@ -258,22 +252,3 @@ def _write_config(source: Path, folder: Path, wide: TeacherConfig) -> None:
     if config.get("layer_types"):
         config["layer_types"] = ["full_attention"] * wide.layers
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder that becomes ``target`` when the block ends well, and is removed when it does not."""
-    if target.exists():
-        raise RequestError(f"{target} exists; expected a folder that does not; remove it or name another")
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    part.mkdir(parents=True)
-    try:
-        yield part
-        part.rename(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer
+from draftwood.tools.lab.rejecting import chain, read
 from draftwood.tools.reference.eager import EagerEngine
 
 # n tokens before the root, P rows of a pass, S rows seen, N query heads, K key/value heads, G = N / K,
@@ -41,20 +42,13 @@ def by_distance(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor, le
     token it has ranked first on the level before. Its keys are those of the text and of the draft so far.
     """
     drafter = cast(CachedNetwork, engine.drafter)
-    step: Any = next(iter(engine.draft_steps.values())).module
-    block, count = drafter.config.block, len(ids) - 1
     assert drafter.config.window is None, "a window hides what lies before it"
-    caches = [torch.zeros(block.kv_heads * (count + 1), block.head_dim) for _ in range(2 * block.layers)]
-    waiting = Waiting(torch.tensor(ids[1:]), features_nF[:count], torch.tensor([count]), torch.tensor([count]))
     with recorded(drafter) as passes:
-        extended = drafter.extend(waiting, caches, step.teacher, "eager")
+        extended = read(engine, ids, features_nF[: len(ids) - 1])
         if drafter.root_states == 1:
-            rows = drafter.root(extended, step.teacher, torch.zeros(levels, drafter.config.draft_vocabulary))
-            for level in range(1, levels):
-                token = rows.best(1)[0].flatten()
-                rows = rows.below(token, torch.zeros(1, dtype=torch.int64), torch.zeros(1, level, dtype=torch.bool))
+            chain(engine, extended, levels, 1.0, lambda _, log_U: int(log_U.argmax()))
     weights = list(_weights(passes))
-    share = 1 if drafter.root_states > 1 else block.layers
+    share = 1 if drafter.root_states > 1 else drafter.config.block.layers
     return [np.concatenate(weights[at : at + share]) for at in range(0, len(weights), share)]
 
 

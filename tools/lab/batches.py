@@ -115,7 +115,7 @@ class _Texts:
     """A way's turns, ``texts`` of them at a time."""
 
     def __init__(self, way: Way, turns: Sequence[Turn], options: Options, texts: int) -> None:
-        told = options.sampling.greedy, options.max_new_tokens, options.grammar is not None
+        told = options.sampling.greedy, options.max_new_tokens
         self._engine, self._texts = way.engine, texts
         self._waiting = deque(Decoding(way.engine, turn.ids, options, way.policies.new(*told)) for turn in turns)
         self._ordered, self._running = list(self._waiting), list[Decoding]()

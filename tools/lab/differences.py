@@ -6,9 +6,9 @@ which is measured; anything else is a failure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,12 +96,7 @@ def explain(
     """The first difference of two texts behind a prompt, and whether noise in the logits explains it."""
     at = agreement(plain, found)
     state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
-    logits_V = single.prefill(engine, state, np.array([*ids, *plain[:at]])).logits_RV[0]
-    if options.grammar is not None:
-        grammar = engine.bundle.grammars.begin(options.grammar)
-        for place, drawn in enumerate(plain[:at]):
-            grammar.take(place, drawn)
-        logits_V = np.where(grammar.allowed(at), logits_V, np.float32(-np.inf))
+    logits_V = engine.prefill(state, np.array([*ids, *plain[:at]])).logits_RV[0]
     distance = margin(logits_V, options.sampling, len(ids) + at)
     allowed = NOISE_FACTOR * noise
     token = [text[at] if at < len(text) else -1 for text in (plain, found)]
@@ -113,6 +108,15 @@ def explain(
         margin=distance,
         tolerance=allowed,
         tie=distance <= allowed and -1 not in token,
+    )
+
+
+def told(difference: Mapping[str, Any]) -> str:
+    """A difference as a line."""
+    return (
+        f"{'numeric tie' if difference['tie'] else 'DIFFERENCE'} {difference['id']} at token {difference['position']}:"
+        f" {difference['plain_token']} or {difference['speculative_token']}, margin {difference['margin']:.2e},"
+        f" tolerance {difference['tolerance']:.2e}"
     )
 
 

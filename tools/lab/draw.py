@@ -1,13 +1,10 @@
-"""How pictures look: one colour for a drafter everywhere, told apart by the colour-blind (Okabe and Ito), few lines.
-
-What is ink (text, axes) is drawn in one colour that the page replaces by its own, so that a picture is read on a light
-and on a dark page alike.
-"""
+"""How pictures look: one colour for a drafter everywhere, told apart by the colour-blind (Okabe and Ito), few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1f2a37"
+DPI = 130
 # Colours of a heat map span this far around equal speed, on a scale of factors.
 REACH = 2.5
 COLOURS = {
@@ -35,6 +33,8 @@ COLOURS = {
 }
 # Of what is no drafter (methods, stages, gears), in the order of their appearance.
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")
+# Of a step's time.
+STAGES = ("draft", "verify", "accept and commit", "host")
 # Of methods, whose lines lie on each other.
 MANY = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 # Panels side by side at most; what a further row of them takes, of a picture's height.
@@ -59,10 +59,21 @@ STYLE = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "svg.fonttype": "none",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
 }
+
+
+def save(drawing: Callable[[Figure], None], size: tuple[float, float], path: Path) -> Path:
+    """Draws on a canvas of ``size`` inches, without a display, and writes it as PNG."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(cast("Any", STYLE)):
+        canvas = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(canvas)
+        drawing(canvas)
+        canvas.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
 
 
 def colour(way: str) -> str:
@@ -95,12 +106,18 @@ def equal_speed(axes: Axes, across: bool = True) -> None:
     (axes.axhline if across else axes.axvline)(1, color=INK, linewidth=0.9, linestyle=":")
 
 
-def label_bars(axes: Axes, values: Sequence[float], form: str = "{:.2f}") -> None:
-    """The figure behind every horizontal bar."""
-    for at, value in enumerate(values):
-        axes.annotate(
-            form.format(value), (value, at), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8
-        )
+def stages(axes: Axes, ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """A bar a way, by the figures of its texts: milliseconds a token, stage by stage."""
+    left, tokens = np.zeros(len(ways)), [max(sum(one["tokens"] - 1 for one in own), 1) for own in ways.values()]
+    for stage, ink in zip(STAGES, OTHERS, strict=False):
+        us = np.array([sum(one["stages_us"][stage] for one in own) for own in ways.values()])
+        axes.barh(range(len(ways)), us / 1e3 / tokens, left=left, color=ink, label=stage, height=0.7)
+        left += us / 1e3 / tokens
+    for at, value in enumerate(left):
+        axes.annotate(f"{value:.2f}", (value, at), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(ways)), [*ways])
+    axes.set_xlim(0, 1.18 * left.max())
+    axes.grid(axis="y", visible=False)
 
 
 def legend(canvas: Figure, axes: Axes, columns: int = 4) -> None:

@@ -129,13 +129,13 @@ def probed(module: str, *arguments: str) -> list[dict[str, Any]]:
         command = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
-        return [{"ability": f"the probe {' '.join(arguments)}".strip(), "works": False, "seen": type(error).__name__}]
-    with contextlib.suppress(ValueError, IndexError):
-        found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    ability = f"the probe {' '.join(arguments)}".strip()
-    return [{"ability": ability, "works": False, "seen": f"exit code {done.returncode}: {last[:200]}"}]
+        why = type(error).__name__
+    else:
+        with contextlib.suppress(ValueError, IndexError):
+            found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+            return found
+        why = f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no output'])[-1][:200]}"
+    return [{"ability": f"the probe {' '.join(arguments)}".strip(), "works": False, "seen": why}]
 
 
 def read_text(path: Path) -> str:

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -243,60 +242,9 @@ def kernel_engines(path: Path) -> dict[str, str]:
         return {row["Type"]: row["Accelerator Core"] for row in csv.DictReader(file) if row.get("Type")}
 
 
-# What no graph of ours uses yet, called through torch_npu; each gives its result and what it should be.
-Operator = Callable[..., Any]
-
-
-def _half(rows: int) -> tuple[list[Tensor], Tensor]:
-    """Query, key and value, and the attention to the first half of the slots, [1, T, N, D]."""
-    tensors = [_random(1, rows, HEADS, DIM), *(_random(1, SLOTS, KV_HEADS, DIM, seed=seed) for seed in (1, 2))]
-    masked = (torch.arange(SLOTS) >= SLOTS // 2).expand(1, 1, rows, SLOTS)
-    return tensors, Attention()(*tensors, masked)[0]
-
-
-def _lengths(run: Operator, device: str) -> tuple[Tensor, Tensor]:
-    tensors, want = _half(2)
-    valid = torch.tensor([SLOTS // 2], device=device)
-    return _called(run, [t.to(device) for t in tensors], actual_seq_lengths_kv=valid), want
-
-
-def _tables(run: Operator, device: str) -> tuple[Tensor, Tensor]:
-    """The cache in pages of 128 slots, which lie in the order of a table."""
-    (query, *caches), want = _half(2)
-    order = torch.randperm(SLOTS // 128, generator=torch.Generator().manual_seed(7))
-    pages = [cache.view(-1, 128, KV_HEADS * DIM)[order].to(device) for cache in caches]
-    table = order.argsort().to(torch.int32)[None].to(device)
-    options = {"block_table": table, "block_size": 128, "actual_seq_lengths_kv": [SLOTS // 2]}
-    return _called(run, [query.to(device), *pages], **options), want
-
-
-def _called(run: Operator, tensors: list[Tensor], **options: Any) -> Tensor:
-    heads = {"num_heads": HEADS, "num_key_value_heads": KV_HEADS, "scale": DIM**-0.5}
-    out: Tensor = run(*tensors, input_layout="BSND", **heads, **options)[0]
-    return out
-
-
-CALLED: dict[str, tuple[str, Callable[[Operator, str], tuple[Tensor, Tensor]]]] = {
-    "lengths": ("attention with lengths of keys as a tensor", _lengths),
-    "tables": ("attention over pages by a block table", _tables),
-}
-
-
-def called(name: str, device: str = "npu:0", run: Operator | None = None) -> Verdict:
-    """Calls an operator as it is; ``run`` stands in for it in tests."""
-    ability, trial = CALLED[name]
-    try:
-        device_of(device)  # loads torch_npu, which registers it
-        got, want = trial(run or torch.ops.npu.npu_fused_infer_attention_score, device)
-        seen = _apart([got], [want], TOLERANCE)
-    except Exception as error:  # as above
-        return Verdict(ability, False, _first_line(error))
-    return Verdict(ability, not seen, seen or "as on the host")
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict((verdict if name in PROBES else called)(name)) for name in sys.argv[1:]]))
+    print(json.dumps([asdict(verdict(name)) for name in sys.argv[1:]]))

@@ -34,7 +34,7 @@ TITLES = {
 # Of the probes of pieces, in the order of risk.
 PIECES = (
     *("topk-bf16", "topk-fp32", "attention-16", "attention-17", "attention-2", "in-place", "rotary", "int32"),
-    *("slices", "products", "int8", "lengths", "tables"),
+    *("slices", "products", "int8"),
 )
 _DRIVER = "/usr/local/Ascend/driver/version.info"
 _NUMBER = re.compile(r"\d+\.\d+[\w.]*")

@@ -86,8 +86,7 @@ class Lab:
         self.suite, self.work = suite, work
         work.mkdir(parents=True, exist_ok=True)
         share_threads()
-        # What the last section warmed up; another section's work goes through the processor's caches.
-        self.warmed: tuple[object, ...] = ()
+        self._warm: tuple[object, ...] = ()
         self._open: dict[tuple[object, ...], Opened] = {}
         self._prefilled: tuple[tuple[object, ...], Prefilled] | None = None
         self._peers: dict[tuple[str, str], Generate | str] = {}
@@ -159,6 +158,12 @@ class Lab:
         """The first turn of a conversation, by its number among the ``limit`` that are taken."""
         own = self.conversations(limit)
         return own[number % len(own)][0]
+
+    def enters(self, *place: object) -> bool:
+        """Whether it is another place than that of the last task, so that its ways have to be warmed up: other work
+        has gone through the processor's caches."""
+        before, self._warm = self._warm, place
+        return before != place
 
     def options(self, ask: Ask, temperature: float, ignore_eos: bool = True) -> Options:
         """How texts are decoded; past the end token where all texts shall weigh the same."""

@@ -24,7 +24,8 @@ LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
-    """Transformers' own loop, fp32, eager PyTorch with its default attention."""
+    """Transformers' own loop, fp32, eager PyTorch with its default attention; its prompt lookup is speculation without
+    a drafter, from n-grams of the text so far."""
     from draftwood.environment import hide_torch_npu
 
     hide_torch_npu()
@@ -45,11 +46,6 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
         return found
 
     return generate
-
-
-def prompt_lookup(model: Path, work: Path, threads: int) -> Generate:
-    """Transformers' speculation without a drafter: n-grams of the text so far."""
-    return transformers_generate(model, work, threads, prompt_lookup_num_tokens=LOOKED_UP)
 
 
 def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
@@ -172,7 +168,7 @@ runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
 # By name: the package that must be there, and what opens it.
 PEERS: dict[str, tuple[str, Open]] = {
     "transformers generate": ("transformers", transformers_generate),
-    "transformers prompt lookup": ("transformers", prompt_lookup),
+    "transformers prompt lookup": ("transformers", partial(transformers_generate, prompt_lookup_num_tokens=LOOKED_UP)),
     "onnxruntime-genai": ("onnxruntime_genai", genai),
     "onnxruntime-genai int4": ("onnxruntime_genai", partial(genai, precision="int4")),
     "llama.cpp Q8_0": ("llama_cpp", partial(llama, form="Q8_0")),

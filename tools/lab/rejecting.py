@@ -53,7 +53,7 @@ def accepted(
     def drawn(level: int, log_U: NDArray[np.float64]) -> int:
         return int(random.choice(len(log_U), p=softened(log_U, temperature)))
 
-    extended = _extended(engine, text[:at], features_nF[: at - 1])
+    extended = read(engine, text[:at], features_nF[: at - 1])
     shared, alone, rejection = (
         chain(engine, extended, levels, temperature, pick)
         for pick in (noisy, lambda _, log_U: int(log_U.argmax()), drawn)
@@ -122,7 +122,8 @@ def chain(engine: EagerEngine, extended: Extended, levels: int, temperature: flo
 
 
 @torch.inference_mode()
-def _extended(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor) -> Extended:
+def read(engine: EagerEngine, ids: Sequence[int], features_nF: Tensor) -> Extended:
+    """What the drafter has of a text, whose last token is the root; ``features`` are those of the tokens before."""
     drafter = cast(CachedNetwork, engine.drafter)
     step: Any = next(iter(engine.draft_steps.values())).module
     block, count = drafter.config.block, len(ids) - 1

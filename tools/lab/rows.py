@@ -31,12 +31,12 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row: dict[str, Any] = dict(json.loads(line))
         if missing := [name for name in NEEDED if name not in row]:
             raise ValueError(f"has no {missing[0]!r}")
     except (ValueError, TypeError, RecursionError) as error:
         raise RequestError(f"{path}, line {number}: not a row ({error}); mend it, or take another --out") from error
-    return {**row, "line": number}
+    return row
 
 
 class Rows:
@@ -65,7 +65,7 @@ class Rows:
         """Appends a row, whole."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        self.rows.append({**row, "line": len(self.rows) + 1})
+        self.rows.append(row)
         self.keys.add(row["key"])
 
 

@@ -65,13 +65,13 @@ def measure(task: Task, suite: Suite, lab: Lab) -> Row:
 
 
 class Progress:
-    """Says on stderr what is measured now, and how long the rest may take."""
+    """Says on stderr what is measured now, and how long the rest would take at the mean of the rows so far."""
 
     def __init__(self, missing: Sequence[Task], total: int) -> None:
-        self._left = sum(task.weight for task in missing)
-        self._done, self._total = total - len(missing), total
+        self._before = self._done = total - len(missing)
+        self._total = total
         # Of the rows that were measured; what they needed to be built is over once it is there.
-        self._weight = self._seconds = self._said = 0.0
+        self._seconds = self._said = 0.0
         if self._done:
             print(f"{self._done} of {total} rows are there", file=sys.stderr, flush=True)
 
@@ -82,8 +82,6 @@ class Progress:
     def done(self, task: Task, row: Row) -> None:
         """Behind a task."""
         self._done += 1
-        self._left -= task.weight
-        self._weight += task.weight
         self._seconds += row["load"]["seconds"] * row["load"]["tries"]
         if self._done == self._total:
             self._said = 0.0
@@ -95,7 +93,8 @@ class Progress:
         if not sys.stderr.isatty() and self._said and now - self._said < QUIET_SECONDS:
             return
         self._said = now
-        left = f", {_minutes(self._seconds * self._left / self._weight)} left" if self._weight else ""
+        measured, missing = self._done - self._before, self._total - self._done
+        left = f", {_minutes(self._seconds * missing / measured)} left" if measured else ""
         print(f"{self._done}/{self._total}{left}: {what}", file=sys.stderr, flush=True)
 
 

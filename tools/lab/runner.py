@@ -71,8 +71,7 @@ def is_plain(way: str) -> bool:
 
 def decode(way: Way, ids: Sequence[int], options: Options) -> Decoded:
     """The text behind a prompt."""
-    held = options.grammar is not None
-    trace, policy = Trace(), way.policies.new(options.sampling.greedy, options.max_new_tokens, held)
+    trace, policy = Trace(), way.policies.new(options.sampling.greedy, options.max_new_tokens)
     return Decoded(Decoding(way.engine, ids, options, policy, trace).run(), trace)
 
 

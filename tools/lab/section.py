@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from draftwood.tools.lab.opened import Lab
 
 Row = dict[str, Any]
+Item = TypeVar("Item")
 
 
 # The shipped drafters with a cache of the text that may slide; Medusa's heads attend to nothing.
@@ -33,14 +34,10 @@ def has_cache(manifest: Manifest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row to be measured: its section, what tells it from the section's others, and about how long it takes.
-
-    ``weight`` is in seconds on the machine that it was first measured on; progress scales it by what it sees.
-    """
+    """One row to be measured: its section, and what tells it from the section's others."""
 
     section: str
     at: dict[str, Any]
-    weight: float = 1.0
 
     @property
     def key(self) -> str:
@@ -50,23 +47,21 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures by line. ``rows`` has, for every line, the keys of the rows that it was computed from."""
+    """Figures by line."""
 
     title: str
     columns: tuple[str, ...]
     lines: Sequence[Sequence[Any]]
-    rows: Sequence[Sequence[str]]
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture: ``draw`` puts it on a canvas of matplotlib. ``name`` is that of its files."""
+    """A picture: ``draw`` puts it on a canvas of matplotlib. ``name`` is that of its file."""
 
     name: str
     title: str
     draw: Callable[[Canvas], None]
-    rows: Sequence[str]
     size: tuple[float, float] = (7.2, 3.4)
     note: str = ""
 
@@ -74,9 +69,22 @@ class Figure:
 Block = Table | Figure | str
 
 
-def seconds_of(table: Mapping[str, float], size: str) -> float:
-    """What a section's table has for a size; for bundles of one's own, of which it has nothing, its largest entry."""
-    return table.get(size, max(table.values()))
+def gathered(items: Iterable[Item], key: Callable[[Item], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Item]]:
+    """Items by what they have in common, in their order."""
+    found: dict[tuple[Any, ...], list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def grouped(rows: Iterable[Row], *of: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by what tells them apart; drafters by their short names."""
+    return gathered(rows, lambda row: tuple(short(row["at"][name]) for name in of))
+
+
+def short(value: Any) -> Any:
+    """A drafter's name in tables and pictures; other values are themselves."""
+    return value.removeprefix("demo-") if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

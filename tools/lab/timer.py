@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -183,21 +182,9 @@ def _late(engine: StagedEngine) -> list[StepTime]:
     return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Weighed:
-    """One gear: expected accept length, median times of its steps, and what follows from both."""
-
-    gear: str
-    rows: int
-    expected_accept_length: float
-    draft_ms: float
-    verify_ms: float
-    # The bound on its speed-up over plain decoding: no host time at all.
-    bound: float
-
-
-def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
-    """Times every gear of the bundle and weighs it by its expected accept length.
+def weigh(engine: StagedEngine, paths: RankPaths) -> list[dict[str, Any]]:
+    """Times every gear of the bundle and weighs it by its expected accept length: ``bound`` is that of its speed-up
+    over plain decoding, if the host took no time.
 
     Gears of budget trees and of trees that are looked up are left out: rank paths of the drafter say nothing of them.
     """
@@ -211,14 +198,15 @@ def weigh(engine: StagedEngine, paths: RankPaths) -> list[Weighed]:
         tree, spent = trees[gear.tree][0], found[gear.name, length]
         draft, expected = spent.draft if gear.draft else 0.0, paths.expected_accept_length(tree)
         weighed.append(
-            Weighed(
-                gear=gear.name,
-                rows=tree.rows,
-                expected_accept_length=expected,
-                draft_ms=draft / 1e3,
-                verify_ms=spent.verify / 1e3,
-                bound=expected * plain / (draft + spent.verify),
-            )
+            {
+                "gear": gear.name,
+                "tree": gear.tree,
+                "rows": tree.rows,
+                "expected_accept_length": expected,
+                "draft_ms": draft / 1e3,
+                "verify_ms": spent.verify / 1e3,
+                "bound": expected * plain / (draft + spent.verify),
+            }
         )
     return weighed
 

@@ -1,14 +1,14 @@
 """A transformers cache with explicit branch and commit, for a teacher that runs as it comes.
 
-A forward pass writes its T rows behind the committed length: the *branch*. ``commit`` keeps the accepted path and
-drops the rest: rows that already lie in place are kept by length, only the others are moved. Committed rows are
-never written again, which ``check`` proves by their fingerprints. ``rollback`` is a smaller length.
+A forward pass appends its T rows to the committed ones: the *branch*. ``commit`` picks the accepted path out of it and
+drops the rest, ``rollback`` cuts rows off; every time the kept rows are copied, as no engine would do it. Committed
+rows are never written again, which ``check`` proves by their fingerprints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,21 +21,14 @@ from draftwood.errors import InvariantError
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Broken(NamedTuple):
-    """One invariant that does not hold: its name, and what was expected and found."""
-
-    name: str
-    message: str
-
-
 class BranchCache(Cache):
     """Keys and values of one text, and what is committed of them.
 
     Usable wherever a model takes ``past_key_values``: ``open`` announces the rows of a forward pass, every layer
-    then writes them once, and ``commit`` or ``rollback`` closes the branch. Storage of ``slots`` rows a layer is
-    allocated at the first write and doubled when a branch does not fit; no step copies it otherwise.
+    then appends them once, and ``commit`` or ``rollback`` closes the branch.
 
-    ``text`` holds the committed tokens, ``length`` their number, ``open_rows`` the rows of the open branch.
+    ``text`` holds the committed tokens, ``length`` their number, ``open_rows`` the rows of the open branch. ``slots``
+    is what an engine believes to have; there is room for more.
     """
 
     def __init__(self, layers: int, slots: int) -> None:
@@ -49,20 +42,18 @@ class BranchCache(Cache):
         self._written = [0] * layers
         self._tokens: tuple[int, ...] = ()
         self._positions: tuple[int, ...] = ()
-        # Fingerprint of every committed row, int64 [2 L, length], taken before the row was moved into place.
+        # Fingerprint of every committed row, int64 [2 L, length].
         self._marks = torch.zeros((2 * layers, 0), dtype=torch.int64)
 
     @property
     def buffers(self) -> list[Tensor]:
-        """2 L tensors [K, C, D], key then value of every layer: views of the storage."""
+        """2 L tensors [K, length + open rows, D], key then value of every layer."""
         return [store[0] for store in self._store if store is not None]
 
     def open(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Begins a branch of these tokens at these absolute positions; the next forward pass writes its rows."""
         if self.open_rows:
-            raise _error(Broken("branch-open", f"{self.open_rows} rows are open; commit or roll back before a step"))
-        if self.length + len(tokens) > self.slots:
-            self.grow(max(2 * self.slots, self.length + len(tokens)))
+            raise _broken("branch-open", f"{self.open_rows} rows are open; commit or roll back before a step")
         self._tokens, self._positions = tuple(map(int, tokens)), tuple(map(int, positions))
         self.open_rows = len(self._tokens)
         self._written = [0] * len(self._written)
@@ -70,24 +61,19 @@ class BranchCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes a layer's rows [1, K, T, D] behind the committed ones; returns views of all rows it may see."""
+        """Appends a layer's rows [1, K, T, D] to the committed ones; returns all rows it may see."""
         rows = key_states.shape[2]
         if key_states.shape[0] != 1 or rows != self.open_rows or self._written[layer_idx]:
             found = f"{key_states.shape[0]} texts of {rows} rows after {self._written[layer_idx]} rows written"
-            raise _error(
-                Broken("write-once", f"layer {layer_idx}: expected one text of {self.open_rows} rows, got {found}")
-            )
+            raise _broken("write-once", f"layer {layer_idx}: expected one text of {self.open_rows} rows, got {found}")
         self._written[layer_idx] = rows
-        end = self.length + rows
-        views = []
-        for buffer, states in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
-            store = self._store[buffer]
-            if store is None:
-                store = states.new_zeros((1, states.shape[1], self.slots, states.shape[3]))
-                self._store[buffer] = store
-            store[:, :, self.length : end] = states
-            views.append(store[:, :, :end])
-        return views[0], views[1]
+        at = 2 * layer_idx
+        whole = [
+            states if store is None else torch.cat((store, states), 2)
+            for store, states in zip(self._store[at : at + 2], (key_states, value_states), strict=True)
+        ]
+        self._store[at : at + 2] = whole
+        return whole[0], whole[1]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keeps the accepted path, row numbers from the root on, of the open branch.
@@ -97,22 +83,18 @@ class BranchCache(Cache):
         """
         rows = [int(row) for row in rows]
         for broken in self._commit_violations(rows):
-            raise _error(broken)
-        marks = torch.stack([_fingerprints(buffer[:, [self.length + row for row in rows]]) for buffer in self.buffers])
-        in_place = next((i for i, row in enumerate(rows) if i != row), len(rows))
-        if moved := [self.length + row for row in rows[in_place:]]:
-            for buffer in self.buffers:
-                # The right side is gathered before it is written, so rows may overlap.
-                buffer[:, self.length + in_place : self.length + len(rows)] = buffer[:, moved]
+            raise broken
+        path = [self.length + row for row in rows]
+        marks = torch.stack([_fingerprints(buffer[:, path]) for buffer in self.buffers])
+        self._keep([*range(self.length), *path])
         self._marks = torch.cat([self._marks, marks], dim=1)
         self.text += [self._tokens[row] for row in rows]
         self.length += len(rows)
-        self.open_rows = 0
 
     def branched(self, rows: int) -> None:
         """A verify step has run; the forward pass has opened its branch and written it."""
         if rows != self.open_rows:
-            raise _error(Broken("branch-open", f"a step of {rows} rows left {self.open_rows} open"))
+            raise _broken("branch-open", f"a step of {rows} rows left {self.open_rows} open")
 
     def extended(self, rows: int) -> None:
         """A prefill step has run: all its rows are kept."""
@@ -121,29 +103,24 @@ class BranchCache(Cache):
     def rollback(self, length: int) -> None:
         """Drops the open branch, and committed tokens from the end down to ``length``."""
         if not 0 <= length <= self.length:
-            raise _error(Broken("rollback", f"expected 0 to {self.length}, got {length}"))
-        self.text = self.text[:length]
-        self._marks = self._marks[:, :length]
-        self.length = length
+            raise _broken("rollback", f"expected 0 to {self.length}, got {length}")
+        self._keep(range(length))
+        self.text, self._marks, self.length = self.text[:length], self._marks[:, :length], length
+
+    def _keep(self, places: Sequence[int]) -> None:
+        """These rows alone, and no open branch."""
+        kept = torch.tensor(list(places), dtype=torch.int64)
+        self._store = [None if store is None else store[:, :, kept] for store in self._store]
         self.open_rows = 0
 
     def grow(self, slots: int) -> None:
-        """Moves to storage of more rows."""
-        if slots < self.slots:
-            raise _error(Broken("room", f"cannot shrink from {self.slots} slots to {slots}"))
-        for i, store in enumerate(self._store):
-            if store is not None:
-                larger = store.new_zeros((1, store.shape[1], slots, store.shape[3]))
-                larger[:, :, : self.length + self.open_rows] = store[:, :, : self.length + self.open_rows]
-                self._store[i] = larger
+        """There is room already."""
         self.slots = slots
 
-    def violations(self) -> Iterator[Broken]:
-        """Every invariant that does not hold: text, room, unwritten, committed, finite."""
+    def violations(self) -> Iterator[InvariantError]:
+        """Every invariant that does not hold: text, unwritten, committed, finite."""
         if len(self.text) != self.length or self._marks.shape[1] != self.length:
-            yield Broken("text", f"{self.length} rows are committed for {len(self.text)} tokens")
-        if self.length + self.open_rows > self.slots:
-            yield Broken("room", f"{self.length} + {self.open_rows} rows in {self.slots} slots")
+            yield _broken("text", f"{self.length} rows are committed for {len(self.text)} tokens")
         if self.open_rows:
             yield from self._unwritten()
         for i, buffer in enumerate(self.buffers):
@@ -151,30 +128,30 @@ class BranchCache(Cache):
             committed = buffer[:, : self.length]
             changed = (_fingerprints(committed) != self._marks[i, : self.length]).nonzero()
             if len(changed):
-                yield Broken("committed", f"{name}: slot {int(changed[0])} has changed since it was committed")
+                yield _broken("committed", f"{name}: slot {int(changed[0])} has changed since it was committed")
             if not bool(torch.isfinite(committed).all()):
-                yield Broken("finite", f"{name}: a committed row holds a value that is no number")
+                yield _broken("finite", f"{name}: a committed row holds a value that is no number")
 
     def check(self) -> None:
         """Raises InvariantError with the name of the first invariant that does not hold."""
         for broken in self.violations():
-            raise _error(broken)
+            raise broken
 
-    def _commit_violations(self, rows: list[int]) -> Iterator[Broken]:
+    def _commit_violations(self, rows: list[int]) -> Iterator[InvariantError]:
         if not rows or rows[0] != 0 or rows != sorted(set(rows)) or rows[-1] >= self.open_rows:
-            yield Broken("path", f"expected rising rows from 0 below {self.open_rows}, got {tuple(rows)}")
+            yield _broken("path", f"expected rising rows from 0 below {self.open_rows}, got {tuple(rows)}")
             return
         yield from self._unwritten()
         for i, row in enumerate(rows):
             if self._positions[row] != self.length + i:
-                yield Broken(
+                yield _broken(
                     "position", f"row {row} was computed at {self._positions[row]}, its slot is {self.length + i}"
                 )
 
-    def _unwritten(self) -> Iterator[Broken]:
+    def _unwritten(self) -> Iterator[InvariantError]:
         for layer, rows in enumerate(self._written):
             if rows != self.open_rows:
-                yield Broken("unwritten", f"layer {layer} has written {rows} of {self.open_rows} rows")
+                yield _broken("unwritten", f"layer {layer} has written {rows} of {self.open_rows} rows")
 
     # What models and transformers' mask functions ask of any cache.
 
@@ -204,5 +181,5 @@ def _fingerprints(rows: Tensor) -> Tensor:
     return rows.contiguous().view(_BITS[rows.element_size()]).to(torch.int64).sum(dim=(0, 2))
 
 
-def _error(broken: Broken) -> InvariantError:
-    return InvariantError(f"branch cache: {broken.name}: {broken.message}")
+def _broken(name: str, message: str) -> InvariantError:
+    return InvariantError(f"branch cache: {name}: {message}")

@@ -9,29 +9,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.compiler.ge.graph import Graph, Node
+from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import Interpreter
 from draftwood.compiler.ge.lockstep import Gathered, run_ranks
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.targets.bundled import required_set
 from draftwood.compiler.targets.online import declared, host
 from draftwood.errors import InvariantError
-from draftwood.manifest import Gear, GraphSignature
+from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.inputs import fill_tree
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.tools.reference.held import Held
 from draftwood.tools.reference.ranks import RankBuffers, of_rank
-from draftwood.trees import TreeBuffers
-
-Observe = Callable[[Node, tuple[Tensor, ...]], None]
 
 
 class InterpreterExecutor:
     """Slow and exact: operator for operator what GE would run, in the graphs' own element type.
 
-    ``mutate`` may change a graph before it is run, for tests that a fault is caught; ``observe`` sees every value.
+    ``mutate`` may change a graph before it is run, for tests that a fault is caught.
     Of several ranks it runs all, or ``rank`` alone, for which ``gathered`` fetches what the others bring.
     """
 
@@ -44,7 +40,6 @@ class InterpreterExecutor:
     ) -> None:
         graphs = required_set(bundle.folder, bundle.manifest, "ge")
         self.dtype: torch.dtype = getattr(torch, graphs.precision.activations)
-        self.observe: Observe | None = None
         self._folder, self._mutate, self._gathered = bundle.folder, mutate, gathered
         sets = [one for one in bundle.manifest.rank_sets("ge") if rank in (None, one.rank)]
         self._weights = [bundle_npu_weights(bundle.folder, one) for one in sets]
@@ -62,7 +57,7 @@ class InterpreterExecutor:
         if graph.name not in self._opened:
             self._opened[graph.name] = [self.interpreter(graph, rank) for rank in range(len(self._weights))]
         given = [self.gathered(graph, inputs, buffers, rank) for rank in range(len(self._weights))]
-        found = run_ranks(self._opened[graph.name], given, self.observe, self._gathered)
+        found = run_ranks(self._opened[graph.name], given, self._gathered)
         outputs = [dict(zip(graph.results, results, strict=True)) for results in found]
         _check_alike(graph, outputs)
         for rank, own in enumerate(outputs):
@@ -111,13 +106,3 @@ class GeEngine(Held, StaticEngine):
         executor = InterpreterExecutor(bundle, mutate)
         self.ranks = len(bundle.manifest.rank_sets("ge"))
         super().__init__(bundle, bundle.manifest.graphs_of("ge"), executor)
-
-    def inputs_of(self, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> dict[str, Tensor]:
-        """What the gear's graph is given at its first tree step behind a prompt, on seeded random tokens."""
-        state = self.begin(gear.slots)
-        self.prefill(state, prompt)
-        graph = self.tree_graph(tree.rows, gear.slots)
-        inputs = self.inputs(graph, state.kv)
-        vocabulary = self.bundle.manifest.dims.vocabulary
-        fill_tree(inputs, np.random.default_rng(0).integers(0, vocabulary, tree.rows), tree)
-        return self.executor.gathered(graph, inputs, self.buffers(graph, state.kv))

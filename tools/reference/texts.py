@@ -8,34 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policy, policy_for
 from draftwood.tools.lab.counting import widest_gear
-from draftwood.tools.lab.differences import TIES_PER_TOKEN, explain, logit_noise
-
-Side = Literal["reference", "engine"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextDifference:
-    """Where a text leaves the reference's plain one, and how near its decision was to another.
-
-    ``margin`` and ``tolerance`` are those of ``draftwood bench``: a ``tie`` is a decision closer than the noise of
-    both engines' logits.
-    """
-
-    side: Side
-    mode: str
-    position: int
-    expected: int
-    got: int
-    margin: float
-    tolerance: float
-    tie: bool
+from draftwood.tools.lab.differences import TIES_PER_TOKEN, Difference, explain, logit_noise, told
 
 
 def check_texts(
@@ -71,52 +51,24 @@ def compare_texts(
     prompt: Sequence[int],
     options: Options,
     modes: Mapping[str, Policy],
-) -> tuple[tuple[int, ...], list[TextDifference]]:
+) -> tuple[tuple[int, ...], list[Difference]]:
     """The reference's text in its first mode, plain decoding, and how all other texts differ from it.
 
     Args:
         modes: name -> policy; both engines decode in each.
     """
-    (plain, policy), *_ = modes.items()
-    base = Decoding(reference, prompt, options, policy).run().token_ids
+    texts = {
+        f"{side}, {mode}": Decoding(one, prompt, options, policy).run().token_ids
+        for side, one in (("reference", reference), ("engine", engine))
+        for mode, policy in modes.items()
+    }
+    base = next(iter(texts.values()))
     found = []
-    sides: tuple[tuple[Side, StagedEngine, StagedEngine], ...] = (
-        ("reference", reference, engine),
-        ("engine", engine, reference),
-    )
-    for side, one, other in sides:
-        for mode, policy in modes.items():
-            if one is reference and mode == plain:
-                continue
-            text = Decoding(one, prompt, options, policy).run().token_ids
-            if text != base:
-                found.append(_difference(side, mode, one, other, prompt, base, text, options))
+    for name, text in texts.items():
+        if text != base:
+            noise = sum(logit_noise(one, [*prompt, *base]) for one in (reference, engine))
+            found.append(explain(reference, name, prompt, base, text, options, noise))
     return base, found
-
-
-def _difference(
-    side: Side,
-    mode: str,
-    one: StagedEngine,
-    other: StagedEngine,
-    prompt: Sequence[int],
-    base: tuple[int, ...],
-    text: tuple[int, ...],
-    options: Options,
-) -> TextDifference:
-    whole = [*prompt, *base]
-    noise = logit_noise(one, whole) + logit_noise(other, whole)
-    found = explain(other if side == "engine" else one, mode, prompt, base, text, options, noise)
-    return TextDifference(
-        side=side,
-        mode=mode,
-        position=found.position,
-        expected=found.plain_token,
-        got=found.speculative_token,
-        margin=found.margin,
-        tolerance=found.tolerance,
-        tie=found.tie,
-    )
 
 
 def print_texts(report: dict[str, Any]) -> None:
@@ -125,10 +77,6 @@ def print_texts(report: dict[str, Any]) -> None:
     for row in report["per_prompt"]:
         print(f"{row['id']:24} {row['tokens']:6}  {'equal' if row['equal'] else 'differ'}")
         for found in row["differences"]:
-            kind = "numeric tie" if found["tie"] else "DIFFERENCE"
-            print(
-                f"  {kind}: {found['side']}, {found['mode']}, token {found['position']}: {found['got']}, expected"
-                f" {found['expected']}, margin {found['margin']:.2e}, tolerance {found['tolerance']:.2e}"
-            )
+            print(f"  {told(found)}")
     print(f"{report['equal']} of {report['prompts']} prompts equal, {report['tokens']} tokens")
     print("ok" if report["ok"] else "FAILED")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from draftwood.tools.serve.bodies import CalledFunction
 from draftwood.tools.serve.messages import Drawn, Finish, Step, Token
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -54,13 +55,6 @@ class TextLogprobs(Struct):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
-
-
-class CalledFunction(Struct):
-    """``arguments`` are JSON's text."""
-
-    name: str
-    arguments: str
 
 
 class ToolCall(Struct):

@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from draftwood.tools.serve.answers import (
     AnswerMessage,
-    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -32,7 +31,7 @@ from draftwood.tools.serve.answers import (
     text_logprobs,
 )
 from draftwood.tools.serve.asks import asks, tools
-from draftwood.tools.serve.bodies import ChatBody, CompletionBody
+from draftwood.tools.serve.bodies import CalledFunction, ChatBody, CompletionBody
 from draftwood.tools.serve.calls import Call, Calls
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
 from draftwood.tools.serve.messages import Begun, Busy, Drawn, Ended, Failed, Piece, Refused, Step, ToServer
@@ -185,59 +184,44 @@ class Completion:
         yield b"data: [DONE]\n\n"
 
     def _opening(self, index: int, usage: bool) -> ChatChunk | TextAnswer:
-        if isinstance(self.body, ChatBody):
-            return self._chat_chunk(ChatDelta(index=index, delta=Delta("assistant", "")), usage)
-        return self._text_chunk(TextChoice(index=index, text=""), usage)
+        chat = isinstance(self.body, ChatBody)
+        opened = ChatDelta(index=index, delta=Delta("assistant", "")) if chat else TextChoice(index=index, text="")
+        return self._made([opened], usage)
 
     def _chunk(self, part: Part, offset: int, usage: bool) -> ChatChunk | TextAnswer:
-        made: ChatChunk | TextAnswer
+        choice: ChatDelta | TextChoice
         if isinstance(self.body, ChatBody):
             delta = Delta(content=part.text) if part.text or not (part.finish or part.calls) else Delta()
             delta.tool_calls = part.calls or UNSET
-            choice = ChatDelta(
+            logprobs = chat_logprobs(part.logprobs)
+            choice = ChatDelta(index=part.index, delta=delta, logprobs=logprobs, finish_reason=part.finish)
+        else:
+            choice = TextChoice(
                 index=part.index,
-                delta=delta,
-                logprobs=chat_logprobs(part.logprobs),
+                text=part.text,
+                logprobs=text_logprobs(part.logprobs, offset),
                 finish_reason=part.finish,
             )
-            made = self._chat_chunk(choice, usage)
-        else:
-            made = self._text_chunk(
-                TextChoice(
-                    index=part.index,
-                    text=part.text,
-                    logprobs=text_logprobs(part.logprobs, offset),
-                    finish_reason=part.finish,
-                ),
-                usage,
-            )
+        made = self._made([choice], usage)
         if part.steps:
             made.draftwood = part.steps
         return made
 
-    def _chat_chunk(self, choice: ChatDelta | None, usage: bool) -> ChatChunk:
-        return ChatChunk(
+    def _made(self, choices: list[Any], usage: bool) -> ChatChunk | TextAnswer:
+        """A chunk; with ``usage`` its own is null, which the last one replaces."""
+        chat = isinstance(self.body, ChatBody)
+        kind: type[ChatChunk | TextAnswer] = ChatChunk if chat else TextAnswer
+        return kind(
             id=self.id,
-            object="chat.completion.chunk",
+            object="chat.completion.chunk" if chat else "text_completion",
             created=self.created,
             model=self.model.name,
-            choices=[choice] if choice is not None else [],
-            usage=None if usage else UNSET,
-        )
-
-    def _text_chunk(self, choice: TextChoice | None, usage: bool) -> TextAnswer:
-        return TextAnswer(
-            id=self.id,
-            object="text_completion",
-            created=self.created,
-            model=self.model.name,
-            choices=[choice] if choice is not None else [],
+            choices=choices,
             usage=None if usage else UNSET,
         )
 
     def _last(self) -> ChatChunk | TextAnswer:
-        chat = isinstance(self.body, ChatBody)
-        made = self._chat_chunk(None, True) if chat else self._text_chunk(None, True)
+        made = self._made([], True)
         made.usage = self.usage
         return made
 

@@ -11,7 +11,6 @@ import logging
 import time
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 from draftwood.errors import UserError
 from draftwood.tools.serve.messages import (
@@ -73,17 +72,13 @@ class Mailbox:
         return letters
 
 
-class Receiver(Protocol):
-    def put(self, index: int, letter: ToServer) -> None: ...
-
-
 @dataclass(eq=False)
 class _Text:
     """A text from its request to its end, and the times that metrics tell."""
 
     ask: Ask | Encode
     index: int
-    receiver: Receiver
+    receiver: Mailbox
     asked: float
     engine: EngineProcess | None = None
     # Whether an engine has ended while the text waited there: it may be why.
@@ -165,7 +160,7 @@ class ServedModel:
         for text in self._texts.values():
             self._hand(text)
 
-    def submit(self, asks: list[Ask], receiver: Receiver) -> None:
+    def submit(self, asks: list[Ask], receiver: Mailbox) -> None:
         """Hands texts in, all or none of them; each gets the id by which ``drop`` knows it.
 
         Raises:

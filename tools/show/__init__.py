@@ -1,1 +1,1 @@
-"""Texts and pictures of what the tools find."""
+"""Texts of what the tools find."""

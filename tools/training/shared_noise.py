@@ -24,14 +24,12 @@ class SharedNoise:
         samplings: those of the batch's texts; greedy ones have no noise.
         ids_V: the teacher's ids that the drafter may propose, None for all.
         vocabulary: T.
-        factor: of the temperature, in the noise alone.
     """
 
     batch: Batch
     samplings: Sequence[Sampling]
     ids_V: Tensor | None
     vocabulary: int
-    factor: float = 1.0
 
     def __call__(self, level: int, part: slice) -> Tensor:
         row_N, place_N = (index[part] for index in self.batch.there_BC.nonzero().unbind(1))
@@ -43,5 +41,5 @@ class SharedNoise:
     def _row(self, sampling: Sampling, position: int) -> np.ndarray:
         if sampling.greedy:
             return np.zeros(self.vocabulary, np.float32)
-        row_T = self.factor * sampling.temperature * gumbel_row(self.vocabulary, key_of(sampling.seed, position))
+        row_T = sampling.temperature * gumbel_row(self.vocabulary, key_of(sampling.seed, position))
         return row_T.astype(np.float32)

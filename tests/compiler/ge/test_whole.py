@@ -1,5 +1,6 @@
 """A whole step in one launch: proved, the text of its parts and of plain decoding, and what crosses to the host."""
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.show.host_traffic import host_traffic
 from draftwood.trees import Topology, tensorize, tree_tokens
 from draftwood.trees.spec import Budget
 
@@ -128,8 +128,15 @@ def test_the_tree_of_the_confidence_class_is_chosen_inside() -> None:
 
 
 def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
-    for row in host_traffic(bundle.manifest, bundle.manifest.graphs_of("ge")):
-        assert row["launches"] == 1 and row["read_bytes"] + row["written_bytes"] < 4096
+    """Both ways together, beside what stays on the device."""
+    wholes = [graph for graph in bundle.manifest.graphs_of("ge") if graph.kind == "whole"]
+    stays = {"branch", "branch.out", "logits", "features", "features.in", "features.out"}
+    for graph in wholes:
+        held = stays | set(graph.caches) | set(graph.aliases)
+        crossing = [spec for spec in (*graph.inputs, *graph.outputs) if spec.name not in held]
+        sizes = [DTYPES[spec.dtype].itemsize * prod(map(int, spec.shape)) for spec in crossing]
+        assert 0 < sum(sizes) < 4096, graph.name
+    assert len(wholes) == 2 * len(bundle.manifest.gears)
 
 
 def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:

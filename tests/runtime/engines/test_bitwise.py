@@ -112,7 +112,7 @@ def test_prompt_rows_have_the_bits_of_decoding(engine: BitwiseEngine) -> None:
     plain = plain_rows(engine, text[:40], text[40:].tolist())
     for length in (41, 64, 65, 128, 129, 150):
         state = engine.begin(256)
-        assert np.array_equal(bits(single.prefill(engine, state, text[:length]).logits_RV[0]), plain[length - 41])
+        assert np.array_equal(bits(engine.prefill(state, text[:length]).logits_RV[0]), plain[length - 41])
 
 
 def test_churn(engine: BitwiseEngine) -> None:

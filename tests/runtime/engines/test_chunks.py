@@ -15,7 +15,6 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import KNEE, next_rows
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.tools.comparison import single
 from draftwood.tools.demo import SHAPES
 from draftwood.trees import Topology
 
@@ -87,7 +86,7 @@ def test_a_static_bundle_takes_them(tiny_teacher: Path, tmp_path: Path, monkeypa
     for length, expected in ((1, [1]), (5, [8]), (30, [32]), (33, [32, 1]), (40, [32, 8]), (100, [32] * 3 + [8])):
         tokens = np.arange(length) % 50 + 3
         ran.clear()
-        got = single.prefill(static, static.begin(128), tokens).logits_RV
-        want = single.prefill(cpu, cpu.begin(128), tokens).logits_RV
+        got = static.prefill(static.begin(128), tokens).logits_RV
+        want = cpu.prefill(cpu.begin(128), tokens).logits_RV
         assert ran == expected
         np.testing.assert_allclose(got, want, atol=1e-4)

@@ -87,7 +87,7 @@ def committed(engine: StagedEngine, gear: str, prompt: list[int], steps: int) ->
     """A text after some tree steps whose commits take every kind of path; its last token is the root."""
     chosen = engine.bundle.gear(gear)
     state = engine.begin(chosen.slots)
-    text = [*prompt, int(single.prefill(engine, state, np.array(prompt)).choice_R[0])]
+    text = [*prompt, int(engine.prefill(state, np.array(prompt)).choice_R[0])]
     for step in range(steps):
         tokens_T, _, tree, *_ = single.draft(engine, state, chosen, text[-1])
         result = single.verify(engine, state, tokens_T, tree)

@@ -53,8 +53,9 @@ def test_the_folder_is_read_as_the_same_numbers(tiny_teacher: Path, tmp_path: Pa
 
 
 def test_a_dense_size_has_no_zeros(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = sizes.Shape(hidden=288, intermediate=704, layers=8, heads=6, kv_heads=3, dense=True)
+    shape = {"hidden": 288, "intermediate": 704, "layers": 8, "heads": 6, "kv_heads": 3}
     monkeypatch.setitem(sizes.SIZES, "dense", shape)
+    monkeypatch.setattr(sizes, "DENSE", ("dense",))
     teacher, _ = sizes.models("dense", tmp_path, "demo-medusa")
     found = Checkpoint.open(teacher)
     assert found.config.hidden == 288 and sorted(path.suffix for path in tmp_path.iterdir() if path.is_dir()) == [

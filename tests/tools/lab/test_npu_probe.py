@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.environment import torch_npu_installed
-from draftwood.kernels import eager_attention
 from draftwood.tools.lab import npu_probe, npu_report
-from draftwood.tools.lab.npu_probe import CALLED, PROBES, called, kernel_engines, verdict
+from draftwood.tools.lab.npu_probe import PROBES, kernel_engines, verdict
 from draftwood.tools.lab.npu_report import PIECES, demo_commands, describe, operators, tried, two_devices
 
 needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
 
 
 def test_the_report_asks_every_probe() -> None:
-    assert {*PIECES} == {*PROBES, *CALLED}
+    assert {*PIECES} == {*PROBES}
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -75,28 +74,6 @@ def test_the_attention_is_tried_as_the_graphs_have_it(npu_bundle: Path) -> None:
 @needs_converters
 def test_a_probe_goes_torchairs_way() -> None:
     assert verdict("slices", "cpu").works
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor]:
-    """An operator that takes lengths as a tensor, and pages by a table."""
-    heads, dim = options["num_key_value_heads"], query.shape[-1]
-    if "block_table" in options:
-        key, value = (p[options["block_table"][0].long()].reshape(1, -1, heads, dim) for p in (key, value))
-    valid = int(options["actual_seq_lengths_kv"][0])
-    masked = (torch.arange(key.shape[1]) >= valid).expand(1, 1, query.shape[1], key.shape[1])
-    turned = (x.transpose(1, 2) for x in (query, key, value))
-    return (eager_attention(*turned, masked, options["scale"]).transpose(1, 2),)
-
-
-@pytest.mark.parametrize("name", CALLED)
-def test_operators_that_are_called_as_they_are(name: str) -> None:
-    def ignores(*tensors: Tensor, **options: Any) -> tuple[Tensor]:
-        all_slots = [tensors[1].numel() // (options["num_key_value_heads"] * 128)]
-        return attention(*tensors, **options | {"actual_seq_lengths_kv": all_slots})
-
-    assert called(name, "cpu", attention).works
-    assert called(name, "cpu", ignores).seen.startswith("result 0 differs by")
-    assert not called(name, "cpu").works, "our reference refuses both"
 
 
 def test_the_core_of_a_kernel_is_the_profilers(tmp_path: Path) -> None:

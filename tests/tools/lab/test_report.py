@@ -1,12 +1,7 @@
-"""The report: figures that were worked out by hand, a page without network, the tables."""
+"""The report: figures that were worked out by hand, the tables, the pictures."""
 
-import html
 import json
-import os
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +11,15 @@ from matplotlib.figure import Figure as Canvas
 from draftwood.tools import cli
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.report.contents import contents
-from draftwood.tools.lab.report.page import ranges, write_page
-from draftwood.tools.lab.rows import FILE, read_rows
+from draftwood.tools.lab.report.markdown import markdown
+from draftwood.tools.lab.rows import FILE
 from draftwood.tools.lab.sections.lengths_shown import adaptive_regret, break_even, cells_of
 from draftwood.tools.lab.sections.turn import base_seconds, bundle_factors, plain_of, total_speedup, turns_of
 from draftwood.tools.lab.sections.turns_shown import depth_shares
 from draftwood.tools.lab.spread import ratio
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PROBE = """
-<script>addEventListener("load", () => {
-  const figures = [...document.querySelectorAll("figure svg")].map(one => one.getBoundingClientRect());
-  const table = document.querySelector("section table"), head = table.querySelector("th:nth-child(9) button");
-  head.click();
-  const sorted = [...table.tBodies[0].rows].map(row => Number(row.cells[8].dataset.sort));
-  const found = {inner: innerWidth, wide: document.documentElement.scrollWidth, figures: figures.length, sorted,
-    seen: figures.filter(box => box.width > 100 && box.height > 50 && box.right <= innerWidth + 1).length};
-  document.body.insertAdjacentHTML("beforeend", `<pre id="probe">${JSON.stringify(found)}</pre>`);
-})</script>
-"""
-FRAME = """<!doctype html><link rel="icon" href="data:,"><body>
-<iframe id="frame" width="{width}" height="900" frameborder="0" srcdoc="{page}"></iframe><script>
-const frame = document.getElementById("frame");
-addEventListener("load", () => document.body.append(frame.contentDocument.getElementById("probe")))
-</script></body>"""
-
-
-class Page(HTMLParser):
-    """What a page holds: ids, links, and whatever would be asked of a network."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.asked: list[str] = []
-        self.svgs = 0
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if tag == "a" else []
-        self.svgs += tag == "svg"
-        wanted = [found[name] for name in ("src", "srcset", "data", "action") if name in found]
-        wanted += [found["href"]] if tag in ("link", "image") and "href" in found else []
-        self.asked += [one for one in wanted if not one.startswith("data:")]
+STEERING = "a \\| b\n\n<script>alert(1)</script> ![c](http://d)"
+BARS = re.compile(r"(?<!\\)(?:\\\\)*\|")
 
 
 def figures(seconds: list[float], tokens: int = 9, steps: int = 4, **more: Any) -> dict[str, Any]:
@@ -104,60 +63,31 @@ def test_regret_and_break_even_are_against_the_best_in_hindsight() -> None:
     assert break_even([128, 256, 512], [0.9, 1.1, 1.2]) == "nowhere up to 512 (but at 128)"
 
 
-def test_lines_of_rows_are_written_short() -> None:
-    assert ranges([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"
-
-
-def test_a_page_stands_alone_and_every_figure_leads_to_its_rows(tiny_run: Path) -> None:
-    text = write_page(tiny_run).read_text()
-    page, found = Page(text), contents(tiny_run)
-    assert page.asked == [] and len(set(page.ids)) == len(page.ids) and "</script>" in text and len(text) < 3e6
-    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+def test_a_run_becomes_markdown_with_its_pictures(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(tiny_run), "--json"]) == 0
+    written, found = json.loads(capsys.readouterr().out), contents(tiny_run)
+    text = Path(written["markdown"]).read_text()
+    assert written["tables"] and all(f"### {one['title']}" in text for one in written["tables"])
+    assert all(len(line) == len(one["columns"]) for one in written["tables"] for line in one["lines"])
+    assert all(path.endswith(".png") and Path(path).stat().st_size > 5000 for path in written["figures"])
+    assert re.findall(r"!\[.+\]\((.+)\)", text) == [f"figures/{Path(one).name}" for one in written["figures"]]
+    assert written["figures"][0].endswith("overview.png") and len(set(written["figures"])) >= 6
+    assert "# Measured" in text and "## Turns" in text and "| native | 0 | eagle3 tree | 6 | 6 of 6 |" in text
     assert [n.question for n in found.numbers] == ["Is it exact?", "How much faster?", "Where not?"]
     assert found.numbers[0].value == "100.0 %" and found.complete and "not complete" not in text
-    figures = sorted(path.stem for path in (tiny_run / "figures").glob("*.png"))
-    assert len(figures) == page.svgs == len(list((tiny_run / "figures").glob("*.svg"))) >= 6
-    count = len(read_rows(tiny_run))
-    assert f"<td>1-{count}</td>" in text.replace(' style="white-space: normal"', "")
 
 
 def test_a_running_folder_is_shown_as_such_and_a_prompt_cannot_steer_the_page(tiny_run: Path) -> None:
     lines = (tiny_run / FILE).read_text().splitlines(keepends=True)
-    lines[0] = lines[0].replace('"source":"c0"', '"source":"<script>alert(1)</script>"')
+    lines[0] = lines[0].replace('"source":"c0"', json.dumps("source") + ":" + json.dumps(STEERING))
+    lines[1] = lines[1].replace('"busy":false', '"busy":true')
     (tiny_run / FILE).write_text("".join(lines[:7]) + lines[7][:50])
-    text = write_page(tiny_run).read_text()
+    text = markdown(contents(tiny_run))
     assert "not complete" in text and "1 of 4 rows are there" in text
-    assert "<script>alert" not in text and html.escape("<script>alert(1)</script>") in text
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which Debian's package chromium brings")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_every_figure_and_complains_of_nothing(tiny_run: Path, width: int, tmp_path: Path) -> None:
-    held = write_page(tiny_run).read_text().replace("</body>", PROBE + "</body>")
-    page = tmp_path / "framed.html"  # a window is never narrower than 500 pixels
-    page.write_text(FRAME.format(width=width, page=html.escape(held)))
-    done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--dump-dom",
-         "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
-    found = json.loads(html.unescape(re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)[-1]))
-    assert found["inner"] == width and found["seen"] == found["figures"] >= 6 and found["wide"] <= found["inner"]
-    assert found["sorted"] == sorted(found["sorted"], reverse=True) and len(found["sorted"]) > 1
-
-
-def test_tables_become_markdown(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(tiny_run, tmp_path / "copy")
-    assert cli.main(["report", str(tmp_path / "copy"), "--json"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    text = Path(written["markdown"]).read_text()
-    assert written["tables"] and all(f"### {one['title']}" in text for one in written["tables"])
-    assert all(len(line) == len(one["columns"]) for one in written["tables"] for line in one["lines"])
-    assert written["bytes"] == Path(written["page"]).stat().st_size and all(map(os.path.isfile, written["figures"]))
-    assert "# Measured" in text and "## Turns" in text and "| native | 0 | eagle3 tree | 6 | 6 of 6 |" in text
+    assert "7 rows, 1 of them while others were busy" in text and "**While others were busy**" in text
+    assert r"| a \\\| b &lt;script>alert(1)&lt;/script> !\[c](http://d) |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("| ")]
-    assert all(len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1 for table in tables)
+    assert all(len({len(BARS.findall(row)) for row in table.splitlines()}) == 1 for table in tables)
 
 
 def test_what_cannot_be_reported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""Rows as a page, as pictures and as docs/measured.md."""
+"""Rows as Markdown with pictures, of which docs/measured.md is one."""

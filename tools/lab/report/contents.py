@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from draftwood.tools.lab.record import read_record
 from draftwood.tools.lab.registry import SECTIONS
 from draftwood.tools.lab.rows import decoded, differences, read_rows
 from draftwood.tools.lab.runner import is_plain
-from draftwood.tools.lab.section import Block, Figure, Row, Section
+from draftwood.tools.lab.section import Block, Figure, Row, Section, gathered
 from draftwood.tools.lab.sections.lengths_shown import ADAPTIVE, cells_of
-from draftwood.tools.lab.sections.turn import Turn, total_speedup, turns_of
+from draftwood.tools.lab.sections.turn import total_speedup, turns_of
 from draftwood.tools.lab.spread import Interval
 
 if TYPE_CHECKING:
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One of the first screen's: what it answers, the figure, what it is of, and the keys of its rows."""
+    """One of the first screen's: what it answers, the figure, and what it is of."""
 
     question: str
     value: str
     of: str
-    rows: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,16 @@ class Chapter:
     rows: list[Row]
     asked: int
 
+    @property
+    def busy(self) -> int:
+        """How many of its rows were measured while others were busy."""
+        return sum(row["load"]["busy"] for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """All of a report."""
 
-    folder: Path
     record: dict[str, Any]
     rows: list[Row]
     numbers: list[Number]
@@ -66,7 +69,6 @@ class Gain:
     where: str
     way: str
     found: Interval
-    rows: list[str]
 
 
 def contents(folder: Path) -> Contents:
@@ -77,10 +79,9 @@ def contents(folder: Path) -> Contents:
     gains = [*turns, *_gains_of_lengths(rows)]
     picture = None
     if shown := turns or gains:  # one picture for the first screen; lengths have theirs
-        keys = sorted({key for gain in shown for key in gain.rows})
         size = (7.2, 1.2 + 0.24 * len(shown))
-        picture = Figure("overview", "Speed-up over plain decoding", partial(_draw_overview, shown), keys, size)
-    return Contents(folder, record, rows, list(_numbers(rows, gains)), picture, chapters)
+        picture = Figure("overview", "Speed-up over plain decoding", partial(_draw_overview, shown), size)
+    return Contents(record, rows, list(_numbers(rows, gains)), picture, chapters)
 
 
 def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapter:
@@ -95,18 +96,16 @@ def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapt
 
 
 def _gains_of_turns(rows: list[Row]) -> Iterable[Gain]:
-    groups: dict[tuple[str, str], list[Turn]] = {}
-    for turn in turns_of([row for row in rows if row["section"] == "turns"]):
-        if not is_plain(turn.way):
-            groups.setdefault((f"turns, {turn.size}, T {turn.temperature:g}", turn.way), []).append(turn)
-    for (where, way), own in groups.items():
-        yield Gain(where, way, total_speedup(own), sorted({turn.key for turn in own}))
+    turns = turns_of([row for row in rows if row["section"] == "turns"])
+    drafted = (turn for turn in turns if not is_plain(turn.way))
+    for (size, temperature, way), own in gathered(drafted, lambda one: (one.size, one.temperature, one.way)).items():
+        yield Gain(f"turns, {size}, T {temperature:g}", way, total_speedup(own))
 
 
 def _gains_of_lengths(rows: list[Row]) -> Iterable[Gain]:
     for cell in cells_of([row for row in rows if row["section"] == "lengths"]):
         where = f"{cell.length} tokens, {cell.size}, T {cell.temperature:g}"
-        yield Gain(where, f"{cell.drafter} adaptive", cell.speedup(ADAPTIVE), cell.keys)
+        yield Gain(where, f"{cell.drafter} adaptive", cell.speedup(ADAPTIVE))
 
 
 def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:
@@ -120,12 +119,12 @@ def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:
         )
         says += f"; {wrong} are NOT" if wrong else ""
         same = len(texts) - sum(not is_plain(one["way"]) for one in parted)
-        yield Number("Is it exact?", f"{100 * same / len(texts):.1f} %", says, sorted({text.key for text in texts}))
+        yield Number("Is it exact?", f"{100 * same / len(texts):.1f} %", says)
     default = [gain for gain in gains if gain.way.endswith("adaptive")] or gains
     if default:
         best, worst = (pick(default, key=lambda gain: gain.found.value) for pick in (max, min))
-        yield Number("How much faster?", f"{best.found.value:.2f} x", _words(best, "at best"), best.rows)
-        yield Number("Where not?", f"{worst.found.value:.2f} x", _words(worst, "at worst"), worst.rows)
+        yield Number("How much faster?", f"{best.found.value:.2f} x", _words(best, "at best"))
+        yield Number("Where not?", f"{worst.found.value:.2f} x", _words(worst, "at worst"))
 
 
 def _words(gain: Gain, rank: str) -> str:

@@ -1,32 +1,49 @@
-"""A run as Markdown: docs/measured.md is this, written by a command and not by hand."""
+"""A run as Markdown and the pictures that it links to: docs/measured.md was written by this and not by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from draftwood.errors import RequestError
 from draftwood.files import write_whole
-from draftwood.tools.lab.report.contents import Contents, contents
+from draftwood.tools.lab import draw
+from draftwood.tools.lab.report.contents import Contents
 from draftwood.tools.lab.section import Block, Figure, Table
-from draftwood.tools.lab.spread import Interval
 
 TEMPLATE = Path(__file__).parent / "measured.md.jinja"
+PAGE, PICTURES = "report.md", "figures"
+# Names come from prompt files: none becomes a column, a link or HTML.
+PLAIN = str.maketrans({"\\": r"\\", "|": r"\|", "[": r"\[", "<": "&lt;", "&": "&amp;"})
 
 
-def write_markdown(folder: Path) -> Path:
-    """Writes the run's tables into ``report.md`` beside its page; RequestError where nothing was measured."""
-    out = folder / "report.md"
-    write_whole(out, markdown(contents(folder)).encode())
-    return out
+def write_report(found: Contents, folder: Path) -> tuple[Path, list[Path]]:
+    """Writes the run as it is now into its folder; returns the page and its pictures.
+
+    Raises:
+        RequestError: the folder cannot be written.
+    """
+    page, blocks = folder / PAGE, [block for chapter in found.chapters for block in chapter.blocks]
+    figures = [one for one in (found.picture, *blocks) if isinstance(one, Figure)]
+    try:
+        (folder / PICTURES).mkdir(exist_ok=True)
+        drawn = [draw.save(one.draw, one.size, folder / PICTURES / f"{one.name}.png") for one in figures]
+        write_whole(page, markdown(found).encode())
+    except OSError as error:
+        raise RequestError(
+            f"{folder}: cannot be written: {error.strerror}; copy the run to a folder of yours"
+        ) from error
+    return page, drawn
 
 
-def figures_of(folder: Path) -> list[dict[str, Any]]:
+def tables_of(found: Contents) -> list[dict[str, Any]]:
     """The run's tables as plain values; a figure with an interval is value, low and high."""
     return [
         {"section": chapter.section.name, "title": block.title, "columns": block.columns, "lines": block.lines}
-        for chapter in contents(folder).chapters
+        for chapter in found.chapters
         for block in chapter.blocks
         if isinstance(block, Table)
     ]
@@ -36,37 +53,26 @@ def markdown(found: Contents) -> str:
     """The page's text."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    chapters = [
-        {"section": chapter.section, "rows": len(chapter.rows), "blocks": [*filter(None, map(_text, chapter.blocks))]}
-        for chapter in found.chapters
-        if chapter.rows
-    ]
-    busy = sum(row["load"]["busy"] for row in found.rows)
-    return template.render(
-        record=found.record, rows=len(found.rows), busy=busy, numbers=found.numbers, chapters=chapters
-    )
+    return template.render(found=found, record=found.record, text=_text)
 
 
 def _text(block: Block) -> str:
     if isinstance(block, str):
-        return block
+        return _plain(block)
     if isinstance(block, Figure):
-        return ""
-    return _table(block)
+        lines = [f"### {block.title}", f"![{block.title}]({PICTURES}/{block.name}.png)"]
+        return "\n\n".join([*lines, *filter(None, [block.note])])
+    lines = [_line(block.columns), "|" + "---|" * len(block.columns), *map(_line, block.lines)]
+    return "\n\n".join([f"### {block.title}", "\n".join(lines), *filter(None, [block.note])])
 
 
-def _table(table: Table) -> str:
-    lines = [f"### {table.title}", "", _line(table.columns), "|" + "---|" * len(table.columns)]
-    lines += [_line([_cell(value) for value in line]) for line in table.lines]
-    return "\n".join([*lines, *(["", table.note] if table.note else [])])
-
-
-def _line(cells: object) -> str:
-    assert isinstance(cells, list | tuple)
-    return "| " + " | ".join(str(cell).replace("|", "\\|").strip() for cell in cells) + " |"
+def _line(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(_cell, cells)) + " |"
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, Interval) or not isinstance(value, float):
-        return "-" if value is None else str(value)
-    return f"{value:g}"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).translate(PLAIN)

@@ -11,14 +11,12 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from draftwood.manifest import Gear
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, any_bundle, seconds_of
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, any_bundle, grouped
 from draftwood.tools.lab.spread import ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -27,10 +25,8 @@ if TYPE_CHECKING:
 
 NAME = "ablations"
 PROMPTS = 4
-TOKEN_SECONDS = {"native": 0.03, "110m": 0.25, "500m": 1.2}
 # Engines, by what they stand for in EAGLE-Pangu's terms.
 MODES = {"cpu": "performance", "static": "static graphs", "eager": "reference"}
-STAGES = ("draft", "verify", "accept and commit", "host")
 
 Place = tuple[str, str]
 
@@ -39,8 +35,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt on every engine at every size."""
     for size, drafter in product(ask.sizes, ask.drafters):
         for prompt in range(ask.limit_of(size) or PROMPTS):
-            at = {"size": size, "drafter": drafter, "prompt": prompt}
-            yield Task(NAME, at, seconds_of(TOKEN_SECONDS, size) * ask.max_new_tokens * ask.rounds)
+            yield Task(NAME, {"size": size, "drafter": drafter, "prompt": prompt})
 
 
 def _way(engine: str, tree: str) -> str:
@@ -67,10 +62,8 @@ def ways_of(task: Task, lab: Lab) -> dict[str, Way]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens bundle and engines and decodes a text with each way once."""
-    place = (NAME, task.at["size"], task.at["drafter"])
-    if lab.warmed != place:
+    if lab.enters(NAME, task.at["size"], task.at["drafter"]):
         warm_up(ways_of(task, lab), _ids(task, ask, lab), lab.options(ask, 0.0))
-        lab.warmed = place
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
@@ -93,21 +86,18 @@ def show(rows: list[Row]) -> Iterator[Block]:
     yield _engines(rows)
     yield Figure(
         "stages-by-mode", "Where a token's time goes, fused and eager", partial(_draw_stages, rows),
-        [row["key"] for row in rows], size=(7.2, 0.9 + 1.5 * len(_places(rows))),
+        size=(7.2, 0.9 + 1.5 * len(_places(rows))),
         note="Performance mode is the CPU's engine, one fused graph for every size; static graphs are those of an"
         " accelerator, padded, on onnxruntime; reference mode is eager PyTorch. The tree that promises most.",
     )  # fmt: skip
 
 
 def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
-    found: dict[Place, list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["at"]["size"], row["at"]["drafter"].removeprefix("demo-")), []).append(row)
-    return found
+    return grouped(rows, "size", "drafter")
 
 
 def _engines(rows: list[Row]) -> Table:
-    lines, keys = [], []
+    lines = []
     for place, own in _places(rows).items():
         for (tree, nodes), (engine, mode) in product({PLAIN: 0, **own[0]["found"]["nodes"]}.items(), MODES.items()):
             by_way = {way: [row["found"]["ways"][way] for row in own] for way in own[0]["found"]["ways"]}
@@ -120,7 +110,6 @@ def _engines(rows: list[Row]) -> Table:
                 round(gained / sum(seconds), 1), ratio([median_seconds(one) for one in plain], seconds),
                 ratio(seconds, [median_seconds(one) for one in fused]),
             ])  # fmt: skip
-            keys.append([row["key"] for row in own])
     columns = ("size", "drafter", "M", "engine", "mode", "same text", "steps held to invariants", "accept length",
                "tokens/s", "over its own plain (95 %)", "time over fused (95 %)")  # fmt: skip
     note = (
@@ -128,11 +117,7 @@ def _engines(rows: list[Row]) -> Table:
         " accept length. The reference holds every step to the invariants of its tree and caches, and ends at the first"
         " that is broken."
     )
-    return Table("Modes by budgets", columns, lines, keys, note)
-
-
-def _ms_a_token(figures: Sequence[dict[str, Any]], stage: str) -> float:
-    return sum(one["stages_us"][stage] for one in figures) / 1e3 / sum(one["tokens"] - 1 for one in figures)
+    return Table("Modes by budgets", columns, lines, note)
 
 
 def _draw_stages(rows: list[Row], canvas: Canvas) -> None:
@@ -141,17 +126,9 @@ def _draw_stages(rows: list[Row], canvas: Canvas) -> None:
     for axes, (place, own) in zip(drawn, places.items(), strict=True):
         best = own[0]["found"]["tree"]
         ways = [(engine, tree) for tree in (best, PLAIN) for engine in reversed(MODES)]
-        left = np.zeros(len(ways))
-        for stage, ink in zip(STAGES, draw.OTHERS, strict=False):
-            figures = [[row["found"]["ways"][_way(*way)] for row in own] for way in ways]
-            ms = np.array([_ms_a_token(one, stage) for one in figures])
-            axes.barh(range(len(ways)), ms, left=left, color=ink, label=stage, height=0.7)
-            left += ms
-        draw.label_bars(axes, left.tolist())
+        named = {f"{MODES[engine]}, {tree}": _way(engine, tree) for engine, tree in ways}
+        draw.stages(axes, {name: [row["found"]["ways"][way] for row in own] for name, way in named.items()})
         axes.set_title(f"{place[1]}, {place[0]}", loc="left")
-        axes.set_yticks(range(len(ways)), [f"{MODES[engine]}, {tree}" for engine, tree in ways])
-        axes.set_xlim(0, 1.12 * left.max())
-        axes.grid(axis="y", visible=False)
     drawn[-1].set_xlabel("ms a token")
     draw.legend(canvas, drawn[0])
 

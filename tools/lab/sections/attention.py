@@ -14,7 +14,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN
-from draftwood.tools.lab.section import CACHED, Block, Figure, Row, Section, Table, Task, has_cache
+from draftwood.tools.lab.section import CACHED, Block, Figure, Row, Section, Table, Task, grouped, has_cache
 from draftwood.tools.lab.suite import Ask, Suite
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length, for a drafter; a wider model computes the same, so one size is enough."""
     for drafter in (one for one in ask.drafters if one in CACHED or one in suite.bundles):
         for length, text in product(ask.lengths, range(ask.limit or TEXTS)):
-            yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text}, 2.0)
+            yield Task(NAME, {"size": ask.sizes[0], "drafter": drafter, "length": length, "text": text})
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
@@ -81,38 +81,35 @@ def largest(weights_NS: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """A line a level, and the table."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["at"]["drafter"].removeprefix("demo-"), row["at"]["length"]), []).append(row)
+    groups = grouped(rows, "drafter", "length")
     shares, tops = (
         {place: 100 * np.mean([row["found"][of] for row in own], axis=0) for place, own in groups.items()}
         for of in ("shares", "tops")
     )
     yield Figure(
-        "attention-by-distance", "How far back a drafter looks", partial(_draw, shares), [row["key"] for row in rows],
+        "attention-by-distance", "How far back a drafter looks", partial(_draw, shares),
         note="Mean over heads. A level of EAGLE-3 is one pass of its layer, along its own first choices; a level of"
         " FastEagle is one layer, at the root.",
     )  # fmt: skip
     note = "What lies 256 tokens back and more is what a window of 256 would hide, and the section on windows prices."
-    yield _table("Share of a drafter's attention by distance", shares, groups, note)
+    yield _table("Share of a drafter's attention by distance", shares, note)
     note = (
         "The distance of a head's largest weight, over heads and contexts: EAGLE-Pangu's location of top-1 attention."
     )
-    yield _table("Where a head looks most", tops, groups, note)
+    yield _table("Where a head looks most", tops, note)
 
 
-def _table(title: str, found: dict[tuple[str, int], Any], groups: dict[tuple[str, int], list[Row]], note: str) -> Table:
+def _table(title: str, found: dict[tuple[Any, ...], Any], note: str) -> Table:
     lines = [
         [*place, level, *(round(float(share), 1) for share in own)]
         for place, levels in found.items()
         for level, own in enumerate(levels, 1)
     ]
-    keys = [[row["key"] for row in groups[place]] for place, levels in found.items() for _ in levels]
     columns = ("drafter", "tokens before", "level", *(f"{bucket} back, %" for bucket in BUCKETS))
-    return Table(title, columns, lines, keys, note)
+    return Table(title, columns, lines, note)
 
 
-def _draw(shares: dict[tuple[str, int], Any], canvas: Canvas) -> None:
+def _draw(shares: dict[tuple[Any, ...], Any], canvas: Canvas) -> None:
     titles = [f"{drafter}, {length} tokens before" for drafter, length in shares]
     for axes, levels in zip(draw.panels(canvas, titles), shares.values(), strict=True):
         for level, (own, ink) in enumerate(zip(levels, draw.MANY, strict=False), 1):

@@ -11,21 +11,19 @@ from draftwood.manifest import Manifest
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.batches import TURNS_A_PLACE, bench_batches
 from draftwood.tools.lab.opened import Lab, Opened
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, seconds_of
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped, short
 from draftwood.tools.lab.suite import Ask, Suite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 NAME = "batches"
-TOKEN_SECONDS = {"native": 0.01, "110m": 0.06, "500m": 0.25}
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A pair at a temperature, with so many texts at a time."""
     for size, drafter, temperature, texts in product(ask.sizes, ask.drafters, ask.temperatures, ask.texts):
-        at = {"size": size, "drafter": drafter, "temperature": temperature, "texts": texts}
-        yield Task(NAME, at, seconds_of(TOKEN_SECONDS, size) * _turns(ask, size, texts) * ask.max_new_tokens)
+        yield Task(NAME, {"size": size, "drafter": drafter, "temperature": temperature, "texts": texts})
 
 
 def _turns(ask: Ask, size: str, texts: int) -> int:
@@ -61,7 +59,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
         gains = [found[name]["mean"] for name in ("plain_over_alone", "speedup")]
         waits = [full[f"{way}_ms_per_token"] for way in ("plain", "speculative")]
         equal = f"{found['identical']} of {2 * found['turns']}"
-        lines.append([at["size"], _name(row), at["temperature"], at["texts"], *gains, *waits, equal])
+        lines.append([at["size"], short(at["drafter"]), at["temperature"], at["texts"], *gains, *waits, equal])
     columns = (
         "size",
         "drafter",
@@ -74,16 +72,11 @@ def show(rows: list[Row]) -> Iterator[Block]:
         "texts equal",
     )
     note = "Steps with every place taken; ms that a text waits for its next token."
-    yield Table("Texts that share launches", columns, lines, [[row["key"]] for row in rows], note)
-    for size, drafter, temperature in dict.fromkeys(tuple(row["at"].values())[:3] for row in rows):
-        own = [row for row in rows if tuple(row["at"].values())[:3] == (size, drafter, temperature)]
-        title = f"Texts that share launches, {_name(own[0])}, {size}, temperature {temperature:g}"
-        name = f"batches-{size}-{_name(own[0])}-{temperature:g}"
-        yield Figure(name, title, partial(_draw, own), [row["key"] for row in own])
-
-
-def _name(row: Row) -> str:
-    return str(row["at"]["drafter"]).removeprefix("demo-")
+    yield Table("Texts that share launches", columns, lines, note)
+    for (size, drafter, temperature), own in grouped(rows, "size", "drafter", "temperature").items():
+        title = f"Texts that share launches, {drafter}, {size}, temperature {temperature:g}"
+        name = f"batches-{size}-{drafter}-{temperature:g}"
+        yield Figure(name, title, partial(_draw, own))
 
 
 def _draw(rows: list[Row], canvas: Canvas) -> None:
@@ -93,7 +86,7 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
     full = [row["found"]["bench"]["occupancies"][-1] for row in rows]
     alone = rows[0]["found"]["bench"]["alone_tokens_per_s"]
     goodput.axhline(alone, color=draw.INK, linewidth=0.9, linestyle=":", label="plain, one text at a time")
-    for way, label, drawn in (("plain", "plain", "plain"), ("speculative", "adaptive", _name(rows[0]))):
+    for way, label, drawn in (("plain", "plain", "plain"), ("speculative", "adaptive", rows[0]["at"]["drafter"])):
         style: Any = {"marker": "o", "markersize": 4, "color": draw.colour(drawn)}
         goodput.plot(texts, [one[f"{way}_tokens_per_s"] for one in full], label=label, **style)
         waiting.plot(texts, [one[f"{way}_ms_per_token"] for one in full], **style)

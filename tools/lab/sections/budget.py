@@ -51,7 +51,7 @@ def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt, with every budget."""
-    return shapes.tasks_of(NAME, trees_of, ask, suite)
+    return shapes.tasks_of(NAME, ask)
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -59,8 +59,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
     points = [point for point in points_of(rows) if point.way != PLAIN]
     if not points:
         return
-    keys = sorted({key for point in points for key in point.keys})
-    yield Figure("budget", "Speed-up by budget: M nodes, D levels", partial(_draw, points), keys)
+    yield Figure("budget", "Speed-up by budget: M nodes, D levels", partial(_draw, points))
     for place in dict.fromkeys(point.place for point in points):
         yield _sweet_spot([point for point in points if point.place == place])
     lines = [
@@ -69,7 +68,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
     ]
     columns = ("size", "drafter", "temperature", "M", "D", "accept length", "ms a step", "speed-up (95 %)")
     note = "EAGLE-Pangu's best budget was M = 16 with D = 10, at 1.48 times plain decoding; larger trees were slower."
-    yield Table("Every budget", columns, lines, [point.keys for point in points], note)
+    yield Table("Every budget", columns, lines, note)
 
 
 def _sizes(point: Point) -> tuple[int, int]:

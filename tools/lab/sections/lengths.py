@@ -7,30 +7,26 @@ Plain against plain is the noise floor; the best tree alone in hindsight gives t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task, any_bundle, seconds_of
+from draftwood.tools.lab.section import Section, Task, any_bundle
 from draftwood.tools.lab.sections import lengths_shown
 from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "lengths"
 TEXTS = 4
-TOKEN_SECONDS = {"native": 0.007, "110m": 0.05, "500m": 0.25}
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A text of a length at a size, for a drafter and a temperature."""
-    for size in ask.sizes:
-        for drafter in ask.drafters:
-            for length in ask.lengths:
-                for text in range(ask.limit_of(size) or TEXTS):
-                    # Temperatures come last: they share the text's prefill.
-                    for temperature in ask.temperatures:
-                        at = {"size": size, "drafter": drafter, "length": length, "text": text}
-                        weight = seconds_of(TOKEN_SECONDS, size) * ask.max_new_tokens * ask.rounds * (1 + length / 2000)
-                        yield Task(NAME, {**at, "temperature": temperature}, weight)
+    for size, drafter, length in product(ask.sizes, ask.drafters, ask.lengths):
+        # Temperatures come last: they share the text's prefill.
+        for text, temperature in product(range(ask.limit_of(size) or TEXTS), ask.temperatures):
+            at = {"size": size, "drafter": drafter, "length": length, "text": text, "temperature": temperature}
+            yield Task(NAME, at)
 
 
 def _opened(task: Task, lab: Lab) -> Opened:
@@ -49,12 +45,10 @@ def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle, and decodes a text of the length with each way once."""
-    place = (NAME, task.at["size"], task.at["drafter"], task.at["length"])
-    if lab.warmed != place:
+    if lab.enters(NAME, task.at["size"], task.at["drafter"], task.at["length"]):
         opened = _opened(task, lab)
         _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
         warm_up(_ways(opened, ids, lab), ids, lab.options(ask, task.at["temperature"]))
-        lab.warmed = place
 
 
 def measure_text(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:

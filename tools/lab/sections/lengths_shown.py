@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.runner import PLAIN, median_seconds
-from draftwood.tools.lab.section import Block, Figure, Row, Table
+from draftwood.tools.lab.section import Block, Figure, Row, Table, grouped
 from draftwood.tools.lab.spread import Interval, ratio, spread
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class Cell:
     @property
     def trees(self) -> list[str]:
         return [way for way in self.rows[0]["found"]["ways"] if way not in (PLAIN, AGAIN, ADAPTIVE)]
-
-    @property
-    def keys(self) -> list[str]:
-        return [row["key"] for row in self.rows]
 
     def ways(self, way: str) -> list[dict[str, Any]]:
         return [row["found"]["ways"][way] for row in self.rows]
@@ -77,13 +73,8 @@ class Cell:
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Texts by cell, in the order of the run."""
-    found: dict[tuple[str, str, float, int], list[Row]] = {}
-    for row in rows:
-        at = row["at"]
-        found.setdefault((at["size"], at["drafter"].removeprefix("demo-"), at["temperature"], at["length"]), []).append(
-            row
-        )
-    return [Cell(*place, own) for place, own in found.items()]
+    cells = grouped(rows, "size", "drafter", "temperature", "length")
+    return [Cell(size, drafter, heat, length, own) for (size, drafter, heat, length), own in cells.items()]
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -91,14 +82,12 @@ def show(rows: list[Row]) -> Iterator[Block]:
     cells = cells_of(rows)
     if not cells:
         return
-    keys = [key for cell in cells for key in cell.keys]
     yield _summary(cells)
-    yield Figure("speedup-by-length", "Speed-up against the text's length", partial(_draw_speedups, cells), keys)
+    yield Figure("speedup-by-length", "Speed-up against the text's length", partial(_draw_speedups, cells))
     yield Figure(
         "overhead-by-length",
         "What a tree's step takes against what it gains",
         partial(_draw_overhead, cells),
-        keys,
         note="Best tree of the cell in hindsight. It pays where the accept length (whole lines) is above the overhead"
         " ratio (dotted), the time of its step over a plain one's.",
     )
@@ -129,7 +118,7 @@ def _summary(cells: list[Cell]) -> Table:
         " longer the policy took than the best gear in hindsight, plain decoding among them. Host: its"
         " time outside graphs."
     )
-    return Table("By length", columns, lines, [cell.keys for cell in cells], note)
+    return Table("By length", columns, lines, note)
 
 
 def adaptive_regret(cell: Cell) -> float:
@@ -195,7 +184,7 @@ def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
 
 
 def _break_even(cells: list[Cell]) -> Table:
-    lines, rows = [], []
+    lines = []
     for place in _places(cells):
         for drafter, own in _lines(cells, place):
             for name, ratios in (
@@ -203,10 +192,9 @@ def _break_even(cells: list[Cell]) -> Table:
                 ("best tree", [cell.speedup(cell.best).value for cell in own]),
             ):
                 lines.append([place[0], drafter, place[1], name, break_even([c.length for c in own], ratios)])
-                rows.append([key for cell in own for key in cell.keys])
     note = "OpenPangu-Medusa reports 1.35, 1.25, 1.10 and below 1 at 128, 256, 512 and 1024 tokens: break-even at 1024."
     columns = ("size", "drafter", "temperature", "way", "slower than plain from")
-    return Table("Break-even length", columns, lines, rows, note)
+    return Table("Break-even length", columns, lines, note)
 
 
 def break_even(lengths: Sequence[int], ratios: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,12 @@ from draftwood.tools.lab.differences import agreement
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.peers import PEERS, Generate, compiled_with
 from draftwood.tools.lab.runner import Way, decode, in_turns
-from draftwood.tools.lab.section import Block, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task, grouped
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "peers"
 PROMPTS = 6
-TOKEN_SECONDS = {"native": 0.02, "110m": 0.15, "500m": 0.6, "1.5b": 1.5}
 OURS, PLAIN = "draftwood", "plain"
 # What is read from a peer's name: that it speculates.
 LOOKUP = "lookup"
@@ -31,11 +31,9 @@ LOOKUP = "lookup"
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A prompt at a size and a temperature, with every peer."""
-    for size in ask.sizes:
-        for temperature in ask.temperatures:
-            for prompt in range(ask.limit_of(size) or PROMPTS):
-                at = {"size": size, "temperature": temperature, "prompt": prompt}
-                yield Task(NAME, at, TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds)
+    for size, temperature in product(ask.sizes, ask.temperatures):
+        for prompt in range(ask.limit_of(size) or PROMPTS):
+            yield Task(NAME, {"size": size, "temperature": temperature, "prompt": prompt})
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
@@ -64,10 +62,9 @@ def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperat
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Exports the checkpoint to whoever needs it, and lets each answer once."""
-    if lab.warmed != (NAME, task.at["size"]):
+    if lab.enters(NAME, task.at["size"]):
         for generate in _ways(task, ask, lab).values():
             generate(_ids(task, ask, lab), 8, task.at["temperature"])
-        lab.warmed = (NAME, task.at["size"])
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
@@ -113,25 +110,19 @@ def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
-    groups: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["at"]["size"], row["at"]["temperature"]), []).append(row)
-    programs = [([*at, *line], own) for at, own in groups.items() for line in _rates(own)]
+    groups = grouped(rows, "size", "temperature")
+    programs = [[*at, *line] for at, own in groups.items() for line in _rates(own)]
     columns = ("size", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
     note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
-    yield _table("Programs", columns, programs, f"{note} Ours are held to plain decoding in the same precision.")
-    over = [([*at, *line], own) for at, own in groups.items() for line in _compared(own)]
+    yield Table("Programs", columns, programs, f"{note} Ours are held to plain decoding in the same precision.")
+    over = [[*at, *line] for at, own in groups.items() for line in _compared(own)]
     if over:
-        yield _table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
+        yield Table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
     if compiled := rows[-1]["found"].get("compiled"):
         yield f"llama.cpp was compiled with {compiled}."
     missing = rows[-1]["found"]["missing"]
     if missing:
         yield "Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + "."
-
-
-def _table(title: str, columns: tuple[str, ...], lines: list[tuple[list[Any], list[Row]]], note: str = "") -> Table:
-    return Table(title, columns, [line for line, _ in lines], [[row["key"] for row in own] for _, own in lines], note)
 
 
 def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:

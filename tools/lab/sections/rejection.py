@@ -15,7 +15,7 @@ import numpy as np
 from draftwood.runtime.decoding import Decoding
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN
-from draftwood.tools.lab.section import CACHED, Block, Row, Section, Table, Task, has_cache
+from draftwood.tools.lab.section import CACHED, Block, Row, Section, Table, Task, grouped, has_cache
 from draftwood.tools.lab.spread import mean
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -32,7 +32,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     for drafter, temperature in product(drafters, (one for one in ask.temperatures if one)):
         for prompt in range(ask.limit or PROMPTS):
             at = {"size": ask.sizes[0], "drafter": drafter, "temperature": temperature, "prompt": prompt}
-            yield Task(NAME, at, 2.0)
+            yield Task(NAME, at)
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
@@ -62,16 +62,12 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """A line a way."""
-    groups: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["at"]["drafter"].removeprefix("demo-"), row["at"]["temperature"]), []).append(row)
-    lines, keys = [], []
-    for place, own in groups.items():
+    lines = []
+    for place, own in grouped(rows, "drafter", "temperature").items():
         for way in own[0]["found"]["tokens"]:
             by_depth = np.array([row["found"]["tokens"][way] for row in own])
             by_level = [*by_depth.mean(0).round(2).tolist(), *[None] * LEVELS][:LEVELS]
             lines.append([*place, way, mean(by_depth[:, -1]), *by_level])
-            keys.append([row["key"] for row in own])
     levels = tuple(f"of {level} levels" for level in range(1, LEVELS + 1))
     columns = ("drafter", "temperature", "accepted by", "tokens a step (95 %)", *levels)
     note = (
@@ -79,7 +75,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
         " No noise: the most probable token, accepted with the teacher's probability of it, as EAGLE-2 and 3 do."
         " Rejection: a token drawn from the drafter's distribution, accepted with min(1, p / q)."
     )
-    yield Table("Ways to accept a chain in sampled text", columns, lines, keys, note)
+    yield Table("Ways to accept a chain in sampled text", columns, lines, note)
 
 
 SECTION = Section(

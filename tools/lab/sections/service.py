@@ -17,14 +17,13 @@ from draftwood.tools.lab import served
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.peers import gguf_of
 from draftwood.tools.lab.runner import in_turns
-from draftwood.tools.lab.section import Block, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task, short
 from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "service"
 LIBRARY = "draftwood.open"
 # Texts that a launch of the bundle takes; answers of a round, for each client, and in all at least.
 TEXTS, TURNS, LEAST = 8, 4, 24
-TOKEN_SECONDS = {"native": 0.01, "110m": 0.03, "500m": 0.15}
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"type": "string"}, "because": {"type": "string"}},
@@ -36,8 +35,7 @@ SCHEMA = {
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A pair with so many clients at a time."""
     for size, drafter, clients in product(ask.sizes, ask.drafters, ask.texts):
-        at = {"size": size, "drafter": drafter, "clients": clients}
-        yield Task(NAME, at, TOKEN_SECONDS.get(size, 0.15) * max(LEAST, TURNS * clients) * ask.max_new_tokens)
+        yield Task(NAME, {"size": size, "drafter": drafter, "clients": clients})
 
 
 def _opened(task: Task, ask: Ask, lab: Lab) -> dict[str, Opened]:
@@ -107,25 +105,23 @@ def _held(server: served.Server, lab: Lab, count: int) -> list[list[float | None
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """A line a program and number of clients; then what was set as goals."""
-    lines, keys = [], []
+    lines = []
     for row in rows:
         for name, rounds in row["found"]["rounds"].items():
             waits = [_percentile(rounds, what, point) for what in ("first_ms", "gap_ms") for point in (50, 99)]
             lines.append([*_place(row), row["at"]["clients"], name, _rate(rounds), *waits])
-            keys.append([row["key"]])
     waited = [f"ms {what}, {point}" for what in ("to the first token", "a token after") for point in ("median", "p99")]
     columns = ("size", "drafter", "clients", "program", "tokens/s", *waited)
     note = "The median round's tokens/s; a drafted step sends its tokens at once."
-    yield Table("Servers under clients", columns, lines, keys, note)
-    goals = [([*_place(rows[0]), *line], [row["key"] for row in rows]) for line in _goals(rows)]
-    columns = ("size", "drafter", "what", "value")
-    yield Table("The service's own cost", columns, [line for line, _ in goals], [own for _, own in goals])
+    yield Table("Servers under clients", columns, lines, note)
+    goals = [[*_place(rows[0]), *line] for line in _goals(rows)]
+    yield Table("The service's own cost", ("size", "drafter", "what", "value"), goals)
     if missing := rows[-1]["found"]["missing"]:
         yield f"Missing: {missing}."
 
 
 def _place(row: Row) -> list[str]:
-    return [row["at"]["size"], str(row["at"]["drafter"]).removeprefix("demo-")]
+    return [row["at"]["size"], short(row["at"]["drafter"])]
 
 
 def _rate(rounds: Sequence[dict[str, Any]]) -> float:

@@ -21,7 +21,7 @@ from draftwood.tools.lab.bundles import Trees
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, seconds_of
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped
 from draftwood.tools.lab.spread import Interval, ratio
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.trees import Topology
@@ -43,23 +43,15 @@ PLANNED, CHOSEN, BINARY = "planned", "EAGLE-2's budget", "binary"
 # Candidates of a budget tree's node, and the nodes that its levels expand.
 WIDTH = 10
 DEPTH = 6
-TOKEN_SECONDS = {"native": 0.002, "110m": 0.012, "500m": 0.06}
 
 TreesOf = Callable[[str, Ask, Suite], Trees]
 
 
-def tasks_of(name: str, trees: TreesOf, ask: Ask, suite: Suite) -> Iterator[Task]:
+def tasks_of(name: str, ask: Ask) -> Iterator[Task]:
     """A prompt at a size and temperature, for a drafter."""
     for size, drafter, temperature in product(ask.sizes, ask.drafters, ask.temperatures):
-        weight = (
-            seconds_of(TOKEN_SECONDS, size)
-            * ask.max_new_tokens
-            * ask.rounds
-            * (1 if suite.bundles else len(trees(drafter, ask, suite)))
-        )
         for prompt in range(ask.limit_of(size) or PROMPTS):
-            at = {"size": size, "drafter": drafter, "temperature": temperature, "prompt": prompt}
-            yield Task(name, at, weight)
+            yield Task(name, {"size": size, "drafter": drafter, "temperature": temperature, "prompt": prompt})
 
 
 def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
@@ -109,14 +101,9 @@ def ways_of(task: Task, ask: Ask, lab: Lab, trees: TreesOf) -> dict[str, Way]:
 
 def prepare(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle and decodes a text with each way once."""
-    place = (task.section, task.at["size"], task.at["drafter"])
-    if lab.warmed != place:
-        warm_up(
-            ways_of(task, ask, lab, trees),
-            ids_of(task, ask, lab, trees),
-            lab.options(ask, task.at["temperature"]),
-        )
-        lab.warmed = place
+    if lab.enters(task.section, task.at["size"], task.at["drafter"]):
+        ways, ids = ways_of(task, ask, lab, trees), ids_of(task, ask, lab, trees)
+        warm_up(ways, ids, lab.options(ask, task.at["temperature"]))
 
 
 def measure(trees: TreesOf, task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
@@ -145,7 +132,6 @@ class Point:
     tokens_a_step: float
     ms_a_step: float
     speedup: Interval
-    keys: list[str]
 
     @property
     def place(self) -> tuple[str, str, float]:
@@ -154,40 +140,34 @@ class Point:
 
 def points_of(rows: Sequence[Row]) -> list[Point]:
     """Every tree at every place."""
-    groups: dict[tuple[str, str, float], list[Row]] = {}
-    for row in rows:
-        at = row["at"]
-        groups.setdefault((at["size"], at["drafter"].removeprefix("demo-"), at["temperature"]), []).append(row)
     found = []
-    for place, own in groups.items():
+    for (size, drafter, temperature), own in grouped(rows, "size", "drafter", "temperature").items():
         plain = [median_seconds(row["found"]["ways"][PLAIN]) for row in own]
         for way, count in own[0]["found"]["rows"].items():
             figures = [row["found"]["ways"][way] for row in own]
             seconds, steps = [median_seconds(one) for one in figures], sum(one["steps"] for one in figures)
             gained = sum(one["tokens"] - 1 for one in figures) / steps
-            keys = [row["key"] for row in own]
-            found.append(Point(*place, way, count, gained, 1e3 * sum(seconds) / steps, ratio(plain, seconds), keys))
+            ms = 1e3 * sum(seconds) / steps
+            found.append(Point(size, drafter, temperature, way, count, gained, ms, ratio(plain, seconds)))
     return found
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Curves at equal rows and at equal milliseconds."""
     points = points_of(rows)
-    keys = sorted({key for point in points for key in point.keys})
-    yield Figure("shapes-at-equal-rows", "Tokens a step at equal rows", partial(_draw, points, "rows"), keys)
+    yield Figure("shapes-at-equal-rows", "Tokens a step at equal rows", partial(_draw, points, "rows"))
     yield Figure(
-        "shapes-at-equal-ms", "Tokens a step at equal milliseconds", partial(_draw, points, "ms_a_step"), keys,
+        "shapes-at-equal-ms", "Tokens a step at equal milliseconds", partial(_draw, points, "ms_a_step"),
         note="Steps of the text as they were decoded: draft, verify, accept, commit and host.",
     )  # fmt: skip
-    drafted = [point for point in points if point.way != PLAIN]
     lines = [
         [*point.place, _method(point.way), point.rows, round(point.tokens_a_step, 3), round(point.ms_a_step, 3),
          point.speedup]
-        for point in drafted
+        for point in points if point.way != PLAIN
     ]  # fmt: skip
     columns = ("size", "drafter", "temperature", "method", "rows", "tokens a step", "ms a step", "speed-up (95 %)")
     note = "Live, over all prompts. Every method saw the same counted contexts, none of them of these prompts."
-    yield Table("Every tree", columns, lines, [point.keys for point in drafted], note)
+    yield Table("Every tree", columns, lines, note)
 
 
 def _method(way: str) -> str:
@@ -211,7 +191,7 @@ def _draw(points: list[Point], of: str, canvas: Canvas) -> None:
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """See `tasks_of`."""
-    return tasks_of(NAME, trees_of, ask, suite)
+    return tasks_of(NAME, ask)
 
 
 SECTION = Section(

@@ -6,7 +6,6 @@ A task times all trees of a pair in turns, behind one text, with the bound on th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from draftwood.tools.demo import counted
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.bundles import Trees
 from draftwood.tools.lab.opened import Lab, Opened
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, short
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.lab.timer import weigh
 from draftwood.trees import Topology
@@ -31,7 +30,7 @@ STAR, CHAIN = "star", "chain"
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     """A pair at a size."""
     for size, drafter in product(ask.sizes, ask.drafters):
-        yield Task(NAME, {"size": size, "drafter": drafter}, 12.0 if size == "native" else 30.0)
+        yield Task(NAME, {"size": size, "drafter": drafter})
 
 
 def trees_of(drafter: str, ask: Ask) -> Trees:
@@ -55,26 +54,22 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every gear's draft and verify, medians of steps that took turns."""
     opened = _opened(task, ask, lab)
     paths = counted(task.at["drafter"], sampled=False).rank_paths()
-    trees = {gear.name: gear.tree for gear in opened.engine.bundle.manifest.gears}
     asked = {name for name, _ in trees_of(task.at["drafter"], ask)}
-    weighed = [{**asdict(one), "tree": trees[one.gear]} for one in weigh(opened.engine, paths)]
-    gears = [one for one in weighed if one["tree"] in asked]
+    gears = [one for one in weigh(opened.engine, paths) if one["tree"] in asked]
     return {"gears": gears, "bundle": opened.digest[:16]}
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Drafts by depth, verify steps by rows, and all of it as a table."""
-    keys = [row["key"] for row in rows]
-    yield Figure("draft-by-depth", "A draft against its depth", partial(_draw_drafts, rows), keys)
-    lines, sources = [], []
+    yield Figure("draft-by-depth", "A draft against its depth", partial(_draw_drafts, rows))
+    lines = []
     for row in rows:
         plain = _plain(row)
         for gear in row["found"]["gears"]:
             ms = gear["draft_ms"] + gear["verify_ms"]
             counts = [gear["tree"], gear["rows"], round(gear["draft_ms"], 3), round(gear["verify_ms"], 3)]
             bound = [round(gear["expected_accept_length"], 2), round(ms / plain, 2), round(gear["bound"], 2)]
-            lines.append([row["at"]["size"], row["at"]["drafter"].removeprefix("demo-"), *counts, *bound])
-            sources.append([row["key"]])
+            lines.append([row["at"]["size"], short(row["at"]["drafter"]), *counts, *bound])
     columns = (
         "size",
         "drafter",
@@ -87,7 +82,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
         "bound",
     )
     note = "Bound: the speed-up if the host took nothing, counted accept length over the overhead ratio."
-    yield Table("Every step", columns, lines, sources, note)
+    yield Table("Every step", columns, lines, note)
 
 
 def _plain(row: Row) -> float:
@@ -106,7 +101,7 @@ def _gears(row: Row, kind: str) -> list[dict[str, Any]]:
 def _draw_drafts(rows: list[Row], canvas: Canvas) -> None:
     for axes, size in zip(draw.panels(canvas, _sizes(rows), share_y=False), _sizes(rows), strict=True):
         for row in (row for row in rows if row["at"]["size"] == size):
-            drafter, own = row["at"]["drafter"].removeprefix("demo-"), _gears(row, CHAIN)
+            drafter, own = short(row["at"]["drafter"]), _gears(row, CHAIN)
             axes.plot([gear["rows"] - 1 for gear in own], [gear["draft_ms"] for gear in own], marker="o", markersize=4,
                       color=draw.colour(drafter), label=drafter)  # fmt: skip
         step = min(_plain(row) for row in rows if row["at"]["size"] == size)

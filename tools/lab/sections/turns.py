@@ -11,14 +11,12 @@ from typing import Any
 from draftwood.tools.lab.conversations import Conversation, by_conversation, tokenizer_of
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task, any_bundle, seconds_of
+from draftwood.tools.lab.section import Section, Task, any_bundle, short
 from draftwood.tools.lab.sections.turns_shown import show
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.prompts import read_families
 
 NAME = "turns"
-# Seconds that a token took in all ways and rounds, at first, by size.
-TOKEN_SECONDS = {"native": 0.003, "110m": 0.02, "500m": 0.09}
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
@@ -28,9 +26,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
         whole = by_conversation(prompts, ask.limit_of(size))
         for temperature in ask.temperatures:
             for turns in whole:
-                weight = seconds_of(TOKEN_SECONDS, size) * ask.max_new_tokens * ask.rounds * len(turns)
-                at = {"size": size, "temperature": temperature, "conversation": turns[0].conversation}
-                yield Task(NAME, at, weight)
+                yield Task(NAME, {"size": size, "temperature": temperature, "conversation": turns[0].conversation})
 
 
 def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
@@ -38,7 +34,7 @@ def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
 
     Plain decoding goes round the bundles: one in each round, or as many as it takes for each to have one.
     """
-    opened = {drafter.removeprefix("demo-"): lab.planned(size, drafter) for drafter in ask.drafters}
+    opened = {short(drafter): lab.planned(size, drafter) for drafter in ask.drafters}
     every = min(ask.rounds, len(opened))
     found = {
         f"{PLAIN} {drafter}": Way(one.engine, one.policies(PLAIN), (at % every, every))
@@ -53,10 +49,9 @@ def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundles of the size, and decodes a text with each way once."""
     size = task.at["size"]
-    if lab.warmed != (NAME, size):
+    if lab.enters(NAME, size):
         ids = lab.planned(size, ask.drafters[0]).ids(lab.prompts[0])
         warm_up(ways_of(lab, ask, size), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
-        lab.warmed = (NAME, size)
 
 
 def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:

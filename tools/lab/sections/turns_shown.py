@@ -11,10 +11,9 @@ import numpy as np
 
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.runner import is_plain
-from draftwood.tools.lab.section import Block, Figure, Row, Table
-from draftwood.tools.lab.sections import families
+from draftwood.tools.lab.section import Block, Figure, Row, Table, gathered
 from draftwood.tools.lab.sections.turn import Turn, bundle_factors, plain_rounds, texts_of, total_speedup, turns_of
-from draftwood.tools.lab.spread import spread
+from draftwood.tools.lab.spread import mean, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -28,7 +27,6 @@ def show(rows: list[Row]) -> Iterator[Block]:
     """All tables and figures."""
     turns = turns_of(rows)
     places = list(dict.fromkeys((turn.size, turn.temperature) for turn in turns))
-    keys = sorted({turn.key for turn in turns})
     if not turns:
         return
     yield _summary(turns, places)
@@ -38,14 +36,11 @@ def show(rows: list[Row]) -> Iterator[Block]:
         "speedup-of-turns",
         "Speed-up of turns, from the slowest to the fastest",
         partial(_draw_speedups, turns, places),
-        keys,
         note="A line above 1 everywhere would mean that no turn was slower than plain decoding.",
     )
-    yield Figure(
-        "accept-by-position", "Steps that accept a draft at each depth", partial(_draw_depths, turns, places), keys
-    )
-    yield Figure("stages", "Where a token's time goes", partial(_draw_stages, turns, places), keys, size=(7.2, 4.2))
-    yield from families.show(turns)
+    yield Figure("accept-by-position", "Steps that accept a draft at each depth", partial(_draw_depths, turns, places))
+    yield Figure("stages", "Where a token's time goes", partial(_draw_stages, turns, places), size=(7.2, 4.2))
+    yield _families(turns)
     if (chosen := _gears(turns)).lines:
         yield chosen
     yield (
@@ -67,12 +62,11 @@ def _title(place: Place) -> str:
 
 
 def _summary(turns: list[Turn], places: list[Place]) -> Table:
-    lines, rows = [], []
+    lines = []
     for place in places:
         for way in _ways(turns):
             if own := _of(turns, place, way):
                 lines.append([*place, way, *_figures(own)])
-                rows.append(sorted({turn.key for turn in own}))
     columns = (
         *("size", "temperature", "way", "turns", "same text", "plain tokens/s", "tokens/s", "speed-up (95 %)", "mean"),
         *(
@@ -95,7 +89,7 @@ def _summary(turns: list[Turn], places: list[Place]) -> Table:
         " 95 % interval of a bootstrap over conversations; mean and percentiles are of turns. Accept length: tokens of"
         " a step."
     )
-    return Table("Every drafter against plain decoding", columns, lines, rows, note)
+    return Table("Every drafter against plain decoding", columns, lines, note)
 
 
 def _figures(own: list[Turn]) -> list[Any]:
@@ -126,7 +120,7 @@ def _figures(own: list[Turn]) -> list[Any]:
 
 def _accepted(turns: list[Turn], places: list[Place]) -> Table:
     """The histogram of accept lengths, EAGLE-Pangu's L_k."""
-    lines, rows = [], []
+    lines = []
     for place in places:
         for way in _ways(turns):
             if own := _of(turns, place, way):
@@ -135,15 +129,14 @@ def _accepted(turns: list[Turn], places: list[Place]) -> Table:
                 lines.append(
                     [*place, way, total, *(round(100 * counts[n] / total, 1) for n in range(1, len(LONG) + 1))]
                 )
-                rows.append(sorted({turn.key for turn in own}))
     columns = ("size", "temperature", "way", "steps", *(f"{name}, %" for name in LONG))
     note = "Steps by the tokens that they gained, the bonus counted: EAGLE-Pangu's histogram of L_k."
-    return Table("Tokens of a step", columns, lines, rows, note)
+    return Table("Tokens of a step", columns, lines, note)
 
 
 def _bundles(rows: list[Row]) -> Table:
     """Plain decoding with each bundle, and against itself: the noise floor of the speed-ups above."""
-    lines, sources = [], []
+    lines = []
     for size in dict.fromkeys(row["at"]["size"] for row in rows):
         texts = texts_of(rows, size)
         factors = bundle_factors(texts)
@@ -151,13 +144,24 @@ def _bundles(rows: list[Row]) -> Table:
         floor = spread([one / float(np.median(own)) for own in rounds for one in own])
         for name, factor in factors.items():
             lines.append([size, name, round(factor, 3), *(round(floor[p], 3) for p in ("p1", "p50", "p99"))])
-            sources.append([row["key"] for row in rows if row["at"]["size"] == size])
     columns = ("size", "way", "its time over the bundles' mean", "a round over its text's median, p1", "p50", "p99")
     note = (
         "Bundles of a size hold one teacher; what its features and caches cost a step beside another's is in the first"
         " figure. Percentiles are of all plain rounds of the size, each over its bundle's figure: the noise floor."
     )
-    return Table("Plain decoding by bundle", columns, lines, sources, note)
+    return Table("Plain decoding by bundle", columns, lines, note)
+
+
+def _families(turns: list[Turn]) -> Table:
+    """FastEagle's table."""
+    drafted = (turn for turn in turns if not is_plain(turn.way))
+    groups = gathered(drafted, lambda turn: (turn.source, turn.size, turn.temperature, turn.way))
+    lines = []
+    for place, own in sorted(groups.items()):
+        accepted = mean([n for turn in own for n in turn.figures["accepted"]])
+        lines.append([*place, len(own), total_speedup(own), accepted])
+    columns = ("family", "size", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
+    return Table("By task family", columns, lines)
 
 
 def _draw_speedups(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
@@ -199,38 +203,19 @@ def depth_shares(turns: Sequence[Turn]) -> list[float]:
 
 
 def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None:
-    stages = ("draft", "verify", "accept and commit", "host")
     for axes, place in zip(draw.panels(canvas, [_title(p) for p in places]), places, strict=True):
         ways = list(dict.fromkeys(turn.way for turn in turns))[::-1]
-        left = np.zeros(len(ways))
-        for stage, ink in zip(stages, draw.OTHERS, strict=False):
-            own = [_of(turns, place, way) for way in ways]
-            ms = np.array([_ms_a_token(side, stage) for side in own])
-            axes.barh(range(len(ways)), ms, left=left, color=ink, label=stage, height=0.7)
-            left += ms
-        draw.label_bars(axes, left.tolist())
-        axes.set_yticks(range(len(ways)), ways)
-        axes.set_xlim(0, 1.18 * left.max())
+        draw.stages(axes, {way: [turn.figures for turn in _of(turns, place, way)] for way in ways})
         axes.set(xlabel="ms a token")
-        axes.grid(axis="y", visible=False)
     draw.legend(canvas, canvas.axes[0])
 
 
-def _ms_a_token(turns: Sequence[Turn], stage: str) -> float:
-    us = sum(turn.figures["stages_us"][stage] for turn in turns)
-    return us / 1e3 / max(sum(turn.figures["tokens"] - 1 for turn in turns), 1)
-
-
 def _gears(turns: list[Turn]) -> Table:
-    lines, rows = [], []
-    groups: dict[tuple[Any, ...], list[Turn]] = {}
-    for turn in turns:
-        if turn.way.endswith("adaptive"):
-            groups.setdefault((turn.size, turn.temperature, turn.way), []).append(turn)
-    for place, own in groups.items():
+    lines = []
+    adaptive = (turn for turn in turns if turn.way.endswith("adaptive"))
+    for place, own in gathered(adaptive, lambda turn: (turn.size, turn.temperature, turn.way)).items():
         steps = sum((Counter(turn.figures["gears"]) for turn in own), Counter())
         total = sum(steps.values())
         shares = ", ".join(f"{gear} {100 * count / total:.0f} %" for gear, count in steps.most_common())
         lines.append([*place, total, shares])
-        rows.append(sorted({turn.key for turn in own}))
-    return Table("What the adaptive policy chose", ("size", "temperature", "way", "steps", "gears"), lines, rows)
+    return Table("What the adaptive policy chose", ("size", "temperature", "way", "steps", "gears"), lines)

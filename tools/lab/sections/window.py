@@ -12,13 +12,12 @@ from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.prefilled import Prefilled
 from draftwood.tools.lab.runner import PLAIN, Way, median_seconds, warm_up
 from draftwood.tools.lab.runner import measure as measured
-from draftwood.tools.lab.section import CACHED, Block, Row, Section, Table, Task
-from draftwood.tools.lab.spread import Interval, ratio
+from draftwood.tools.lab.section import CACHED, Block, Row, Section, Table, Task, grouped
+from draftwood.tools.lab.spread import ratio
 from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "window"
 TEXTS = 4
-TOKEN_SECONDS = {"native": 0.004, "110m": 0.02, "500m": 0.1}
 TREE = "tree"
 
 
@@ -27,8 +26,7 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
     drafters = [drafter for drafter in ask.drafters if drafter in CACHED]
     for size, drafter, length in product(ask.sizes, drafters, ask.lengths):
         for text in range(ask.limit_of(size) or TEXTS):
-            weight = TOKEN_SECONDS[size] * ask.max_new_tokens * ask.rounds * len(ask.windows)
-            yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text}, weight)
+            yield Task(NAME, {"size": size, "drafter": drafter, "length": length, "text": text})
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
@@ -47,10 +45,8 @@ def _ways(task: Task, ask: Ask, lab: Lab) -> tuple[dict[str, Way], list[int]]:
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundles and decodes a text with each."""
-    place = (NAME, *(task.at[of] for of in ("size", "drafter", "length")))
-    if lab.warmed != place:
+    if lab.enters(NAME, task.at["size"], task.at["drafter"], task.at["length"]):
         warm_up(*_ways(task, ask, lab), lab.options(ask, 0.0))
-        lab.warmed = place
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
@@ -60,27 +56,19 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     return {"prompt_tokens": len(ids), "ways": found}
 
 
-Line = tuple[str, str, int, int, float, Interval, list[str]]
-
-
 def show(rows: list[Row]) -> Iterator[Block]:
     """Accept length and speed-up by window."""
-    lines: list[Line] = []
-    groups: dict[tuple[str, str, int], list[Row]] = {}
-    for row in rows:
-        place = (row["at"]["size"], row["at"]["drafter"].removeprefix("demo-"), row["at"]["length"])
-        groups.setdefault(place, []).append(row)
-    for place, own in groups.items():
+    lines = []
+    for place, own in grouped(rows, "size", "drafter", "length").items():
         plain = [median_seconds(row["found"]["ways"][PLAIN]) for row in own]
         for window in sorted((int(w) for w in own[0]["found"]["ways"] if w != PLAIN), key=lambda w: w or 1 << 30):
             figures = [row["found"]["ways"][str(window)] for row in own]
             gained = sum(one["tokens"] - 1 for one in figures) / sum(one["steps"] for one in figures)
             gain = ratio(plain, [median_seconds(one) for one in figures])
-            lines.append((*place, window, gained, gain, [row["key"] for row in own]))
-    cells = [[*place, window or "all", round(gained, 3), gain] for *place, window, gained, gain, _ in lines]
+            lines.append([*place, window or "all", round(gained, 3), gain])
     note = "EAGLE-Pangu found a loss: at W = 128 its accept length fell from 3.17 to 1.48, to 0.69 of plain speed."
     columns = ("size", "drafter", "tokens before", "window W", "accept length", "speed-up (95 %)")
-    yield Table("Window of the drafter", columns, cells, [line[-1] for line in lines], note)
+    yield Table("Window of the drafter", columns, lines, note)
 
 
 SECTION = Section(
