@@ -127,7 +127,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         speeds = {"speculative_tokens_per_s": SPEEDS[name], "plain_tokens_per_s": 80.0}
         bench = {"turns": 1, "identical": 1, "ties": 0, "ok": True, "speedup": {"mean": 2.0}, **speeds}
         bench["accept_length"] = {"mean": 2.5}
-        report = {"ok": True, "bundle": "", "gears": [], "bench": bench, "commands": []}
+        report = {"ok": True, "bundle": "", "gears": [], "bench": bench, "pictures": [], "commands": []}
         report["check"] = {"ok": True, "mutations": 1, "mutations_caught": 1}
         out.with_name("bundle.make").joinpath("report.json").write_text(json.dumps(report))
         return 0

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import TreeError
+from draftwood.tools.show.pictures import draw_picture
 from draftwood.trees import RankPaths, Topology
 
 from .samples import COUNTS, FIXED, gain, prefixes, trees_within
@@ -65,3 +66,10 @@ def test_no_contexts_and_bad_values_are_refused():
     ):
         with pytest.raises(TreeError):
             call()
+
+
+def test_picture_is_a_png(tmp_path):
+    path = tmp_path / "tree.png"
+    draw_picture(Topology.backbone(2, 3), path, {1: "the"}, {1: "61%"}, "backbone")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    draw_picture(Topology.plain(), path)

@@ -125,7 +125,7 @@ def _planning(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
         yield Stage("times", words, latency, "times steps of so many rows here")
     files = ("--stats", *map(str, stats), "--latency", str(latency))
     nodes = str(min(NODES, _most_rows(args) - 1))
-    words = ("plan", *files, "--max-nodes", nodes, "--out", str(plan))
+    words = ("plan", *files, "--max-nodes", nodes, "--explain", "--out", str(plan))
     yield Stage("plan", words, plan, "chooses trees and gears")
 
 
@@ -241,6 +241,7 @@ def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> di
             for name in ("ok", "turns", "identical", "ties", "speedup", "accept_length", "plain_tokens_per_s",
                          "speculative_tokens_per_s")
         },
+        "pictures": sorted(str(path) for path in work.glob("*.png")),
         "commands": [stage.line for stage in stages],
     }  # fmt: skip
 
@@ -260,6 +261,7 @@ def _page(report: dict[str, Any]) -> str:
         f"bench      {equal}{'' if bench['ok'] else '; FAILED'}",
         f"speed-up   {bench['speedup']['mean']:.2f} as the mean of the answers; {bench['accept_length']['mean']:.2f}"
         " tokens a step",
+        *(f"picture    {path}" for path in report["pictures"]),
         "",
         "made by",
         *(f"  {line}" for line in report["commands"]),

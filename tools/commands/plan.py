@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often how many texts are there (default: every number up to the table's equally often)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN", help="for build --tree plan:PLAN")
-    parser.add_argument("--explain", action="store_true", help="say why, and draw the trees")
+    parser.add_argument("--explain", action="store_true", help="say why, and draw pictures beside PLAN")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -56,7 +56,13 @@ def main(args: argparse.Namespace) -> int:
     stats, sampled = read_statistics(args.stats)
     plan = draftwood.plan(stats, limits, table, args.classes, sampled, occupancy)
     write_out(args.out, format_plan(plan).encode())
-    print(explanation(plan) if args.explain else summary(plan))
+    if args.explain:
+        from draftwood.tools.show.plan_pictures import draw_plan
+
+        pictures = draw_plan(plan, args.out)
+        print(explanation(plan) + "".join(f"\npicture: {path}" for path in pictures))
+    else:
+        print(summary(plan))
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from draftwood.trees import draw_text
 from draftwood.trees.plan_file import Cost, Plan, PlannedTree, Promise
 
 
@@ -17,7 +16,7 @@ def explanation(plan: Plan) -> str:
     """The same and why: rival methods, the cost's staircase, and every node's gain."""
     parts = [_contexts(plan), _classes(plan), _trees(plan), _baselines(plan)]
     parts += [_cost(plan, plan.cost), *_stairs(plan.cost)] if plan.cost else []
-    parts += [_curve(plan), *(_drawing(tree) for tree in plan.trees if tree.paths)]
+    parts += [_curve(plan), *(_nodes(tree) for tree in plan.trees if tree.paths)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -153,14 +152,19 @@ def _curve(plan: Plan) -> str:
     return "best expected accept length by size; every larger tree contains the smaller ones\n" + _table(rows)
 
 
-def _drawing(tree: PlannedTree) -> str:
-    """The tree with what each node gains."""
-    parts = [tree.counted_shares, *([tree.heldout_shares] if tree.heldout_shares else [])]
-    labels = {
-        row: ", ".join(f"{share:.4f}" for share in shares) for row, shares in enumerate(zip(*parts, strict=True), 1)
-    }
-    what = "what each node gains, the share of contexts whose truth passes it, counted and held out"
-    return f"{tree.name}: {what}\n{draw_text(tree.topology, labels)}"
+def _nodes(tree: PlannedTree) -> str:
+    """The nodes of a tree by what they gain; long trees in part."""
+    counted, heldout = tree.counted_shares, tree.heldout_shares
+    order = sorted(range(len(counted)), key=lambda i: (-counted[i], len(tree.paths[i]), tree.paths[i]))
+    rows: list[Sequence[object]] = [("node", "gain", "held out", "")]
+    shown = order if len(order) <= 24 else order[:16] + order[-8:]
+    for i in shown:
+        out = "-" if heldout is None else f"{heldout[i]:.4f}"
+        rows.append((tree.paths[i], f"{counted[i]:.4f}", out, "#" * round(30 * counted[i])))
+    left = (
+        f" (the {len(order) - len(shown)} between the first 16 and the last 8 left out)" if shown is not order else ""
+    )
+    return f"{tree.name}: what each node gains, the share of contexts whose truth passes it{left}\n{_table(rows)}"
 
 
 def _ms(us: float) -> str:
