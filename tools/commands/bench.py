@@ -38,6 +38,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.policy import Policies
     from draftwood.tools.lab.batches import bench_batches
     from draftwood.tools.lab.bench import bench
+    from draftwood.tools.lab.joining import bench_joining
     from draftwood.tools.prompts import read_prompts
 
     bundle, prompts = Bundle.open(args.bundle), read_prompts(args.prompts)
@@ -49,6 +50,8 @@ def main(args: argparse.Namespace) -> int:
     assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
     given = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
     report = bench(*given) if args.texts == 1 else bench_batches(*given, args.texts)
+    if args.texts > 1:
+        report |= bench_joining(engine, prompts, args.texts)
     if args.json:
         print(json.dumps(report))
     elif args.texts == 1:
@@ -85,6 +88,12 @@ def _print_batches(report: dict[str, Any]) -> None:
     print(f"tokens/step  mean {report['tokens_per_step']:.2f} of a text")
     print(f"host share   {100 * report['host_share']:.1f} % of the time outside graphs")
     _print_occupancies(report["occupancies"])
+    turn, long = report["second_turn"], report["long_prompt"]
+    print(f"second turn  behind {turn['behind_tokens']} tokens: first token in {turn['ratio']:.3f} of the time")
+    print(
+        f"longest wait {long['longest_wait_ms']:.0f} ms while {long['prompt_tokens']} tokens are read: a launch of them"
+        f" {long['prompt_launch_ms']:.0f} ms, a step {long['step_ms']:.0f} ms"
+    )
     _print_differences(report)
 
 
