@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.tests.house.imports import ROOT_ROOM, Edges, circles, modules, room, room_imports
-from draftwood.tools.script import refusing
+from draftwood.tests.house.script import refusing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.tests.house.imports import HOUSES, modules, room
-from draftwood.tools.script import refusing
+from draftwood.tests.house.script import refusing
 
 LONGEST = 5
 

@@ -17,7 +17,7 @@ import msgspec
 
 from draftwood.errors import RequestError
 from draftwood.manifest import SCHEMA_VERSION, Manifest
-from draftwood.tools.script import refusing
+from draftwood.tests.house.script import refusing
 
 
 def manifest_schema() -> dict[str, Any]:

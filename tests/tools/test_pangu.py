@@ -9,8 +9,8 @@ import torch
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.teacher import FrozenTeacher
+from draftwood.tests import pangu
 from draftwood.tools import cli, demo
-from draftwood.tools.recipe import pangu
 
 
 def test_the_demos_teacher_as_an_openpangu_computes_the_same_bits(tmp_path: Path) -> None:

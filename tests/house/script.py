@@ -1,4 +1,4 @@
-"""Modules that run as scripts (``python -m draftwood.tools.recipe.pangu``): a wrong request is one line."""
+"""Modules that run as scripts (``python -m draftwood.tests.pangu``): a wrong request is one line."""
 
 from __future__ import annotations
 

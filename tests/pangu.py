@@ -1,6 +1,6 @@
 """Writes a Llama as an openPangu-Embedded: another architecture, the same function to the bit.
 
-    python -m draftwood.tools.recipe.pangu --teacher LLAMA --out PANGU
+    python -m draftwood.tests.pangu --teacher LLAMA --out PANGU
 
 openPangu-Embedded is a Llama with a bias on q, k, v and o; the biases that a Llama does not have are zeros. What is
 written stands in for a published openPangu that is too large: it is read, trained for, built and lowered as one.
@@ -23,8 +23,8 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors,
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
+from draftwood.tests.house.script import refusing
 from draftwood.tools.demo import resolve
-from draftwood.tools.script import refusing
 
 
 def convert(source: Path, target: Path) -> Checkpoint:

@@ -1,1 +1,0 @@
-"""Stand-ins for published checkpoints that are too large to try. For development alone."""
