@@ -65,8 +65,8 @@ def _check_alone(request: BuildRequest) -> None:
     texts = max((request.texts, *request.shapes.batches))
     if texts > 1 and request.targets == ("onnx",):
         raise TreeError(
-            f"tree {_branching(request)[0]}: branches, and a CPU decodes such trees of a teacher in eight or four bits one"
-            f" text a launch; for {texts} texts give chains (--tree chain:3), or build for one"
+            f"tree {_branching(request)[0]}: branches, and a CPU decodes such trees of a teacher in eight or four bits"
+            f" one text a launch; for {texts} texts give chains (--tree chain:3), or build for one"
         )
 
 
