@@ -25,6 +25,8 @@ NODES = 15
 # Of a teacher in four or eight bits, whose step takes longer for every row: 4 rows 1.7 times a plain step, 16 rows 2.8
 # times in eight bits and 4.5 in four (500 M, two cores with VNNI).
 FEW_NODES = 5
+# What such a teacher's bundle looks up in the text beside its plan, as `draftwood make` has it.
+LOOKED_UP = ("lookup:chain:7", "lookup:chain:15")
 LEAST_SLOTS = 1024
 PREFILL_ROWS = (128,)  # the CPU's engine prefills with the step of any size
 # Candidates of a level that a shared bundle ranks are a multiple of this.
@@ -33,10 +35,11 @@ WIDTH_MULTIPLE = 16
 Trees = tuple[tuple[str, Topology | Budget], ...]
 
 
-def planned_specs(drafter: str, nodes: int, chains: bool = False) -> tuple[str, Specs]:
+def planned_specs(drafter: str, nodes: int, chains: bool = False, looked_up: Sequence[str] = ()) -> tuple[str, Specs]:
     """A plan from the shipped counts for greedy and sampled text together: its file's text, and what a build takes.
 
-    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that; or ``chains``.
+    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that, or ``chains``;
+    and those that are ``looked_up``.
     """
     from draftwood.trees.plan_file import format_plan
     from draftwood.trees.spec import read_specs
@@ -47,7 +50,7 @@ def planned_specs(drafter: str, nodes: int, chains: bool = False) -> tuple[str, 
     with TemporaryDirectory(prefix="draftwood-plan-") as work:
         file = Path(work) / "plan.json"
         file.write_text(text)
-        return text, read_specs(f"plan:{file}")
+        return text, read_specs(",".join((f"plan:{file}", *looked_up)))
 
 
 def planned_bundle(
@@ -62,13 +65,14 @@ def planned_bundle(
     """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens, of which a launch takes
     ``texts``; built unless it is there.
 
-    With a ``precision`` its teacher is the one in four bits, kept so, and trees have up to `FEW_NODES`; for several
-    texts they are chains, since trees that branch are decoded one text at a time there.
+    With a ``precision`` its teacher is the one in four bits, kept so, trees have up to `FEW_NODES`, and one text alone
+    is looked up in, too; for several texts they are chains, since trees that branch are decoded one text at a time
+    there.
     """
-    few = precision is not None
-    text, specs = planned_specs(drafter, FEW_NODES if few else NODES, chains=few and texts > 1)
+    few, looked_up = precision is not None, LOOKED_UP if precision and texts == 1 else ()
+    text, specs = planned_specs(drafter, FEW_NODES if few else NODES, chains=few and texts > 1, looked_up=looked_up)
     name = "-".join(["planned", *([f"b{texts}"] if texts > 1 else []), *([f"w4-{precision}"] if precision else [])])
-    folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text))
+    folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text, *looked_up))
     if not folder.exists():
         _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan, texts=texts, precision=precision)
     return folder
