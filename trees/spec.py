@@ -19,6 +19,10 @@ from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
 KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE, plan:FILE, budget:MxDxK or lookup:SPEC"
+# Copies of the text so far, by their rows. Beside a plan, which says what other trees are worth theirs, only the long
+# ones: the deepest of them is how far a drafter's own tree may be continued by what is looked up.
+LOOKUPS = {4: "lookup:chain:3", 8: "lookup:chain:7", 16: "lookup:chain:15"}
+LONG_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 from draftwood.tools.commands.build import PRECISIONS
 from draftwood.tools.stages import Stage, kept, run
+from draftwood.trees.spec import LONG_ROWS, LOOKUPS
 
 if TYPE_CHECKING:
     from draftwood.tools.prompts import Prompt
@@ -29,10 +30,6 @@ LEVELS, CANDIDATES = 5, 4
 # Rows that are timed beside that tree's, and nodes of the largest tree that is planned.
 ROWS, NODES = "1,2,3,4,5,6,8,12,16", 15
 SAMPLED = 0.8
-# Copies of the prompt, by their rows. Beside a plan, which says what other trees are worth theirs, only the long ones:
-# the deepest of them is how far a drafter's own tree may be continued by what is looked up.
-LOOKED_UP = {4: "lookup:chain:3", 8: "lookup:chain:7", 16: "lookup:chain:15"}
-LONG = 8
 # So many prompts of a file are used, and of its conversations every fourth judges and is not counted.
 MOST, JUDGES = 64, 4
 COUNTED, JUDGING = "counted.jsonl", "judging.jsonl"
@@ -83,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
 
 def stages_of(args: argparse.Namespace, work: Path) -> Iterator[Stage]:
     """The command lines, in order."""
-    specs = [spec for rows, spec in LOOKED_UP.items() if (LONG if args.drafter else 1) <= rows <= _most_rows(args)]
+    specs = [spec for rows, spec in LOOKUPS.items() if (LONG_ROWS if args.drafter else 1) <= rows <= _most_rows(args)]
     if args.drafter:
         yield from _planning(args, work)
         specs.insert(0, f"plan:{work / 'plan.json'}")
@@ -145,7 +142,7 @@ def _precision(args: argparse.Namespace) -> tuple[str, ...]:
 def _most_rows(args: argparse.Namespace) -> int:
     """Rows of a tree at most: an NPU's kernel gives rows the same bits up to an eighth of a group of packed weights."""
     if not args.device or not args.precision.startswith("nbits"):
-        return max(LOOKED_UP)
+        return max(LOOKUPS)
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.kept import in_precision
     from draftwood.kernels.int4 import most_rows

@@ -19,14 +19,12 @@ from draftwood.tools.demo.sizes import bundle_name, models
 from draftwood.tools.lab.four_bits import in_four_bits
 from draftwood.trees import Topology, tensorize
 from draftwood.trees.plan_file import Limits
-from draftwood.trees.spec import MAX_ROWS, Budget, Specs
+from draftwood.trees.spec import LONG_ROWS, LOOKUPS, MAX_ROWS, Budget, Specs
 
 NODES = 15
 # Of a teacher in four or eight bits, whose step takes longer for every row: 4 rows 1.7 times a plain step, 16 rows 2.8
 # times in eight bits and 4.5 in four (500 M, two cores with VNNI).
 FEW_NODES = 5
-# What such a teacher's bundle looks up in the text beside its plan, as `draftwood make` has it.
-LOOKED_UP = ("lookup:chain:7", "lookup:chain:15")
 LEAST_SLOTS = 1024
 PREFILL_ROWS = (128,)  # the CPU's engine prefills with the step of any size
 # Candidates of a level that a shared bundle ranks are a multiple of this.
@@ -35,11 +33,11 @@ WIDTH_MULTIPLE = 16
 Trees = tuple[tuple[str, Topology | Budget], ...]
 
 
-def planned_specs(drafter: str, nodes: int, chains: bool = False, looked_up: Sequence[str] = ()) -> tuple[str, Specs]:
+def planned_specs(drafter: str, nodes: int, chains: bool = False, lookups: bool = False) -> tuple[str, Specs]:
     """A plan from the shipped counts for greedy and sampled text together: its file's text, and what a build takes.
 
-    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that, or ``chains``;
-    and those that are ``looked_up``.
+    Beside plain decoding it has trees of ``nodes`` nodes at most, of half as many, and of half of that, or ``chains``.
+    ``lookups`` adds the trees that are looked up in the text, as `draftwood make` does.
     """
     from draftwood.trees.plan_file import format_plan
     from draftwood.trees.spec import read_specs
@@ -50,6 +48,7 @@ def planned_specs(drafter: str, nodes: int, chains: bool = False, looked_up: Seq
     with TemporaryDirectory(prefix="draftwood-plan-") as work:
         file = Path(work) / "plan.json"
         file.write_text(text)
+        looked_up = [spec for rows, spec in LOOKUPS.items() if lookups and rows >= LONG_ROWS]
         return text, read_specs(",".join((f"plan:{file}", *looked_up)))
 
 
@@ -65,14 +64,15 @@ def planned_bundle(
     """The pair with planned trees of up to `NODES` nodes, for texts of ``reach`` tokens, of which a launch takes
     ``texts``; built unless it is there.
 
-    With a ``precision`` its teacher is the one in four bits, kept so, trees have up to `FEW_NODES`, and one text alone
-    is looked up in, too; for several texts they are chains, since trees that branch are decoded one text at a time
-    there.
+    With a ``precision`` its teacher is the one in four bits, kept so, and planned trees have up to `FEW_NODES`. A
+    bundle for one text then has trees that are looked up, too. One for several texts has chains alone, since trees
+    that branch are decoded one text at a time there.
     """
-    few, looked_up = precision is not None, LOOKED_UP if precision and texts == 1 else ()
-    text, specs = planned_specs(drafter, FEW_NODES if few else NODES, chains=few and texts > 1, looked_up=looked_up)
+    few, alone = precision is not None, texts == 1
+    lookups = few and alone
+    text, specs = planned_specs(drafter, FEW_NODES if few else NODES, chains=few and not alone, lookups=lookups)
     name = "-".join(["planned", *([f"b{texts}"] if texts > 1 else []), *([f"w4-{precision}"] if precision else [])])
-    folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text, *looked_up))
+    folder = work / bundle_name(name, size, drafter, (kv_lengths(reach), text, lookups))
     if not folder.exists():
         _build(size, drafter, reach, folder, say, trees=specs.trees, plan=specs.plan, texts=texts, precision=precision)
     return folder
