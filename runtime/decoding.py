@@ -83,7 +83,9 @@ class Options:
 
     @classmethod
     def of(cls, **given: Unpack[Asked]) -> Options:
-        """Options by the names that users know; RequestError where a value makes no sense."""
+        """Options by the names that users know; RequestError where a name is another, or a value makes no sense."""
+        if strange := given.keys() - Asked.__annotations__:
+            raise RequestError(f"{min(strange)}: no such option; expected one of {', '.join(Asked.__annotations__)}")
         stop, default = given.get("stop", ()), Sampling()
         sampling = Sampling(
             temperature=given.get("temperature", default.temperature),

@@ -103,7 +103,7 @@ class Adaptive:
             self._accounts[texts > 1].stepped(outcome.gained, step_us, plain_us)
             if shape == _NONE:
                 self.estimate.idle()
-            elif not outcome.cut:
+            else:
                 root = self._gears.root(shape, outcome.confidence, outcome.match)
                 self.estimate.walked(shape, root, outcome.path, outcome.rank)
         self._chosen, self._steps = None, self._steps + 1

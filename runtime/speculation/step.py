@@ -83,13 +83,11 @@ class Outcome(NamedTuple):
     Args:
         gear: that ran.
         length: committed tokens before the step.
-        path: the rank path that the teacher accepted; empty if nothing was drafted. Nodes that were looked up beside a
-            drafter's have rank `LOOKED_UP`.
+        path: the rank path that the teacher accepted, even where the text ends on it; empty if nothing was drafted.
+            Nodes that were looked up beside a drafter's have rank `LOOKED_UP`.
         gained: tokens, the bonus counted.
         rank: of the bonus among the candidates at the path's end, where the drafter's list is known: one that no
             tree has if it is beyond the list. None where only the tree's own nodes are known.
-        cut: whether something other than the teacher's choice may have ended the walk (an end token, a token limit,
-            a grammar); such a walk tells nothing.
         draft_us, verify_us: microseconds in the graphs; where one launch does both, they are its verify.
         host_us: microseconds outside them: acceptance, commit, and the choice of the gear.
         confidence: probability of the drafter's best first candidate, where known.
@@ -108,7 +106,6 @@ class Outcome(NamedTuple):
     path: tuple[int, ...]
     gained: int
     rank: int | None = None
-    cut: bool = False
     draft_us: float = 0.0
     verify_us: float = 0.0
     host_us: float = 0.0

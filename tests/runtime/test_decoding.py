@@ -134,6 +134,8 @@ def test_unknown_gears_and_empty_texts_are_refused(bundle: Bundle) -> None:
         policy_for(bundle, "nonsense")
     with pytest.raises(RequestError, match="at least 1"):
         Options(max_new_tokens=0)
+    with pytest.raises(RequestError, match="max_tokens: no such option; expected one of max_new_tokens, temperature"):
+        Options.of(max_tokens=3)  # type: ignore[call-arg]
 
 
 def test_a_stop_string_ends_the_text_before_it(bundle: Bundle, prompt: list[int]) -> None:

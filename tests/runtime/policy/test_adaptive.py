@@ -207,13 +207,6 @@ def test_asking_twice_changes_nothing() -> None:
         assert played(asked, gears, path, US).gear.name == played(policy, gears, path, US).gear.name
 
 
-def test_a_walk_that_was_cut_short_teaches_nothing() -> None:
-    policy, _ = adaptive()
-    before = policy.estimate.tokens()
-    policy.observe(Outcome(gear("chain-6"), 100, (), 1, cut=True, verify_us=1900.0))
-    assert policy.estimate.tokens() == before
-
-
 def test_lengths_decide_what_fits_and_a_text_never_shrinks() -> None:
     gears = [gear(f"{n}-{s}", s, d) for s in (128, 256) for n, d in (("plain", None), ("tree", "draft"))]
     tree = (Topology.chain(3),)
