@@ -141,6 +141,8 @@ def test_fasteagle_is_one_pass_of_all_its_layers() -> None:
     layer = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 12800
     assert shape == (7, 16)
     assert weights(ops) == 7 * layer + 5 * 4096 * 4096 + 4096 * 32000
+    (more,) = drafts(FastEagleCost(layers=7, vocabulary=32000, states=5)).values()
+    assert weights(more) - weights(ops) == 2 * 4096 * 4096  # two states more to read
 
 
 def test_narrow_fasteagle_layers_stream_less() -> None:

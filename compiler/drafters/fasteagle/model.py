@@ -48,13 +48,15 @@ class FastEagleCost(DraftCost):
     heads: int | None = None
     kv_heads: int | None = None
     intermediate: int | None = None
+    states: int = 3
     width: int = 16
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         own = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
         config = replace(config, **{name: size for name, size in own.items() if size is not None})
         H, rows = config.hidden, self.layers + 1
-        ops = [matmul("features", rows, 3 * H, H), copy("embedding", rows * H), matmul("entry", rows, 2 * H, H)]
+        ops = [matmul("features", rows, self.states * H, H), copy("embedding", rows * H)]
+        ops.append(matmul("entry", rows, 2 * H, H))
         for _ in range(self.layers):
             ops += layer_ops(config, rows, slots, flat=True)
         ops.append(elementwise("last norm", self.layers * H, 4))
@@ -140,4 +142,5 @@ class FastEagleModel(CachedModel):
             heads=block.heads,
             kv_heads=block.kv_heads,
             intermediate=block.intermediate,
+            states=len(self.config.aux_layers),
         )
