@@ -18,7 +18,6 @@ from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "window"
 TEXTS = 4
-TREE = "tree"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
