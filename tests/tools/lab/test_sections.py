@@ -119,5 +119,12 @@ def test_a_budget_ends_where_the_drafter_does(drafter: str) -> None:
     assert ("M 16 D 12" in found) == (drafter == "demo-eagle3")
 
 
+@pytest.mark.parametrize("drafter", demo.DRAFTERS)
+def test_a_tree_that_is_deeper_than_the_drafter_is_left_out(drafter: str) -> None:
+    found = dict(shapes.trees_of(drafter, Ask(nodes=(7, 63)), Suite(name="a", sections={})))
+    assert all(demo.can_draft(drafter, tree) for tree in found.values()) and {"plain", "binary 7"} < set(found)
+    assert ("binary 63" in found) == (drafter in ("demo-eagle3", "demo-dspark"))  # six levels
+
+
 def budget_interval(value: float) -> shapes.Interval:
     return shapes.Interval(value, value, value)

@@ -66,7 +66,7 @@ def trees_of(drafter: str, ask: Ask, suite: Suite) -> Trees:
         found.append((f"{BINARY} {nodes}", binary(nodes)))
         if demo.follows_nodes(drafter):
             found.append((f"{CHOSEN} {nodes}", Budget(nodes, DEPTH, WIDTH)))
-    return tuple(found)
+    return tuple((name, tree) for name, tree in found if demo.can_draft(drafter, tree))
 
 
 def binary(nodes: int) -> Topology:
