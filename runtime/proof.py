@@ -34,6 +34,9 @@ SINGLE_TOKENS = 32
 # fp32 for the models tried, and a few roundings of 4e-3 in half precision; a wrong mask or position moves logits by
 # 1e-1.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
+# Where rows are rounded to int8, a last bit that differs is a whole step of 127 now and then, and what follows from it:
+# measured 2.4e-2 at most (demo teacher, 512 slots). The faults that ``check`` plants moved some value by 1e-1 or more.
+QUANTISED_TOLERANCE = 5e-2
 
 
 class PlainText(NamedTuple):
@@ -108,7 +111,8 @@ def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear]) -> None:
         count = min(rows, slots - 2)
         tokens_n = _prompt(engine.bundle, count if smaller > 1 else min(count, SINGLE_TOKENS))
         want_2V, got_2V = (_read(engine, slots, plain, tokens_n, launch) for launch in (smaller, rows))
-        if wrong := _other_logits(engine, got_2V, want_2V):
+        # One row of attention may be summed in another order than many: a plain step's rows are not, and stay exact.
+        if wrong := _other_logits(engine, got_2V, want_2V, engine.bundle.manifest.quantised):
             what = f"reading a prompt {rows} tokens a launch at KV length {slots} gives {wrong} {smaller} a launch"
             raise _wrong(engine.bundle, what)
         smaller = rows
@@ -175,14 +179,19 @@ def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText) -> None:
         raise _differs(engine.bundle, gear, f"gives {wrong} plain decoding's")
 
 
-def _other_logits(engine: StagedEngine, got_nV: NDArray[np.float32], want_nV: NDArray[np.float32]) -> str:
-    """How logits differ by more than they may, to be read before whose the right ones are; empty where they do not."""
+def _other_logits(
+    engine: StagedEngine, got_nV: NDArray[np.float32], want_nV: NDArray[np.float32], rounded: bool = False
+) -> str:
+    """How logits differ by more than they may, to be read before whose the right ones are; empty where they do not.
+
+    ``rounded`` allows for rows that are rounded to int8 behind sums in another order.
+    """
     if _exact(engine):
         same = np.array_equal(got_nV.view(np.int32), want_nV.view(np.int32))
         return "" if same else "logits with other bits on this machine than"
     apart = float(np.abs(got_nV - want_nV).max() / max(1.0, float(np.abs(want_nV).max())))
-    allowed = HALF_TOLERANCE if engine.half else TOLERANCE
-    return "" if apart <= allowed else f"logits that differ by {apart:.1e} of 1 from"
+    allowed = max(HALF_TOLERANCE if engine.half else TOLERANCE, QUANTISED_TOLERANCE if rounded else 0.0)
+    return "" if apart <= allowed else f"logits that differ by {apart:.1e} of 1, {allowed:.0e} allowed, from"
 
 
 def _differs(bundle: Bundle, gear: Gear, what: str) -> BundleError:

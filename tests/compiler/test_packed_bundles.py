@@ -25,12 +25,13 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import default_engine, open_engine
 from draftwood.runtime.engines.qnn import PROVIDER
 from draftwood.runtime.policy import policy_for
+from draftwood.runtime.proof import QUANTISED_TOLERANCE
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools import demo
 from draftwood.tools.comparison.check import check
-from draftwood.tools.comparison.compare import QUANTISED_TOLERANCE, Pair, compare_gear
+from draftwood.tools.comparison.compare import Pair, compare_gear
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.trees import Topology
 

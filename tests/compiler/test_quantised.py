@@ -26,10 +26,11 @@ from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.runtime.policy import policy_for
+from draftwood.runtime.proof import QUANTISED_TOLERANCE
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.check import check
-from draftwood.tools.comparison.compare import QUANTISED_TOLERANCE, Pair, compare_gear
+from draftwood.tools.comparison.compare import Pair, compare_gear
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.trees import Topology, tensorize
 

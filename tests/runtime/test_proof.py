@@ -1,6 +1,7 @@
 """The quick proof: passes on what was built, refuses an engine or a graph that decodes something else."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import draftwood
 from draftwood.errors import BundleError
+from draftwood.manifest import Manifest
 from draftwood.runtime import proving
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -43,6 +45,27 @@ def test_a_wrong_tree_is_refused(bundles: dict[str, Bundle], spoil) -> None:  # 
     honest = engine.verify
     engine.verify = lambda states, drafts: honest(states, [spoil(draft) for draft in drafts])  # type: ignore[method-assign]
     with pytest.raises(BundleError, match=r"gear (chain-2|ragged)-kv128 .*draftwood check"):
+        prove(engine)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "moved", "passes"), [(True, 2e-2, True), (True, 1e-1, False), (False, 2e-2, False)]
+)
+def test_a_prompts_rounding_to_int8_is_no_fault(
+    bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch, quantised: bool, moved: float, passes: bool
+) -> None:
+    """Rows read alone and together differ by steps of int8 where attention sums in another order."""
+    monkeypatch.setattr(Manifest, "quantised", property(lambda self: quantised))
+    engine = CpuEngine(bundles["medusa"], 1)
+    honest = engine.append
+
+    def rounded(state, tokens):  # type: ignore[no-untyped-def]
+        output = honest(state, tokens)
+        logits_RV = output.logits_RV
+        return output._replace(logits_RV=logits_RV + moved * np.abs(logits_RV).max() * (len(tokens) > 1))
+
+    engine.append = rounded  # type: ignore[method-assign]
+    with nullcontext() if passes else pytest.raises(BundleError, match=r"reading a prompt .* allowed, from"):
         prove(engine)
 
 

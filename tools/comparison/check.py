@@ -22,10 +22,9 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.runtime.proof import HALF_TOLERANCE, TOLERANCE
+from draftwood.runtime.proof import HALF_TOLERANCE, QUANTISED_TOLERANCE, TOLERANCE
 from draftwood.tools.comparison.batches import compare_texts
 from draftwood.tools.comparison.compare import (
-    QUANTISED_TOLERANCE,
     ROUNDED_TOLERANCE,
     Comparison,
     Pair,
