@@ -11,11 +11,14 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 Axes = Mapping[str, tuple[str, ...]]
 
-# The axes of a Llama's tensors, by the end of the name. "query" and "key" are all heads' rows, "inner" the MLP's.
+# The axes of a Llama's tensors, by the end of the name. "query" and "key" are all heads' rows, "inner" the MLP's,
+# "head" one head's.
 LLAMA_AXES: Axes = {
     "embed_tokens.weight": ("vocabulary", "hidden"),
     "lm_head.weight": ("vocabulary", "hidden"),
     "norm.weight": ("hidden",),
+    "q_norm.weight": ("head",),
+    "k_norm.weight": ("head",),
     "q_proj.weight": ("query", "hidden"),
     "k_proj.weight": ("key", "hidden"),
     "v_proj.weight": ("key", "hidden"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.bundle.sources import Sources
@@ -39,13 +39,15 @@ SHAPES = [
 ]
 
 
-def save_teacher(folder: Path, **fields: object) -> LlamaForCausalLM:
+def save_teacher(
+    folder: Path, configs: type = LlamaConfig, models: type = LlamaForCausalLM, **fields: object
+) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = configs(
         vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, **fields,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = models(config).eval()
     for name, parameter in model.named_parameters():
         # Large enough for every part to matter; biases and gains start out as 0 and 1.
         scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
@@ -83,6 +85,18 @@ def test_gain_and_eps_both_matter(tmp_path: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.1}))
     wrong = outputs(LlamaForCausalLM.from_pretrained(tmp_path / "wide"))[1]
     assert (outputs(small)[1] - wrong).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_kept_where_heads_are_normed(tmp_path: Path, shape: dict) -> None:
+    """Heads are normed with the same eps, here large enough to show in the logits."""
+    small = save_teacher(tmp_path / "small", Qwen3Config, Qwen3ForCausalLM, rms_norm_eps=0.1)
+    wide = widen(tmp_path / "small", tmp_path / "wide", **shape)
+    model, report = Qwen3ForCausalLM.from_pretrained(tmp_path / "wide", output_loading_info=True)
+    assert not any(report.values())
+    assert wide.qk_norm and Checkpoint.open(tmp_path / "wide").config == wide
+    logits, wide_logits = outputs(small)[1], outputs(model.eval())[1]
+    assert (logits - wide_logits).abs().max() <= TOLERANCE * logits.abs().max()
 
 
 def test_new_rows_are_not_zero(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def widen(
     The residual stream is padded with zeros. Its mean square over H' is H / H' times the one over H, so with
     eps' = eps H / H' the norm's quotient grows by sqrt(H' / H), and gains scaled by sqrt(H / H') undo it.
     Query head m of key/value head j moves to slot j g' + m, so it reads the same keys. head_dim stays.
+    Where heads are normed, eps' is theirs too: queries and keys scaled by sqrt(H / H') keep the quotient, gains stay.
 
     Returns:
         The configuration that was written.
@@ -157,7 +158,8 @@ def _drafter_tensors(
     for key in (key for name in drafter.names() for key in drafter.keys(name)):
         along = _along(key, widening.axes)
         shape = tuple(lengths[axis] for axis in along)
-        tensors[key] = _padded(key, drafter.stored(key), shape, [places[axis] for axis in along], gain, dtype, random)
+        scale, at = gain if _is_scaled(key, small) else 1.0, [places[axis] for axis in along]
+        tensors[key] = _padded(key, drafter.stored(key), shape, at, scale, dtype, random)
     return tensors | drafter.maps()
 
 
@@ -188,8 +190,16 @@ def _teacher_tensors(teacher: Checkpoint, wide: TeacherConfig, seed: int) -> dic
     for name, shape in expected_tensors(wide).items():
         stored = teacher.tensor(name) if name in teacher.entries else None
         along = [places[axis] for axis in _along(name, LLAMA_AXES)]
-        tensors[name] = _padded(name, stored, shape, along, gain, dtype, random)
+        scale = gain if _is_scaled(name, wide) else 1.0
+        tensors[name] = _padded(name, stored, shape, along, scale, dtype, random)
     return tensors
+
+
+def _is_scaled(name: str, block: TeacherConfig) -> bool:
+    """Whether a tensor is multiplied by sqrt(H / H'): norms over H, and what a head's norm reads."""
+    if "norm" in name:
+        return not name.endswith(_HEAD_NORMS)
+    return block.qk_norm and any(part in name for part in ("q_proj", "k_proj"))
 
 
 def _along(name: str, axes: Axes) -> tuple[str, ...]:
@@ -202,20 +212,19 @@ def _padded(
     stored: Tensor | None,
     shape: tuple[int, ...],
     places: Sequence[Tensor],
-    gain: float,
+    scale: float,
     dtype: torch.dtype,
     random: torch.Generator,
 ) -> Tensor:
-    """A tensor of the widened shape with ``stored``, None in a new layer, at ``places``; a norm's times ``gain``."""
-    is_norm = "norm" in name and not name.endswith(_HEAD_NORMS)
+    """A tensor of the widened shape with ``stored``, None in a new layer, at ``places``, times ``scale``."""
     if any(part in name for part in _FREE):
         filled = torch.randn(shape, generator=random) * _SPREAD
     else:  # norms of new layers read hidden states of any size, as the others do
-        filled = torch.full(shape, gain if is_norm and stored is None else 0.0)
+        filled = torch.full(shape, scale if "norm" in name and stored is None else 0.0)
     wide = filled.to(dtype)
     if stored is not None:
         rows, *columns = places
-        value = (stored.double() * gain if is_norm else stored).to(dtype)
+        value = (stored.double() * scale if scale != 1.0 else stored).to(dtype)
         wide[(rows[:, None], *columns) if columns else rows] = value
     return wide
 
@@ -232,6 +241,7 @@ def _places(small: TeacherConfig, wide: TeacherConfig) -> dict[str, Tensor]:
         "query": query.flatten(),
         "key": torch.arange(small.kv_heads * small.head_dim),
         "inner": torch.arange(small.intermediate),
+        "head": torch.arange(small.head_dim),
     }
 
 
@@ -243,6 +253,7 @@ def _lengths(wide: TeacherConfig) -> dict[str, int]:
         "query": wide.heads * wide.head_dim,
         "key": wide.kv_heads * wide.head_dim,
         "inner": wide.intermediate,
+        "head": wide.head_dim,
     }
 
 

@@ -25,8 +25,6 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import RequestError
 
 _AXES: Axes = {
-    "q_norm.weight": ("head",),
-    "k_norm.weight": ("head",),
     "markov_w1.weight": ("vocabulary", "rank"),
     "markov_w2.weight": ("draft vocabulary", "rank"),
     "markov_head.gate_proj.weight": ("rank", "level and token"),
@@ -112,7 +110,6 @@ class DSparkModel(CachedModel):
         R = self.config.markov_rank
         read = "level and token" if self.config.confidence == "markov" else "hidden"
         parts: dict[str, tuple[str | int, ...]] = {
-            "head": (self.config.block.head_dim,),
             "rank": (R,),
             "gates": (3 * R,),
             "level and token": ("hidden", R),
