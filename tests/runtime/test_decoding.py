@@ -109,6 +109,21 @@ def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: StagedEngine
     assert result.finish_reason == "stop"
 
 
+def test_a_policy_is_told_of_the_whole_step_that_a_text_ends_within(
+    engine: StagedEngine, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gained(tokens: int) -> list[int]:
+        told = list[int]()
+        monkeypatch.setattr(FixedTree, "observe", lambda _, outcome: told.append(outcome.gained))
+        decoded(engine, prompt, "ragged-kv128", max_new_tokens=tokens)
+        return told
+
+    free = gained(60)
+    step = next(step for step, tokens in enumerate(free) if tokens > 1)
+    within = 1 + sum(free[:step]) + 1  # the prefill's token, whole steps, and one token of the next
+    assert gained(within) == free[: step + 1]
+
+
 def test_the_trace_tells_the_whole_text(engine: StagedEngine, prompt: list[int]) -> None:
     trace = Trace()
     result = decoded(engine, prompt, "ragged-kv128", trace)
