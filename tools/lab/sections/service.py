@@ -39,8 +39,8 @@ def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
 
 
 def _opened(task: Task, ask: Ask, lab: Lab) -> dict[str, Opened]:
-    """The pair in fp32 and in each precision, by the names under which they are served."""
-    forms = {served.OURS: None} | {f"{served.OURS} {precision}": precision for precision in ask.precisions}
+    """The pair in each precision, by the names under which they are served; the first one is held to the goals."""
+    forms = {f"{served.OURS} {form}" if form else served.OURS: form for form in ask.precisions or (None,)}
     return {name: lab.planned(task.at["size"], task.at["drafter"], TEXTS, form) for name, form in forms.items()}
 
 
@@ -55,7 +55,7 @@ def prepare(task: Task, ask: Ask, lab: Lab) -> None:
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every server's load by round, in turns; of one client also the library's, and texts held to a JSON schema."""
     bundles = {name: opened.engine.bundle for name, opened in _opened(task, ask, lab).items()}
-    bundle, clients, (length,) = bundles[served.OURS], task.at["clients"], ask.lengths
+    bundle, clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
     prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
     commands = {name: served.our_command(own.folder) for name, own in bundles.items()}
     if not served.why_missing():
@@ -135,20 +135,21 @@ def _percentile(rounds: Sequence[dict[str, Any]], what: str, point: int) -> floa
 
 def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
     by_clients = {row["at"]["clients"]: row["found"] for row in rows}
-    ready = [found["ready_seconds"][served.OURS] for found in by_clients.values()]
+    own = next(iter(rows[0]["found"]["rounds"]))
+    ready = [found["ready_seconds"][own] for found in by_clients.values()]
     yield "seconds from the command to ready", float(np.median(ready))
     alone = by_clients.get(1)
     if alone:
-        over = _rate(alone["rounds"][served.OURS]) / _rate(alone["rounds"][LIBRARY])
+        over = _rate(alone["rounds"][own]) / _rate(alone["rounds"][LIBRARY])
         yield "tokens/s of one client over the library's", over
         pairs = [pair for pair in alone["held"] if None not in pair]
         if pairs:
             held, free = np.mean(pairs, 0)
             yield f"tokens a drafted step held to a JSON schema over free ones, {len(pairs)} texts", float(held / free)
     for clients, found in by_clients.items():
-        ours = found["rounds"][served.OURS]
+        ours = found["rounds"][own]
         if clients > 1 and alone:
-            first, one = (_percentile(rounds, "first_ms", 99) for rounds in (ours, alone["rounds"][served.OURS]))
+            first, one = (_percentile(rounds, "first_ms", 99) for rounds in (ours, alone["rounds"][own]))
             yield f"p99 to the first token, {clients} clients over one", first / one
         others = [_rate(rounds) for name, rounds in found["rounds"].items() if name in served.LLAMA]
         if others:
