@@ -77,12 +77,7 @@ def config(deployed: list[Deployed]) -> dict[str, Any]:
     return {
         "proxy_location": "Disabled",
         "applications": [
-            {
-                "name": one.name,
-                "route_prefix": None,
-                "import_path": IMPORT_PATH,
-                "args": msgspec.to_builtins(one),
-            }
+            {"name": one.name, "route_prefix": None, "import_path": IMPORT_PATH, "args": msgspec.to_builtins(one)}
             for one in deployed
         ],
     }

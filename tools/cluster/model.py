@@ -70,7 +70,7 @@ class Replicas:
             raise BundleError(f"{deployed.bundle}: its replicas do not start: {''.join(last)}") from error
         return cls(deployed, handle, msgspec.msgpack.decode(facts, type=Ready))
 
-    def listen(self, reader: object, receive: Callable[[ToServer], None], lost: Callable[[], None]) -> None:
+    def listen(self, receive: Callable[[ToServer], None], lost: Callable[[], None]) -> None:
         """Hands on what the engines say. They are not lost all at once: Ray replaces each."""
         self._receive = receive
 
@@ -158,7 +158,7 @@ class RayModel(ServedModel):
     async def start(self) -> None:
         """The application, and a look at it from time to time; BundleError where it does not start."""
         replicas = await Replicas.start(self._deployed)
-        await self._take(cast(EngineProcess, replicas), cast(asyncio.StreamReader, None))
+        self._take(cast(EngineProcess, replicas))
         self._watching = asyncio.create_task(self._watch(replicas))
 
     async def _watch(self, replicas: Replicas) -> None:

@@ -68,8 +68,8 @@ class Replica:
         )
         self._boxes: dict[int, Mailbox] = {}
         self._ids = count(1)
-        self._process, reader = await EngineProcess.start(arguments)
-        self._process.listen(reader, self._receive, lambda: os._exit(1))
+        self._process = await EngineProcess.start(arguments)
+        self._process.listen(self._receive, lambda: os._exit(1))
 
     def _receive(self, message: ToServer) -> None:
         if not isinstance(message, Ready | Caches) and (box := self._boxes.get(message.id)) is not None:

@@ -151,7 +151,7 @@ def _compare(
         found += worst(one for prompt in prompts for one in compare_gear(pair, gear, prompt))
         if isinstance(pair.engine, StaticEngine) and pair.engine.on_device.accepts:
             with in_parts(pair.engine):
-                found += compare_acceptance(pair.name, pair.engine, gear, prompts[0])
+                found += compare_acceptance(pair, gear, prompts[0])
             if pair.engine.on_device.has_whole and not gear.looks_up:
                 found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):

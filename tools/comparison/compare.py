@@ -28,7 +28,7 @@ SCORES = 3
 STEPS = 6  # tree steps a prompt and gear: enough for commits in place, moved, and both in turn
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One quantity of one graph; the difference is relative to the largest reference value.
 
@@ -76,15 +76,14 @@ class Pair:
         tolerance: float | None = None,
     ) -> Comparison:
         """Holds a quantity against its reference; ``tolerance`` is allowed where it is not the pair's."""
-        return Comparison(
-            gear=gear,
-            graph=graph,
-            graphs=self.name,
-            quantity=quantity,
-            difference=relative_difference(got, want),
-            tolerance=self.tolerance if tolerance is None else tolerance,
-            where=where,
-        )
+        allowed = self.tolerance if tolerance is None else tolerance
+        return self.found(gear, graph, quantity, relative_difference(got, want), where, allowed)
+
+    def found(
+        self, gear: str, graph: str, quantity: str, difference: float, where: str, tolerance: float
+    ) -> Comparison:
+        """A difference that is known already."""
+        return Comparison(gear, graph, self.name, quantity, difference, tolerance, where)
 
 
 def relative_difference(got: NDArray, want: NDArray) -> float:
@@ -120,7 +119,7 @@ def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[
         yield from compare_drafts(pair, gear, drafts)
     # One more row, so that the last commit is written; then the caches must hold what a fresh prefill holds.
     length = states[1].length
-    _settle(pair.engine, states[1], text[-1])
+    single.verify(pair.engine, states[1], np.array(text[-1:]), pair.reference.bundle.trees["plain"][1])
     fresh = pair.reference.begin(gear.slots)
     pair.reference.prefill(fresh, np.array(text[:length], np.int64))
     for i, (buffer, reference) in enumerate(zip(states[1].kv.buffers, fresh.kv.buffers, strict=True)):
@@ -154,15 +153,7 @@ def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) ->
         yield pair.compared(gear.name, gear.draft, "draft scores", *scores, f"step {number}", allowed)
     share = float(np.mean(differing))
     allowed = DIFFERING_TOKENS * min(pair.draft_tolerance, HALF_TOLERANCE)
-    yield Comparison(
-        gear=gear.name,
-        graph=gear.draft,
-        graphs=pair.name,
-        quantity="draft tokens",
-        difference=share,
-        tolerance=allowed,
-        where=f"{len(differing)} nodes",
-    )
+    yield pair.found(gear.name, gear.draft, "draft tokens", share, f"{len(differing)} nodes", allowed)
 
 
 def _draft_caches(
@@ -238,8 +229,3 @@ def step_path(tree: TreeBuffers, step: int) -> list[int]:
     """
     row = (step * 7 + tree.rows - 1) % tree.rows
     return tree.paths[row, : tree.depths[row] + 1].tolist()
-
-
-def _settle(engine: StagedEngine, state: SequenceState, token: int) -> None:
-    _, plain = engine.bundle.trees["plain"]
-    single.verify(engine, state, np.array([token], np.int64), plain)

@@ -33,11 +33,12 @@ SAMPLINGS = {
 }
 
 
-def compare_acceptance(name: str, engine: StaticEngine, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
+def compare_acceptance(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
     """Steps of a gear twice on one engine: accepted by its graphs, and by the host from the logits of all rows.
 
     The difference is the share of tokens that are not the same; none may be.
     """
+    engine = pair.engine
     for draws, sampling in SAMPLINGS.items():
         got, want = (engine.begin(gear.slots, sampling) for _ in range(2))
         texts: list[list[int]] = [[], []]
@@ -47,16 +48,8 @@ def compare_acceptance(name: str, engine: StaticEngine, gear: Gear, prompt: NDAr
                 (done,) = engine.step([state], [gear]) if state is got else speculative_step(engine, [state], [gear])
                 text += done.tokens
         differing = [one != other for one, other in zip(*texts, strict=False)]
-        share = float(np.mean(differing))
-        yield Comparison(
-            gear=gear.name,
-            graph=gear.graph,
-            graphs=name,
-            quantity=f"{draws} tokens",
-            difference=share,
-            tolerance=0.0,
-            where=f"{len(differing)} tokens",
-        )
+        share, where = float(np.mean(differing)), f"{len(differing)} tokens"
+        yield pair.found(gear.name, gear.graph, f"{draws} tokens", share, where, 0.0)
 
 
 def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
@@ -77,7 +70,7 @@ def compare_whole(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator
                 got, want = _both(engine, states, gear)
                 alike = (got.tokens, got.path, got.confidence) == (want.tokens, want.path, want.confidence)
                 allowed = 0.0 if sampling.greedy else DIFFERING_TOKENS * pair.tolerance / STEPS
-                yield _share(pair, gear, graph, float(not alike), allowed, step)
+                yield pair.found(gear.name, graph, "step", float(not alike), f"step {step}", allowed)
                 if not alike:
                     break
                 for quantity, one, other in _left(engine, *states):
@@ -116,18 +109,6 @@ def _left(engine: StaticEngine, got: SequenceState, want: SequenceState) -> Iter
     written = got.draft.length  # plain decoding writes nothing there
     for one, other in zip(got.draft.buffers, want.draft.buffers, strict=True) if written else ():
         yield "draft cache", read(one)[:, :written], read(other)[:, :written]
-
-
-def _share(pair: Pair, gear: Gear, graph: str, differs: float, allowed: float, step: int) -> Comparison:
-    return Comparison(
-        gear=gear.name,
-        graph=graph,
-        graphs=pair.name,
-        quantity="step",
-        difference=differs,
-        tolerance=allowed,
-        where=f"step {step}",
-    )
 
 
 class _GraphNoise(SharedNoise):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftwood.compiler.ge.graph import Graph
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Control:
     """A deliberate fault and how far it moved the logits, or a draft; ``caught`` if past the tolerance."""
 
@@ -78,7 +78,7 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
     for fault, got in wrong.items():
         found = list(compare_drafts(pair, gear, [(want, got)]))
         worst = max(found, key=lambda one: one.difference / one.tolerance)
-        yield Control(gear=gear.name, graphs=pair.name, fault=fault, difference=worst.difference, caught=not worst.ok)
+        yield Control(gear.name, pair.name, fault, worst.difference, not worst.ok)
 
 
 def _drafted(
@@ -176,9 +176,7 @@ def _tree_logits(
 
 def control(pair: Pair, gear: Gear, fault: str, got: NDArray, want: NDArray) -> Control:
     difference = relative_difference(got, want)
-    return Control(
-        gear=gear.name, graphs=pair.name, fault=fault, difference=difference, caught=difference > pair.tolerance
-    )
+    return Control(gear.name, pair.name, fault, difference, difference > pair.tolerance)
 
 
 def graph_mutations() -> dict[str, Callable[[Graph], Graph]]:

@@ -32,7 +32,7 @@ class BranchCache(Cache):
     """
 
     def __init__(self, layers: int, slots: int) -> None:
-        # The base's own storage is not used, and its constructor differs between the releases of transformers.
+        # The base's own storage is not used.
         self.layers: list[Any] = []
         self.slots = slots
         self.text: list[int] = []
@@ -159,18 +159,9 @@ class BranchCache(Cache):
         """Committed tokens; the open branch is not counted."""
         return self.length
 
-    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """Columns of a mask and the slot of the first; ``query_length`` was a tensor of positions once."""
-        rows = query_length if isinstance(query_length, int) else len(query_length)
-        return self.length + rows, 0
-
-    def get_max_cache_shape(self) -> int:
-        """No limit: storage grows."""
-        return -1
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No limit: storage grows."""
-        return -1
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Columns of a mask and the slot of the first."""
+        return self.length + query_length, 0
 
     def __len__(self) -> int:
         return len(self._written)

@@ -45,7 +45,7 @@ class HfTeacher:
         self.layers = int(model.config.num_hidden_layers)
         if any(not 0 <= layer <= self.layers for layer in self.taps):
             raise CheckpointError(f"states entering layers {self.taps}: expected 0 to {self.layers}")
-        self._parameters = inspect.signature(model.forward).parameters
+        self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
     def open(cls, folder: Path, taps: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> HfTeacher:
@@ -93,11 +93,7 @@ class HfTeacher:
         bias_TS = torch.zeros((rows, committed + rows), dtype=self.model.dtype)
         # Finite, as transformers' own masks are: added to any score it stays a number.
         bias_TS[:, committed:][~torch.tensor(visible_TT)] = torch.finfo(self.model.dtype).min
-        options: dict[str, Any] = {}
-        if "cache_position" in self._parameters:  # the slots written, not the positions
-            options["cache_position"] = torch.arange(committed, committed + rows)
-        if last_only and "logits_to_keep" in self._parameters:
-            options["logits_to_keep"] = 1
+        options = {"logits_to_keep": 1} if last_only and self._keeps_last else {}
         cache.open(list(tokens_T), positions_T.tolist())
         with self._entering_norm() as entering_norm:
             out = self.model(

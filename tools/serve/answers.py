@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from draftwood.tools.serve.bodies import CalledFunction
-from draftwood.tools.serve.messages import Drawn, Finish, Step, Token
+from draftwood.tools.serve.messages import Finish, Step, TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -34,16 +35,6 @@ class Usage(Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptDetails
     speculative_decoding: Speculation | None = None
-
-
-class TopLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Struct):
@@ -173,27 +164,18 @@ def finish_reason(finish: Finish, called: bool) -> FinishReason:
     return "tool_calls" if called else "stop"
 
 
-def chat_logprobs(drawn: list[Drawn] | None) -> ChatLogprobs | None:
-    if drawn is None:
-        return None
-    return ChatLogprobs(
-        [TokenLogprob(one.text, one.logprob, one.bytes, [_top(other) for other in one.top]) for one in drawn]
-    )
+def chat_logprobs(drawn: list[TokenLogprob] | None) -> ChatLogprobs | None:
+    return None if drawn is None else ChatLogprobs(drawn)
 
 
-def _top(token: Token) -> TopLogprob:
-    return TopLogprob(token.text, token.logprob, token.bytes)
-
-
-def text_logprobs(drawn: list[Drawn] | None, offset: int) -> TextLogprobs | None:
+def text_logprobs(drawn: list[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
     """``offset``: characters of the text before."""
     if drawn is None:
         return None
-    offsets = [offset + sum(len(other.text) for other in drawn[:at]) for at in range(len(drawn))]
     return TextLogprobs(
-        [one.text for one in drawn],
+        [one.token for one in drawn],
         [one.logprob for one in drawn],
         # Parts of characters look alike; the likeliest of them stands.
-        [{other.text: other.logprob for other in reversed(one.top)} for one in drawn],
-        offsets,
+        [{other.token: other.logprob for other in reversed(one.top_logprobs)} for one in drawn],
+        list(accumulate((len(one.token) for one in drawn[:-1]), initial=offset))[: len(drawn)],
     )

@@ -30,7 +30,7 @@ from draftwood.tools.serve.asks import chat_messages
 from draftwood.tools.serve.bodies import ChatBody, CompletionBody, TokenizeBody, parse
 from draftwood.tools.serve.completions import Completion
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
-from draftwood.tools.serve.http import EventStream, Gone, read_body, while_connected
+from draftwood.tools.serve.http import Gone, read_body, send_events, while_connected
 from draftwood.tools.serve.messages import Encode, Encoded, Refused
 from draftwood.tools.serve.model import Full, ServedModel
 from draftwood.tools.serve.schema import openapi
@@ -114,9 +114,9 @@ class Service:
             Route("/openapi.json", self.schema, methods=["GET"]),
             Route("/v1/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.show_model, methods=["GET"]),
-            Route("/tokenize", _Posted(self, self.tokenize), methods=["POST"]),
-            Route("/v1/chat/completions", _Posted(self, self.chat), methods=["POST"]),
-            Route("/v1/completions", _Posted(self, self.complete), methods=["POST"]),
+            Route("/tokenize", _Posted(self.settings, self.tokenize), methods=["POST"]),
+            Route("/v1/chat/completions", _Posted(self.settings, self.chat), methods=["POST"]),
+            Route("/v1/completions", _Posted(self.settings, self.complete), methods=["POST"]),
         ]
         if self.settings.page:
             routes += [Route(path, self.page, methods=["GET"]) for path in PAGE]
@@ -130,14 +130,7 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         models = {
-            name: ModelHealth(
-                ready=model.ready,
-                restarts=model.restarts,
-                running=model.running,
-                waiting=model.waiting,
-                cache_usage=model.cache_usage,
-            )
-            for name, model in self.models.items()
+            name: msgspec.convert(model, ModelHealth, from_attributes=True) for name, model in self.models.items()
         }
         status = "draining" if self.draining else "ok" if self.ready else "starting"
         return _json(Health(status=status, models=models), 200 if self.ready else 503)  # type: ignore[arg-type]
@@ -209,8 +202,7 @@ class Service:
         scope["state"]["told"] = completion
         try:
             if body.stream:
-                stream = EventStream(completion.chunks(), scope["state"]["headers"])
-                await while_connected(receive, stream.send(send))
+                await while_connected(receive, send_events(completion.chunks(), scope["state"]["headers"], send))
             else:
                 answer = await while_connected(receive, completion.whole())
                 await _json(answer)(scope, receive, send)
@@ -220,17 +212,14 @@ class Service:
                 del self._in_flight[key]
 
 
-Posted = Callable[[bytes, Receive, Send, Scope], Awaitable[None]]
-
-
 class _Posted:
     """A route with a body, as an ASGI application of its own: it watches whether its client is still there."""
 
-    def __init__(self, service: Service, answer: Posted) -> None:
-        self._service, self._answer = service, answer
+    def __init__(self, settings: Settings, answer: Callable[[bytes, Receive, Send, Scope], Awaitable[None]]) -> None:
+        self._settings, self._answer = settings, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        settings = self._service.settings
+        settings = self._settings
         try:
             content = await read_body(scope, receive, settings.most_body, settings.deadline)
             await self._answer(content, receive, send, scope)

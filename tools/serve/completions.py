@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,7 @@ from draftwood.tools.serve.asks import asks, tools
 from draftwood.tools.serve.bodies import CalledFunction, ChatBody, CompletionBody
 from draftwood.tools.serve.calls import Call, Calls
 from draftwood.tools.serve.errors import RequestRefused, failed, unavailable
-from draftwood.tools.serve.messages import Begun, Busy, Drawn, Ended, Failed, Piece, Refused, Step, ToServer
+from draftwood.tools.serve.messages import Begun, Busy, Ended, Failed, Piece, Refused, Step, TokenLogprob, ToServer
 from draftwood.tools.serve.model import Full, Mailbox, ServedModel
 
 
@@ -44,13 +45,13 @@ class Text:
 
     pieces: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[Drawn] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
     finish: FinishReason | None = None
     # By how many drafted tokens a step accepted: steps.
-    accepted: dict[int, int] = field(default_factory=dict)
+    accepted: Counter[int] = field(default_factory=Counter)
     drafted: int = 0
 
 
@@ -61,7 +62,7 @@ class Part:
     index: int
     text: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
-    logprobs: list[Drawn] | None = None
+    logprobs: list[TokenLogprob] | None = None
     steps: list[Step] = field(default_factory=list)
     finish: FinishReason | None = None
 
@@ -167,7 +168,7 @@ class Completion:
         texts = [_text_choice(index, text, asked) for index, text in enumerate(self.texts)]
         return TextAnswer(object="text_completion", choices=texts, **common)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; the first one comes when the prompts are known to be good."""
         options = self.body.stream_options
         usage = bool(options and options.include_usage)
@@ -175,12 +176,14 @@ class Completion:
         async for parts in self.parts():
             if not parts:
                 for index in range(len(self.texts)):
-                    yield _event(self._opening(index, usage))
+                    yield event(self._opening(index, usage))
             for part in parts:
-                yield _event(self._chunk(part, offsets[part.index], usage))
+                yield event(self._chunk(part, offsets[part.index], usage))
                 offsets[part.index] += len(part.text)
         if usage:
-            yield _event(self._last())
+            last = self._made([], True)
+            last.usage = self.usage
+            yield event(last)
         yield b"data: [DONE]\n\n"
 
     def _opening(self, index: int, usage: bool) -> ChatChunk | TextAnswer:
@@ -220,19 +223,10 @@ class Completion:
             usage=None if usage else UNSET,
         )
 
-    def _last(self) -> ChatChunk | TextAnswer:
-        made = self._made([], True)
-        made.usage = self.usage
-        return made
 
-
-def _event(content: Any) -> bytes:
+def event(content: Any) -> bytes:
+    """A server-sent event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
-
-
-def error_event(error: RequestRefused) -> bytes:
-    """An error in the middle of a stream; nothing follows it."""
-    return _event(error.body)
 
 
 def _add(part: Part, text: Text, piece: Piece) -> None:
@@ -245,7 +239,7 @@ def _add(part: Part, text: Text, piece: Piece) -> None:
         part.steps.append(piece.step)
     if piece.drafted:
         text.drafted += piece.drafted
-        text.accepted[piece.accepted] = text.accepted.get(piece.accepted, 0) + 1
+        text.accepted[piece.accepted] += 1
 
 
 def _add_text(part: Part, text: Text, found: Sequence[str | Call]) -> None:
@@ -261,11 +255,8 @@ def _add_text(part: Part, text: Text, found: Sequence[str | Call]) -> None:
 
 
 def _speculation(texts: Sequence[Text]) -> Speculation | None:
-    counts: dict[int, int] = {}
-    for text in texts:
-        for accepted, steps in text.accepted.items():
-            counts[accepted] = counts.get(accepted, 0) + steps
-    steps, accepted = sum(counts.values()), sum(many * times for many, times in counts.items())
+    counts = sum((text.accepted for text in texts), Counter[int]())
+    steps, accepted = counts.total(), sum(counts.elements())
     if not steps:
         return None
     return Speculation(
@@ -273,7 +264,7 @@ def _speculation(texts: Sequence[Text]) -> Speculation | None:
         num_draft_tokens=sum(text.drafted for text in texts),
         num_accepted_tokens=accepted,
         mean_acceptance_length=1 + accepted / steps,
-        acceptance_histogram=[counts.get(many, 0) for many in range(max(counts) + 1)],
+        acceptance_histogram=[counts[many] for many in range(max(counts) + 1)],
     )
 
 

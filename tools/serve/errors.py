@@ -6,8 +6,6 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-RETRY_SECONDS = 1
-
 
 class ErrorBody(Struct):
     message: str
@@ -48,7 +46,7 @@ class RequestRefused(Exception):
 
 def unavailable(message: str, code: str) -> RequestRefused:
     """503: try again soon."""
-    return RequestRefused(message, status=503, type="server_error", code=code, retry=RETRY_SECONDS)
+    return RequestRefused(message, status=503, type="server_error", code=code, retry=1)
 
 
 def failed(message: str) -> RequestRefused:

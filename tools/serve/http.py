@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import h11
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from draftwood.tools.serve.completions import error_event
+from draftwood.tools.serve.completions import event
 from draftwood.tools.serve.errors import RequestRefused
 
 _Given = TypeVar("_Given")
@@ -85,37 +86,30 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class EventStream:
-    """An answer of server-sent events. An error before the first one is an answer of its own."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], headers: dict[str, str]) -> None:
-        self._chunks = chunks
-        self._headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"} | headers
-        self._headers["x-accel-buffering"] = "no"  # nginx would hold chunks back
-
-    async def send(self, send: Send) -> None:
-        """Raises RequestRefused while nothing has been sent."""
-        started = False
+async def send_events(chunks: AsyncGenerator[bytes, None], headers: dict[str, str], send: Send) -> None:
+    """An answer of server-sent events; RequestRefused while nothing has been sent, a later one is the last event."""
+    more = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
+    more["x-accel-buffering"] = "no"  # nginx would hold chunks back
+    start = [(name.encode(), value.encode("latin-1")) for name, value in (more | headers).items()]
+    started = False
+    async with aclosing(chunks):
         try:
-            async for chunk in self._chunks:
+            async for chunk in chunks:
                 if not started:
                     started = True
-                    headers = [(name.encode(), value.encode("latin-1")) for name, value in self._headers.items()]
-                    await _soon(send({"type": "http.response.start", "status": 200, "headers": headers}))
-                await _soon(send({"type": "http.response.body", "body": chunk, "more_body": True}))
+                    await _soon(send, {"type": "http.response.start", "status": 200, "headers": start})
+                await _soon(send, {"type": "http.response.body", "body": chunk, "more_body": True})
         except RequestRefused as error:
             if not started:
                 raise
-            await _soon(send({"type": "http.response.body", "body": error_event(error), "more_body": True}))
-        finally:
-            await self._chunks.aclose()  # type: ignore[attr-defined]
-        await _soon(send({"type": "http.response.body", "body": b"", "more_body": False}))
+            await _soon(send, {"type": "http.response.body", "body": event(error.body), "more_body": True})
+    await _soon(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _soon(sending: Awaitable[None]) -> None:
+async def _soon(send: Send, message: Message) -> None:
     try:
         async with asyncio.timeout(SLOW_READER_SECONDS):
-            await sending
+            await send(message)
     except TimeoutError:
         raise Gone from None
 

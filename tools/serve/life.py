@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from draftwood.errors import RequestError
+from draftwood.files import read_text
 from draftwood.tools.serve.app import Service
 from draftwood.tools.serve.http import protocol
 
@@ -108,8 +109,6 @@ async def _first(starting: Sequence[asyncio.Task[None]], server: uvicorn.Server)
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """The keys of a file, one a line; RequestError where there is none."""
-    from draftwood.files import read_text
-
     try:
         keys = tuple(line.strip() for line in read_text(path, 1 << 20).splitlines() if line.strip())
     except OSError as error:

@@ -28,10 +28,6 @@ class EngineArguments(Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None
     prefixes: bool = True
 
-    def encoded(self) -> str:
-        """As one argument of a command."""
-        return msgspec.json.encode(self).decode()
-
 
 class Ask(Struct, tag=True, kw_only=True):
     """Decode a text. ``prompt``: text, token ids, or an object that a chat template takes."""
@@ -77,13 +73,8 @@ class Ready(Struct, tag=True, kw_only=True):
     """The bundle is proved and warm."""
 
     context: int
-    vocabulary: int
-    engine: str
-    chat: bool
     # How calls of tools are written, where the chat template takes any.
     calls: Form | None
-    # Texts that one launch takes.
-    batch: int
 
 
 class Begun(Struct, tag=True):
@@ -95,29 +86,25 @@ class Begun(Struct, tag=True):
 
 
 class Caches(Struct, tag=True):
-    """Memory of all texts, told when one was admitted or has ended: what those that run may come to need, what is kept
-    of ended ones, and the budget of both."""
+    """Memory of all texts, told when one was admitted or has ended: what those that run may come to need, and a
+    budget for that and for what is kept of ended ones."""
 
     running_bytes: int
-    kept_bytes: int
     budget_bytes: int
 
 
-class Token(Struct):
+class TopLogprob(Struct):
     """A token as text; ``bytes`` None where it is part of a character."""
 
-    text: str
+    token: str
     logprob: float
-
-    @property
-    def bytes(self) -> list[int] | None:
-        return None if "\ufffd" in self.text else list(self.text.encode())
+    bytes: list[int] | None
 
 
-class Drawn(Token):
+class TokenLogprob(TopLogprob):
     """A token that was drawn, and the likeliest ones at its place, the best first."""
 
-    top: list[Token] = []
+    top_logprobs: list[TopLogprob]
 
 
 class Step(Struct, kw_only=True):
@@ -143,7 +130,7 @@ class Piece(Struct, tag=True, kw_only=True):
     # Nodes that were drafted, and those that were accepted.
     drafted: int = 0
     accepted: int = 0
-    logprobs: list[Drawn] | None = None
+    logprobs: list[TokenLogprob] | None = None
     step: Step | None = None
 
 

@@ -100,7 +100,7 @@ class ServedModel:
         self._ids = count(1)
         # In the order in which they came.
         self._texts: dict[int, _Text] = {}
-        self._caches = Caches(0, 0, 0)
+        self._caches = Caches(0, 0)
         self._started = 0.0
         self._pause = FIRST_PAUSE
         self._restarting: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class ServedModel:
 
     async def start(self) -> None:
         """The first engine; BundleError where it does not start."""
-        await self._take(*await EngineProcess.start(self.arguments))
+        self._take(await EngineProcess.start(self.arguments))
 
     async def replace(self) -> None:
         """Opens the bundle anew and, once that is ready, lets the old engine finish its texts and end."""
@@ -146,16 +146,16 @@ class ServedModel:
                 log.error("%s: not replaced, the old bundle goes on: %s", self.name, error)
                 return
             old = self.engine
-            await self._take(*started)
+            self._take(started)
         log.info("%s: replaced", self.name)
         while old is not None and any(text.engine is old for text in self._texts.values()):
             await asyncio.sleep(0.05)
         if old is not None:
             await old.stop()
 
-    async def _take(self, engine: EngineProcess, reader: asyncio.StreamReader) -> None:
+    def _take(self, engine: EngineProcess) -> None:
         self.engine, self.facts, self._started = engine, engine.ready, time.monotonic()
-        engine.listen(reader, lambda message: self._receive(engine, message), lambda: self._lost(engine))
+        engine.listen(lambda message: self._receive(engine, message), lambda: self._lost(engine))
         self.metrics.up(True)
         for text in self._texts.values():
             self._hand(text)
@@ -250,7 +250,7 @@ class ServedModel:
                 text.engine, text.again = None, True
         if engine is self.engine and not self.closed:
             log.error("%s: the engine's process %d ended", self.name, engine.pid)
-            self._caches = Caches(0, 0, 0)
+            self._caches = Caches(0, 0)
             self.metrics.up(False)
             self._restarting = asyncio.create_task(self._restart())
 
@@ -271,7 +271,7 @@ class ServedModel:
                 self.restarts += 1
                 self.metrics.restarted()
                 log.info("%s: the engine is back", self.name)
-                await self._take(*started)
+                self._take(started)
                 return
 
     async def close(self) -> None:

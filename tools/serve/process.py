@@ -8,6 +8,8 @@ import socket
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from draftwood.errors import BundleError
 from draftwood.tools.serve import messages
 from draftwood.tools.serve.messages import EngineArguments, Ready, ToEngine, ToServer
@@ -19,13 +21,19 @@ END_SECONDS = 2.0
 class EngineProcess:
     """One run of a bundle's engine. ``receive`` is told every message, ``lost`` once that there will be no more."""
 
-    def __init__(self, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, ready: Ready) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ready: Ready,
+    ) -> None:
         self.ready, self.alive = ready, True
-        self._process, self._writer = process, writer
+        self._process, self._reader, self._writer = process, reader, writer
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, arguments: EngineArguments) -> tuple[EngineProcess, asyncio.StreamReader]:
+    async def start(cls, arguments: EngineArguments) -> EngineProcess:
         """Waits until the bundle is proved and warm; ``listen`` then begins.
 
         Raises:
@@ -36,7 +44,7 @@ class EngineProcess:
             failing.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "draftwood.tools.serve.worker", str(theirs.fileno())),
-                arguments.encoded(),
+                msgspec.json.encode(arguments),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -52,19 +60,17 @@ class EngineProcess:
         if not isinstance(ready, Ready):
             await process.wait()
             raise BundleError(f"{arguments.bundle}: its engine did not start (exit code {process.returncode})")
-        return cls(process, writer, ready), reader
+        return cls(process, reader, writer, ready)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def listen(
-        self, reader: asyncio.StreamReader, receive: Callable[[ToServer], None], lost: Callable[[], None]
-    ) -> None:
+    def listen(self, receive: Callable[[ToServer], None], lost: Callable[[], None]) -> None:
         """Hands on what the engine says from now on."""
 
         async def read() -> None:
-            while (message := await _read(reader)) is not None:
+            while (message := await _read(self._reader)) is not None:
                 receive(message)
             self.alive = False
             lost()

@@ -45,7 +45,8 @@ def openapi(keys: bool) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {path: {"get": _get(path, kind)} for path, kind in _GETS.items()}
     paths |= {path: {"post": _post(body, made)} for path, (body, made) in _POSTS.items()}
-    paths["/metrics"] = {"get": {"responses": {"200": _text("Prometheus' metrics", "text/plain")} | _errors(401, 403)}}
+    metrics = {"description": "Prometheus' metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    paths["/metrics"] = {"get": {"responses": {"200": metrics} | _errors(401, 403)}}
     schemas: dict[str, Any] = {"schemas": components}
     described: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -84,10 +85,6 @@ def _answer(kind: type | None) -> dict[str, Any]:
     if kind is None:
         return {"description": "ready"}
     return {"description": kind.__name__, "content": {"application/json": {"schema": _reference(kind)}}}
-
-
-def _text(what: str, kind: str) -> dict[str, Any]:
-    return {"description": what, "content": {kind: {"schema": {"type": "string"}}}}
 
 
 def _errors(*statuses: int) -> dict[str, Any]:

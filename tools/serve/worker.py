@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 import draftwood
-from draftwood.errors import BusyError, NumericError, UserError
+from draftwood.errors import BusyError, NumericError, RequestError, UserError
 from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines import Engine, StagedEngine
@@ -38,7 +38,6 @@ from draftwood.tools.serve.messages import (
     Busy,
     Caches,
     Cancel,
-    Drawn,
     Encode,
     Encoded,
     Ended,
@@ -50,7 +49,8 @@ from draftwood.tools.serve.messages import (
     Ready,
     Refused,
     Step,
-    Token,
+    TokenLogprob,
+    TopLogprob,
     ToServer,
 )
 
@@ -78,17 +78,8 @@ class Worker:
 
     def run(self, source: IO[bytes]) -> None:
         """Answers until the other side ends."""
-        manifest, tokenizer = self._model.manifest, self._model.bundle.tokenizer
-        self._send(
-            Ready(
-                context=manifest.dims.context,
-                vocabulary=manifest.dims.vocabulary,
-                engine=type(self._model.engine).__name__,
-                chat=tokenizer is not None and tokenizer.has_chat,
-                calls=form_of(tokenizer),
-                batch=self._model.engine.max_batch,
-            )
-        )
+        calls = form_of(self._model.bundle.tokenizer)
+        self._send(Ready(context=self._model.manifest.dims.context, calls=calls))
         threading.Thread(target=open_rest, args=[self._model], daemon=True).start()
         while len(head := source.read(messages.HEAD_BYTES)) == messages.HEAD_BYTES:
             message = messages.decode_for_engine(source.read(int.from_bytes(head, "big")))
@@ -137,7 +128,7 @@ class Worker:
 
     def _tell_caches(self) -> None:
         figures = self._model.figures()
-        self._send(Caches(figures.running_bytes, figures.kept_bytes, figures.budget_bytes))
+        self._send(Caches(figures.running_bytes, figures.budget_bytes))
 
     def _decode(self, ask: Ask) -> Finish:
         decoding, here = self._decoding(ask), self._texts[ask.id]
@@ -158,7 +149,10 @@ class Worker:
         ids = prompt_ids(self._model.bundle, ask.prompt)
         room = self._model.manifest.dims.context - len(ids)
         if room < 1:
-            raise _TooLong(len(ids), self._model.manifest.dims.context)
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, but the model's context is {self._model.manifest.dims.context} with"
+                " the answer; shorten it"
+            )
         return self._model.stream(
             ids,
             policy=ask.policy,
@@ -210,9 +204,13 @@ class Worker:
             texts=last.texts,
         )
 
-    def _drawn(self, token: int, found: TokenLogprobs) -> Drawn:
-        top = [Token(self._text(one), logprob) for one, logprob in found.top]
-        return Drawn(self._text(token), found.logprob, top)
+    def _drawn(self, token: int, found: TokenLogprobs) -> TokenLogprob:
+        top = [TopLogprob(*self._told_of(one, logprob)) for one, logprob in found.top]
+        return TokenLogprob(*self._told_of(token, found.logprob), top)
+
+    def _told_of(self, token: int, logprob: float) -> tuple[str, float, list[int] | None]:
+        text = self._text(token)
+        return text, logprob, None if "\ufffd" in text else list(text.encode())
 
     def _text(self, token: int) -> str:
         tokenizer = self._model.bundle.tokenizer
@@ -231,15 +229,6 @@ class Worker:
         except Exception as error:
             log.exception("tokenize")
             self._send(Failed(message.id, f"the engine failed: {type(error).__name__}"))
-
-
-class _TooLong(UserError):
-    """A prompt that leaves no room for an answer."""
-
-    def __init__(self, tokens: int, context: int) -> None:
-        super().__init__(
-            f"the prompt has {tokens} tokens, but the model's context is {context} with the answer; shorten it"
-        )
 
 
 def _refusal(text: int, message: str) -> Refused:
