@@ -106,8 +106,8 @@ class OpenedBundle:
             policy: ``adaptive`` (the default), ``plain``, a gear's name for always its tree, or a policy
                 of one's own, made for this text.
             trace: takes an event a step.
-            options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop`` and ``ignore_eos``,
-                described at `draftwood.runtime.decoding.Asked`.
+            options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
+                ``logprobs``, ``shown`` and ``grammar``, described at `draftwood.runtime.decoding.Asked`.
         """
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")
