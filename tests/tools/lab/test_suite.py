@@ -29,7 +29,8 @@ def test_the_paper_has_every_section_that_is_installed() -> None:
 
 def test_sections_and_prompts_take_the_place_of_a_suites() -> None:
     suite = read_suite("paper", SECTIONS).only(("turns", "window"), ["mine.jsonl", "sums=s.jsonl"])
-    assert list(suite.sections) == ["turns", "window"] and suite.sections["turns"].limit_of("500m") == 8
+    assert list(suite.sections) == ["turns", "window"] and suite.sections["turns"].limit == 12
+    assert read_suite("cells", SECTIONS).sections["lengths"].limit_of("500m") == 1
     assert suite.prompts == (str(Path("mine.jsonl").resolve()), f"sums={Path('s.jsonl').resolve()}")
     with pytest.raises(RequestError, match="--sections nope"):
         suite.only(("nope",), ())
