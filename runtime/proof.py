@@ -111,7 +111,8 @@ def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear]) -> None:
         count = min(rows, slots - 2)
         tokens_n = _prompt(engine.bundle, count if smaller > 1 else min(count, SINGLE_TOKENS))
         want_2V, got_2V = (_read(engine, slots, plain, tokens_n, launch) for launch in (smaller, rows))
-        # One row of attention may be summed in another order than many: a plain step's rows are not, and stay exact.
+        # Up to 1.5e-2 at 500 M and 1.5 B on an EPYC, in rows read alone against many (inferred: attention sums them in
+        # another order). The rows of gears do not differ so, and are held to the narrow tolerance.
         if wrong := _other_logits(engine, got_2V, want_2V, engine.bundle.manifest.quantised):
             what = f"reading a prompt {rows} tokens a launch at KV length {slots} gives {wrong} {smaller} a launch"
             raise _wrong(engine.bundle, what)
