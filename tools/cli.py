@@ -3,7 +3,8 @@
 A subcommand is a module with ``add_arguments(parser)`` and ``main(args) -> int``, imported only when it is
 asked for: ``draftwood --help`` and ``draftwood doctor`` are quick and need nothing but the base installation.
 
-Exit codes: 0 done, 1 the command says no, 2 the input cannot be used, 130 interrupted, 141 output closed.
+Exit codes: 0 done, 1 the command says no, 2 the input cannot be used, 130 interrupted, 141 output closed, 143 ended
+by SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from fcntl import F_GETFL, fcntl
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TextIO
 
 from draftwood.errors import UserError
@@ -56,6 +59,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; never raises for what a user can get wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if threading.current_thread() is threading.main_thread():  # no other may
+        signal.signal(signal.SIGTERM, _end)
     if not _takes(sys.stdout):
         return 2
     if not _takes(sys.stderr):  # the answer and the exit code tell enough
@@ -93,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
         except OSError:  # a full disk, say
             _silence(sys.stderr)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Ends as an error would, so that servers that were started are ended and half-written files go."""
+    raise SystemExit(128 + number)
 
 
 def _takes(stream: TextIO | None) -> bool:

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -119,6 +120,24 @@ def test_a_missing_package_names_its_remedy(
 def test_our_own_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(error)):
         command(monkeypatch, failing(error))
+
+
+def test_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    def main(args: argparse.Namespace) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            ended.append(True)
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert command(monkeypatch, main) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
