@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypedDict, Unpack
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -86,22 +86,11 @@ class Options:
         """Options by the names that users know; RequestError where a name is another, or a value makes no sense."""
         if strange := given.keys() - Asked.__annotations__:
             raise RequestError(f"{min(strange)}: no such option; expected one of {', '.join(Asked.__annotations__)}")
-        stop, default = given.get("stop", ()), Sampling()
-        sampling = Sampling(
-            temperature=given.get("temperature", default.temperature),
-            top_p=given.get("top_p", default.top_p),
-            top_k=given.get("top_k", default.top_k),
-            seed=given.get("seed", default.seed),
-        )
-        return cls(
-            max_new_tokens=given.get("max_new_tokens", 128),
-            sampling=sampling,
-            ignore_eos=given.get("ignore_eos", False),
-            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-            logprobs=given.get("logprobs"),
-            shown=tuple(given.get("shown", ())),
-            grammar=given.get("grammar"),
-        )
+        rest: dict[str, Any] = {**given}
+        sampling = Sampling(**{one.name: rest.pop(one.name) for one in fields(Sampling) if one.name in rest})
+        stop = rest.pop("stop", ())
+        stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        return cls(sampling=sampling, stop_strings=stop_strings, **{**rest, "shown": tuple(rest.get("shown", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,12 +14,12 @@ from draftwood.runtime.policy.tuned import tuned_times
 HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled", "step ms", "from", "graph")
 
 
-def gear_figures(bundle: Bundle, engine: str, threads: int | None = None) -> list[dict[str, Any]]:
+def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
     """A gear at a time: tokens expected of a step and its time, behind half of the longest text that it fits.
 
     Tokens are None where no plan says what to expect, times where neither ``tune`` nor a plan has measured.
     """
-    tuned = tuned_times(bundle, engine, threads)
+    tuned = tuned_times(bundle, engine, threads=None)
     gears = Gears.of(bundle, tuned)
     found = []
     for number, gear in enumerate(gears.gears):
