@@ -90,7 +90,8 @@ class Options:
         sampling = Sampling(**{one.name: rest.pop(one.name) for one in fields(Sampling) if one.name in rest})
         stop = rest.pop("stop", ())
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        return cls(sampling=sampling, stop_strings=stop_strings, **{**rest, "shown": tuple(rest.get("shown", ()))})
+        rest["shown"] = tuple(rest.get("shown", ()))
+        return cls(sampling=sampling, stop_strings=stop_strings, **rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
