@@ -134,7 +134,7 @@ def test_tests_run_in_the_root_and_pass_their_arguments_on(clone: Clone) -> None
 
 
 def test_all_tests_run_beside_each_other(clone: Clone) -> None:
-    said = f"in {clone.folder}: -P -m pytest -q -n auto --maxprocesses 4 --dist loadfile\n"
+    said = f"in {clone.folder}: -P -m pytest -q -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0\n"
     assert clone.run("test")[:2] == (7, said)
 
 

@@ -17,7 +17,6 @@ import io
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from fcntl import F_GETFL, fcntl
 from types import FrameType, ModuleType
@@ -59,7 +58,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; never raises for what a user can get wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if threading.current_thread() is threading.main_thread():  # no other may
+    if argv is None:  # a process of the command's own
         signal.signal(signal.SIGTERM, _end)
     if not _takes(sys.stdout):
         return 2

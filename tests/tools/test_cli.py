@@ -3,7 +3,6 @@
 import argparse
 import errno
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -122,22 +121,22 @@ def test_our_own_faults_keep_their_traceback(error: Exception, monkeypatch: pyte
         command(monkeypatch, failing(error))
 
 
-def test_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = []
+def test_terminated(tmp_path: Path) -> None:
+    code = """
+import signal, sys
+from draftwood.tools import cli
 
-    def main(args: argparse.Namespace) -> int:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            ended.append(True)
-        return 0
-
-    before = signal.getsignal(signal.SIGTERM)
+def run(command, arguments):
     try:
-        assert command(monkeypatch, main) == 143
+        signal.raise_signal(signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert ended
+        print("ended")
+
+cli._run = run
+sys.exit(cli.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "ended\n", "")
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
