@@ -19,6 +19,8 @@ from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
 # Whose uint8 by int8 products onnxruntime sums without saturating; on other x86 it has to be told to be exact.
 _EXACT = {"avx_vnni", "avx512_vnni", "amx_int8"}
+# Kinds of graphs that multiply several rows at every step.
+_OF_ROWS = {"step", "batch", "bitwise", "verify", "draft", "draft-texts"}
 # More than any machine has; onnxruntime starts what it is asked for.
 MOST_THREADS = 1024
 _shared = False
@@ -68,15 +70,16 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
 
     Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
     the pools of two sessions that take turns would rob each other, so only that of a step of any size spins.
-    What every step runs keeps a second, faster layout of its weights in memory; the sessions of all other graphs
-    share one memory map, but where the teacher's weights are packed.
+    A graph that multiplies several rows at every step keeps its weights in a second layout, which each launch would
+    make anew otherwise; a static one does so where memory holds one for every tree. All other sessions share one
+    memory map, but where the teacher's weights are packed.
     """
     options = pool_options(threads, spins=graph.kind in ("step", "batch", "bitwise"))
     if bundle.manifest.int8 and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
-    shared = graph.slots or graph.kind not in ("step", "batch", "bitwise", "draft", "draft-texts")
+    laid_out = graph.kind in _OF_ROWS and not (graph.slots and _is_large(bundle))
     # Products of packed weights compute another function, hundreds of times slower, where they are not laid out anew.
-    if shared and not bundle.manifest.packed:
+    if not laid_out and not bundle.manifest.packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
     path = bundle.folder / graph.file
     try:
@@ -85,6 +88,13 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
         raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
     check_session(opened, graph, path)
     return opened
+
+
+def _is_large(bundle: Bundle) -> bool:
+    """Whether the weights take more than an eighth of this machine's memory."""
+    set_of = bundle.manifest.graph_set("onnx")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return set_of is not None and bundle.manifest.files[set_of.weights].bytes > memory // 8
 
 
 def products_saturate(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
