@@ -7,7 +7,6 @@ One that goes on with nearly all of it takes its caches over, as a chat's next t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
 from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.engines.sessions import machine_memory
 from draftwood.runtime.speculation.drafting import LEAST_SLOTS
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -175,8 +175,7 @@ class Caches:
     def _default(self) -> int:
         manifest = self._engine.bundle.manifest
         one = self._need(manifest.dims.context, max(gear.slots for gear in manifest.gears))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return max(one, min(TEXTS_A_PLACE * self._engine.max_batch * one, memory // 2))
+        return max(one, min(TEXTS_A_PLACE * self._engine.max_batch * one, machine_memory() // 2))
 
 
 def _common(one_n: NDArray[np.int64], other_n: NDArray[np.int64]) -> int:

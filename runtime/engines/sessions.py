@@ -31,6 +31,11 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def machine_memory() -> int:
+    """Bytes of memory that this machine has, in use or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def counted_threads(threads: int | None) -> int:
     """Threads asked for, None meaning all processors; RequestError where there cannot be so many."""
     if threads is None:
@@ -70,9 +75,9 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
 
     Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
     the pools of two sessions that take turns would rob each other, so only that of a step of any size spins.
-    A graph that multiplies several rows at every step keeps its weights in a second layout, which each launch would
-    make anew otherwise; a static one does so where memory holds one for every tree. All other sessions share one
-    memory map, but where the teacher's weights are packed.
+    A graph that multiplies several rows at every step keeps its weights in a second layout, or each launch would make
+    it anew. Static graphs, one for every tree, do so unless the weights are large. All other sessions share one memory
+    map, but where the teacher's weights are packed.
     """
     options = pool_options(threads, spins=graph.kind in ("step", "batch", "bitwise"))
     if bundle.manifest.int8 and products_saturate():
@@ -92,9 +97,9 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
 
 def _is_large(bundle: Bundle) -> bool:
     """Whether the weights take more than an eighth of this machine's memory."""
-    set_of = bundle.manifest.graph_set("onnx")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return set_of is not None and bundle.manifest.files[set_of.weights].bytes > memory // 8
+    graphs = bundle.manifest.graph_set("onnx")
+    assert graphs is not None, "a graph of it is being opened"
+    return bundle.manifest.files[graphs.weights].bytes > machine_memory() // 8
 
 
 def products_saturate(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -139,7 +139,7 @@ class StaticEngine(StagedEngine):
 class OnnxStaticEngine(StaticEngine):
     """The static ONNX graphs on onnxruntime: slower on a CPU than ``CpuEngine``, and there to be compared with.
 
-    The sessions share one memory map of the weights.
+    Which of its sessions share one memory map of the weights: `sessions.session`.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
