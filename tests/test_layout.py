@@ -4,14 +4,14 @@ import ast
 import importlib
 import sys
 import tomllib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import networkx
 import pytest
 
 import draftwood
 from draftwood.tests.house.imports import circles, room_imports
+from draftwood.tests.house.imports import imports as imports_between
 from draftwood.tests.house.imports import modules as modules_by_name
 
 PACKAGE = Path(draftwood.__file__).parent
@@ -57,34 +57,6 @@ def imports(source: str) -> Iterator[str]:
                 yield name
 
 
-def import_graph() -> networkx.DiGraph:
-    """Every file of the package by its dotted name, with an edge to each file it imports, inside functions too."""
-    paths = {dotted(path): path for folder in ("", *FOLDERS) for path in modules(folder)}
-    graph = networkx.DiGraph()
-    graph.add_nodes_from(paths)
-    for name, path in paths.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            found = imported_modules(node, paths)
-            graph.add_edges_from((name, other) for other in found if other != name)
-    return graph
-
-
-def dotted(path: Path) -> str:
-    """A file's name as it is imported."""
-    parts = ("draftwood", *path.relative_to(PACKAGE).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported_modules(node: ast.AST, known: Container[str]) -> Iterator[str]:
-    """The project's files that an import statement names; ``from folder import file`` names the file."""
-    match node:
-        case ast.Import(names=names):
-            yield from (alias.name for alias in names if alias.name in known)
-        case ast.ImportFrom(module=str(module), names=names):
-            inner = (f"{module}.{alias.name}" for alias in names)
-            yield from (name if name in known else module for name in inner if name in known or module in known)
-
-
 def part(name: str) -> str:
     """The folder or root module of the project that a dotted name lies in."""
     _, _, rest = name.partition(".")
@@ -112,23 +84,16 @@ def test_importing_the_package_imports_next_to_nothing(python: Callable[..., str
     assert python(heavy).strip() == "set()"
 
 
-def test_no_files_import_each_other() -> None:
-    circles = {frozenset(found) for found in networkx.strongly_connected_components(import_graph()) if len(found) > 1}
-    assert not circles
-
-
-def test_no_rooms_import_each_other_but_those_of_the_tools() -> None:
-    rings = circles(room_imports(modules_by_name()))
-    assert [ring for ring in rings if not all(name.split("/")[0] == "tools" for name in ring)] == []
+def test_neither_files_nor_rooms_import_each_other() -> None:
+    found = modules_by_name()
+    assert circles(imports_between(found)) == circles(room_imports(found)) == []
 
 
 def test_a_build_goes_one_way() -> None:
-    order = {folder: number for number, folder in enumerate(COMPILER)}
-    files = [name for name in import_graph() if name.startswith("draftwood.compiler.")]
-    room = {name: order[name.split(".")[2]] for name in files if name.split(".")[2] in order}
-    assert {order[folder] for folder in COMPILER} == set(room.values())
-    climbing = [(a, b) for a, b in import_graph().edges if a in room and b in room and room[a] < room[b]]
-    assert not climbing
+    order = {f"compiler/{folder}": number for number, folder in enumerate(COMPILER)}
+    pairs = [pair for pair in room_imports(modules_by_name()) if set(pair) <= set(order)]
+    assert {name for pair in pairs for name in pair} == set(order)
+    assert [pair for pair in pairs if order[pair[0]] < order[pair[1]]] == []
 
 
 def test_every_folder_of_modules_is_installed() -> None:

@@ -1,7 +1,7 @@
 """Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
 
 from draftwood.runtime.policy.adaptive import Adaptive
-from draftwood.runtime.policy.choice import Policies, policy_for
+from draftwood.runtime.policy.choice import Policies, policy_for, widest_gear
 from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.group import group
@@ -23,4 +23,5 @@ __all__ = [
     "Policy",
     "group",
     "policy_for",
+    "widest_gear",
 ]

@@ -65,3 +65,9 @@ def policy_for(bundle: Bundle, gear: str | None = None) -> Policy:
     return (
         FixedTree(bundle, PLAIN) if gear is None else FixedTree(bundle, bundle.gear(gear).tree, bundle.gear(gear).slots)
     )
+
+
+def widest_gear(bundle: Bundle) -> str:
+    """The gear of the most rows, at the least KV length that has it."""
+    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
+    return max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], -gear.slots)).name

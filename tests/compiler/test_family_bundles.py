@@ -12,9 +12,8 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import policy_for, widest_gear
 from draftwood.runtime.sharing import advance
-from draftwood.tools.lab.counting import widest_gear
 from draftwood.trees import Topology
 
 TREES = (("plain", Topology.plain()), ("ragged", Topology.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])))

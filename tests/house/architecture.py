@@ -1,8 +1,8 @@
 """``python -m draftwood.tests.house.architecture``: the rooms and the imports between them, as a picture.
 
 The top folders are houses, the folders in them rooms. An arrow leads from what is imported to what imports it, so the
-ways read from left to right and from the bottom up; the wider, the more imports. What runs against the others is red.
-The picture says in its own description what it shows, so that a test can hold it against the source.
+ways read from left to right and from the bottom up; the wider, the more imports. The picture says in its own description
+what it shows, so that a test can hold it against the source.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import networkx as nx
+
 from draftwood.errors import RequestError
-from draftwood.tests.house.imports import ROOT_ROOM, Edges, circles, modules, room, room_imports
+from draftwood.tests.house.imports import ROOT_ROOM, Edges, modules, room, room_imports
 from draftwood.tests.house.script import refusing
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ STAIRS = {
     ("kernels", "tools"): 2,
 }
 COLOURS = {"tools": "#e9edf5", "compiler": "#e6f2ea", "runtime": "#fbefdc", "kernels": "#f3e8f2", "trees": "#f7f3d9"}
-INK, BACK = "#33415c", "#c1121f"
+INK = "#33415c"
 
 
 @refusing
@@ -65,14 +67,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def architecture() -> dict[str, Any]:
-    """Rooms with their purpose, imports as [importer, imported, count], and circles among rooms."""
+    """Rooms with their purpose, and imports as [importer, imported, count]."""
     found = modules()
     edges = room_imports(found)
     files = [(name, path) for name, path in found.items() if path.stat().st_size]  # an empty __init__.py is no room
     return {
         "rooms": {name: _purpose(name, found) for name in sorted({room(*item) for item in files})},
         "imports": [[*pair, count] for pair, count in sorted(edges.items())],
-        "circles": circles(edges),
     }
 
 
@@ -86,8 +87,7 @@ def _purpose(name: str, found: dict[str, Path]) -> str:
 def as_text(found: dict[str, Any]) -> str:
     """The imports for people, the most frequent first."""
     lines = [f"{count:5}  {importer} imports {imported}" for importer, imported, count in found["imports"]]
-    rings = [f"circle: {', '.join(ring)}" for ring in found["circles"]]
-    return "\n".join([f"{len(found['rooms'])} rooms", *sorted(lines, reverse=True), *rings])
+    return "\n".join([f"{len(found['rooms'])} rooms", *sorted(lines, reverse=True)])
 
 
 def described(svg: str) -> dict[str, Any]:
@@ -142,26 +142,13 @@ def _draw_house(axes: Axes, house: str, rooms: dict[str, str], edges: Edges) -> 
         _box(axes, place, "white", 0.6)
         _label(axes, name if len(rooms) > 1 else "", rooms[name], place)
     for (importer, imported), count in sorted(inner.items()):
-        back = boxes[importer][0] <= boxes[imported][0]
-        _draw_arrow(axes, boxes[imported], boxes[importer], count, BACK if back else INK)
+        _draw_arrow(axes, boxes[imported], boxes[importer], count)
 
 
 def columns(rooms: Iterable[str], edges: Edges) -> list[list[str]]:
-    """The rooms in columns, each right of all that it imports; of a circle the fewest imports are overruled."""
-    pending = sorted(rooms)
-    order: list[str] = []
-    while pending:  # next is what imports least of what is still to come, for its size
-        scores = {name: (_count(edges, [name], pending), -_count(edges, pending, [name])) for name in pending}
-        order.append(min(pending, key=lambda name: (*scores[name], name)))
-        pending.remove(order[-1])
-    depth: dict[str, int] = {}
-    for name in order:
-        depth[name] = 1 + max((depth[other] for other in depth if (name, other) in edges), default=-1)
-    return [[name for name in order if depth[name] == column] for column in range(max(depth.values(), default=-1) + 1)]
-
-
-def _count(edges: Edges, importers: Iterable[str], imported: Iterable[str]) -> int:
-    return sum(edges[importer, other] for importer in importers for other in imported)
+    """The rooms in columns, each right of all that it imports; no rooms import each other."""
+    imported = {name: {other for importer, other in edges if importer == name} for name in sorted(rooms)}
+    return [sorted(column) for column in nx.topological_generations(nx.DiGraph(imported).reverse())]
 
 
 _Place = tuple[float, float, float, float]
@@ -201,19 +188,19 @@ def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
     axes.text(x, y, text, fontsize=7.6, va="center", linespacing=1.15, **style)
 
 
-def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int, colour: str) -> None:
+def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int) -> None:
     """From the right edge of what is imported to the left edge of what imports it, in an arc over what lies between."""
     x = (start[1], end[0]) if start[1] <= end[0] else ((start[0] + start[1]) / 2, (end[0] + end[1]) / 2)
     y = (start[2] + start[3]) / 2, (end[2] + end[3]) / 2
     far = abs(end[0] - start[1]) > 0.7 * (start[1] - start[0])
-    _arrow(axes, (x[0], y[0]), (x[1], y[1]), count, colour, -0.28 if far else 0.0)
+    _arrow(axes, (x[0], y[0]), (x[1], y[1]), count, -0.28 if far else 0.0)
 
 
 _Point = tuple[float, float]
 
 
-def _arrow(axes: Axes, start: _Point, end: _Point, count: int, colour: str, bend: float = 0.0) -> None:
-    style = {"arrowstyle": "-|>", "color": colour, "alpha": 0.55, "linewidth": 0.6 + 0.32 * count**0.5}
+def _arrow(axes: Axes, start: _Point, end: _Point, count: int, bend: float = 0.0) -> None:
+    style = {"arrowstyle": "-|>", "color": INK, "alpha": 0.55, "linewidth": 0.6 + 0.32 * count**0.5}
     bent = {"connectionstyle": f"arc3,rad={bend}", "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", end, start, arrowprops=style | bent, zorder=2)  # behind the rooms, before the houses
 
@@ -228,12 +215,12 @@ def _draw_stairs(axes: Axes, edges: Edges) -> None:
             continue
         start, end = PLACES[lower], PLACES[upper]
         if (lower, upper) == ("trees", "kernels"):  # they stand side by side
-            _arrow(axes, (start[0], 8), (end[1], 8), count, INK)
+            _arrow(axes, (start[0], 8), (end[1], 8), count)
             axes.text(end[1] + 0.6, 9, str(count), fontsize=9.5, color=INK)
             continue
         way = STAIRS.get((lower, upper))  # None where no way leads there
         low, high = (way, way) if way is not None else ((start[0] + start[1]) / 2, (end[0] + end[1]) / 2)
-        _arrow(axes, (low, start[3]), (high, end[2]), count, BACK if way is None else INK)
+        _arrow(axes, (low, start[3]), (high, end[2]), count)
         axes.text(high + 0.6, end[2] - 1.6, str(count), fontsize=9.5, color=INK)
 
 

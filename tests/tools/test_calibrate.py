@@ -15,9 +15,10 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy import widest_gear
 from draftwood.tools.cli import main
 from draftwood.tools.commands.calibrate import figures, parse_temperatures
-from draftwood.tools.lab.counting import CANDIDATES, Job, count, count_all, jobs, visited, widest_gear
+from draftwood.tools.lab.counting import CANDIDATES, Job, count, count_all, jobs, visited
 from draftwood.tools.prompts import read_prompts
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration

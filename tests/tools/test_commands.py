@@ -20,9 +20,9 @@ from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.check import check, sample_prompts
+from draftwood.tools.comparison.differences import noise_of
 from draftwood.tools.lab.bench import bench
 from draftwood.tools.lab.conversations import turn_prompts
-from draftwood.tools.lab.differences import noise_of
 from draftwood.tools.lab.runner import Way, decode
 from draftwood.tools.prompts import read_prompts
 

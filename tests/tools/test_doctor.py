@@ -13,6 +13,7 @@ from draftwood import environment
 from draftwood.runtime.engines.qnn import Htp
 from draftwood.tools.commands import doctor
 from draftwood.tools.lab import machine
+from draftwood.tools.packages import EXTRAS
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 # What a machine without onnxruntime cannot do, an NPU's lines aside.
@@ -70,7 +71,7 @@ def test_this_machine_runs_and_builds() -> None:
         (["openvino"], {"run with OpenVINO"}),
         (["onnxruntime_qnn"], {"run for an HTP"}),
         (["transformers", "matplotlib"], {"check --teacher"}),
-        ([name for name in doctor.EXTRAS if name != "torch_npu"], EVERYTHING),
+        ([name for name in EXTRAS if name != "torch_npu"], EVERYTHING),
     ],
     ids=["torch", "onnxruntime", "ray", "openvino", "qnn", "extras", "everything"],
 )
@@ -157,7 +158,7 @@ def test_processor_features(cpuinfo: str, features: list[str]) -> None:
 
 def test_extras_are_those_of_the_project() -> None:
     extras: dict[str, Any] = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-    for package, extra in doctor.EXTRAS.items():
+    for package, extra in EXTRAS.items():
         name = package.replace("_", "-") if package != "torch_npu" else package
         assert any(line.startswith((f"{name}=", f"{name}>", f"{name}[")) for line in extras[extra]), package
     assert doctor.CPU_TORCH.split()[2] in PROJECT["optional-dependencies"]["build"]

@@ -14,11 +14,10 @@ from draftwood.errors import BundleError
 from draftwood.manifest import File
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import policy_for, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
-from draftwood.tools.lab.counting import widest_gear
 
 needs_converters = pytest.mark.skipif(not torch_npu_installed(), reason="needs the torch_npu package")
 

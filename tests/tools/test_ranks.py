@@ -27,9 +27,9 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
+from draftwood.tools.comparison.differences import agreement
 from draftwood.tools.demo import resolve
 from draftwood.tools.lab.conversations import Conversation, tokenizer_of
-from draftwood.tools.lab.differences import agreement
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference import torchrun as ranks_module
 from draftwood.tools.reference.ge import GeEngine

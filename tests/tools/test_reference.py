@@ -18,17 +18,16 @@ from draftwood.errors import CheckpointError, InvariantError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.policy import FixedTree, policy_for
+from draftwood.runtime.policy import FixedTree, policy_for, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.trace import Trace
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import single
-from draftwood.tools.lab.counting import widest_gear
+from draftwood.tools.comparison.texts import check_texts, compare_texts
 from draftwood.tools.reference.branch_cache import BranchCache
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.tools.reference.held import LOOKED_AT
 from draftwood.tools.reference.hf_teacher import HfTeacher
-from draftwood.tools.reference.texts import check_texts, compare_texts
 from draftwood.tools.reference.transformers import HfEngine
 from draftwood.trees import Topology, tensorize
 

@@ -108,7 +108,7 @@ def _print_occupancies(occupancies: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_differences(report: dict[str, Any]) -> None:
-    from draftwood.tools.lab.differences import told
+    from draftwood.tools.comparison.differences import told
 
     for difference in report["differences"]:
         print(told(difference))

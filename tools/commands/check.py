@@ -80,10 +80,10 @@ def _check_texts(bundle: Bundle, args: argparse.Namespace) -> int:
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.tools.comparison.check import sample_prompts
+    from draftwood.tools.comparison.texts import check_texts, print_texts
     from draftwood.tools.demo import resolve
     from draftwood.tools.lab.conversations import Conversation
     from draftwood.tools.prompts import read_prompts
-    from draftwood.tools.reference.texts import check_texts, print_texts
     from draftwood.tools.reference.transformers import HfEngine
 
     if bundle.tokenizer is not None:

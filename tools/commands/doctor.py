@@ -7,8 +7,6 @@ imported, for its providers, and an NPU is counted in a process of its own.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
 import json
 import platform
 import sys
@@ -20,23 +18,10 @@ from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.tools.lab import machine
 from draftwood.tools.lab.npu_report import describe, npu_report
+from draftwood.tools.packages import BUILD, EXTRAS, RUN, SERVE, install, version
 from draftwood.version import __version__
 from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported
 
-RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
-SERVE = ("starlette", "uvicorn", "prometheus_client", "llguidance")
-BUILD = ("torch", "onnx", "onnxscript", "safetensors", "networkx")
-# Package -> the extra that brings it; "" is the base installation.
-EXTRAS = {
-    **dict.fromkeys(RUN, ""),
-    **dict.fromkeys((*BUILD, "matplotlib"), "build"),
-    "transformers": "reference",
-    **dict.fromkeys(SERVE, "serve"),
-    "ray": "cluster",
-    "torch_npu": "npu",
-    "openvino": "openvino",
-    "onnxruntime_qnn": "qnn",
-}
 # What each ability needs beside packages: "cann" and "npu".
 NEEDS = {
     "run bundles": RUN,
@@ -103,26 +88,6 @@ def report() -> dict[str, Any]:
         "next_steps": _next_steps(packages, ascend, can) + _intel_steps(packages, openvino),
         "npu_needs": [need._asdict() for need in LEAST],
     }
-
-
-def version(name: str) -> str | None:
-    """A package's version without importing it; None where it is not installed."""
-    if name == "torch_npu":
-        found = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
-    else:
-        try:
-            found = importlib.util.find_spec(name) is not None
-        except (ImportError, ValueError):
-            found = False
-    try:
-        return importlib.metadata.version(name) if found else None
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def install(name: str) -> str:
-    """The pip command that brings a package."""
-    return f"pip install 'draftwood[{EXTRAS[name]}]'" if EXTRAS[name] else "pip install draftwood"
 
 
 def _providers() -> list[str]:

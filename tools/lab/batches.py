@@ -19,8 +19,8 @@ from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import Launched, advance
+from draftwood.tools.comparison.differences import explain, logit_noise
 from draftwood.tools.lab.conversations import turn_prompts
-from draftwood.tools.lab.differences import explain, logit_noise
 from draftwood.tools.lab.runner import PLAIN, Way, decode, warm_up
 from draftwood.tools.lab.spread import spread
 from draftwood.tools.prompts import Prompt

@@ -15,8 +15,8 @@ from typing import Any
 from draftwood.runtime.decoding import Options, Result
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.policy import Policies
+from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, Noise, explain, noise_of
 from draftwood.tools.lab.conversations import turn_prompts
-from draftwood.tools.lab.differences import TIES_PER_TOKEN, Difference, Noise, explain, noise_of
 from draftwood.tools.lab.runner import PLAIN, Way, decode, figures, in_turns, warm_up
 from draftwood.tools.lab.spread import spread
 from draftwood.tools.prompts import Prompt

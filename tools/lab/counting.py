@@ -26,7 +26,7 @@ from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options, Result
 from draftwood.runtime.engines import Engine
-from draftwood.runtime.policy import Policies
+from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.lookup import LOOKED_UP
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -82,12 +82,6 @@ def visited(texts: Mapping[int, Sequence[RankPath | None]]) -> Iterator[tuple[in
                 yield number, at
             taken = next((depth for depth in range(len(path or ()), 0, -1) if (path or ())[:depth] in tree), 0)
             at += taken + 1
-
-
-def widest_gear(bundle: Bundle) -> str:
-    """The gear of the most rows, at the least KV length that has it."""
-    rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
-    return max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], -gear.slots)).name
 
 
 def count_traffic(

@@ -24,11 +24,10 @@ from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.policy import Policy, policy_for
+from draftwood.runtime.policy import Policy, policy_for, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
-from draftwood.tools.lab.counting import widest_gear
 from draftwood.tools.lab.machine import memory, processor
 from draftwood.tools.lab.timer import in_rounds, time_step
 from draftwood.tools.prompts import read_prompts

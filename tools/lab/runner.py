@@ -17,7 +17,7 @@ from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
-from draftwood.tools.lab.differences import explain, logit_noise, staged
+from draftwood.tools.comparison.differences import explain, logit_noise, staged
 
 PLAIN = "plain"
 

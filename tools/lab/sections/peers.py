@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.tools.lab.differences import agreement
+from draftwood.tools.comparison.differences import agreement
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.peers import PEERS, Generate, compiled_with
 from draftwood.tools.lab.runner import Way, decode, in_turns

@@ -15,9 +15,8 @@ from draftwood.manifest import MANIFEST_FILE, Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.acl.model import Staging
-from draftwood.runtime.policy import policy_for
+from draftwood.runtime.policy import policy_for, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools.lab.counting import widest_gear
 from draftwood.trees import Topology
 
 from .conftest import compiled

@@ -13,9 +13,8 @@ from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.policy import Policy, policy_for
-from draftwood.tools.lab.counting import widest_gear
-from draftwood.tools.lab.differences import TIES_PER_TOKEN, Difference, explain, logit_noise, told
+from draftwood.runtime.policy import Policy, policy_for, widest_gear
+from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, explain, logit_noise, told
 
 
 def check_texts(

@@ -1,0 +1,43 @@
+"""The packages that abilities need, the extras that bring them, and which are here: looked up, not imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from draftwood import environment
+
+RUN = ("numpy", "onnxruntime", "tokenizers", "msgspec", "jinja2")
+SERVE = ("starlette", "uvicorn", "prometheus_client", "llguidance")
+BUILD = ("torch", "onnx", "onnxscript", "safetensors", "networkx")
+# Package -> the extra that brings it; "" is the base installation.
+EXTRAS = {
+    **dict.fromkeys(RUN, ""),
+    **dict.fromkeys((*BUILD, "matplotlib"), "build"),
+    "transformers": "reference",
+    **dict.fromkeys(SERVE, "serve"),
+    "ray": "cluster",
+    "torch_npu": "npu",
+    "openvino": "openvino",
+    "onnxruntime_qnn": "qnn",
+}
+
+
+def version(name: str) -> str | None:
+    """A package's version without importing it; None where it is not installed."""
+    if name == "torch_npu":
+        found = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
+    else:
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):
+            found = False
+    try:
+        return importlib.metadata.version(name) if found else None
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def install(name: str) -> str:
+    """The pip command that brings a package."""
+    return f"pip install 'draftwood[{EXTRAS[name]}]'" if EXTRAS[name] else "pip install draftwood"
