@@ -1,8 +1,8 @@
 """``python -m draftwood.tests.house.architecture``: the rooms and the imports between them, as a picture.
 
 The top folders are houses, the folders in them rooms. An arrow leads from what is imported to what imports it, so the
-ways read from left to right and from the bottom up; the wider, the more imports. The picture says in its own description
-what it shows, so that a test can hold it against the source.
+ways read from left to right and from the bottom up; the wider, the more imports. The picture says in its own
+description what it shows, so that a test can hold it against the source.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
         _draw_house(axes, house, {n: text for n, text in found["rooms"].items() if n.split("/")[0] == house}, edges)
     _draw_stairs(axes, edges)
     note = (
-        "An arrow leads from what is imported to what imports it; the wider, the more imports. Not drawn: imports of the"
-        " root's modules, such as errors.py, and the public surface above all, __init__.py."
+        "An arrow leads from what is imported to what imports it; the wider, the more imports. Not drawn: imports of"
+        " the root's modules, such as errors.py, and the public surface above all, __init__.py."
     )
     axes.text(0, 1.2, note, fontsize=9, color=INK)
     try:

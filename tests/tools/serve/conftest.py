@@ -112,7 +112,7 @@ def _read(content: bytes) -> Any:
         return content
 
 
-def until(true: Callable[[], bool], seconds: float = 20) -> None:
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
     """Waits for what has to come true."""
     limit = time.monotonic() + seconds
     while not true():

