@@ -8,7 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,15 +190,27 @@ INSTALL = {
 
 
 def open_peer(name: str, model: Path, work: Path, threads: int) -> Generate | str:
-    """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours."""
+    """What decodes with a peer, or why it cannot: somebody else's program must not end a run of ours.
+
+    It answers once in a process of its own first, which it may end as it likes.
+    """
     if why := why_missing(name):
         return why
+    given = PEERS[name][1], model, work, threads
     try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as aside:
+            aside.submit(_answer_once, *given).result()
         return PEERS[name][1](model, work, threads)
+    except BrokenProcessPool:
+        return "ends its process before its first token, as a segmentation fault does"
     except Exception as error:  # whatever it raises
         told = getattr(error, "stderr", None) or b""
         last = told.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
         return f"cannot open the checkpoint: {last[0]:.200}"
+
+
+def _answer_once(opens: Open, model: Path, work: Path, threads: int) -> None:
+    opens(model, work, threads)([1, 2, 3], 1, 0.0)
 
 
 def why_missing(name: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.tests.other_programs import broken, crashing, echoing
 from draftwood.tools import demo
 from draftwood.tools.lab import bundles, opened, peers, served
 from draftwood.tools.lab.registry import SECTIONS
@@ -47,19 +48,12 @@ def all_tiny(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("planned_bundle", "tree_bundle", "windowed_bundle"):
         monkeypatch.setattr(bundles, name, lambda *_: tiny_bundle)
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
-    known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "llama.cpp lookup": ("json", echoing)}
+    known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "crashing": ("json", crashing)}
+    known["llama.cpp lookup"] = "json", echoing
     monkeypatch.setattr(service, "LEAST", 3)
     for module in (peers, programs):
         monkeypatch.setattr(module, "PEERS", known)
     monkeypatch.setattr(programs, "compiled_with", lambda: "AVX2")
-
-
-def broken(model: Path, work: Path, threads: int) -> peers.Generate:
-    raise RuntimeError("reads no such checkpoint")
-
-
-def echoing(model: Path, work: Path, threads: int) -> peers.Generate:
-    return lambda ids, count, temperature: [*ids, *ids][:count]
 
 
 def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> None:
@@ -76,7 +70,9 @@ def test_every_section_measures_and_shows(all_tiny: None, tmp_path: Path) -> Non
     assert [len(one["first_ms"]) for one in both["rounds"]["draftwood serve"]] == [8, 8] and len(alone["held"]) == 3
     (missing,) = {tuple(row["found"]["missing"].items()) for row in rows if row["section"] == "peers"}
     why = "cannot open the checkpoint: reads no such checkpoint"
-    assert missing == (("nobody", "not installed: pip install 'draftwood[peers]'"), ("broken", why))
+    crashed = "ends its process before its first token, as a segmentation fault does"
+    absent = "not installed: pip install 'draftwood[peers]'"
+    assert missing == (("nobody", absent), ("broken", why), ("crashing", crashed))
     assert "Missing: nobody" in markdown(found)
     (chapter,) = (one for one in found.chapters if one.section.name == "peers")
     programs, over, compiled, _ = chapter.blocks
