@@ -29,8 +29,9 @@ from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "README.md"]
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.name != "README.md")
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "README.md", *PAGES]
 INFOS = {"sh", "sh npu", "sh slow", "sh long", "sh device", "sh setup", "python", "json", "text"}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = [[name] for name in cli.COMMANDS] + [[]]
@@ -307,8 +308,8 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_the_index_lists_every_page() -> None:
-    listed = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(page.name for page in PAGES)
+    listed = re.findall(r"\]\((\w[\w/-]*\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
