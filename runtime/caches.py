@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
 from draftwood.runtime.engines import Engine, StagedEngine
-from draftwood.runtime.engines.sessions import machine_memory
+from draftwood.runtime.engines.memory import machine_memory
 from draftwood.runtime.speculation.drafting import LEAST_SLOTS
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState

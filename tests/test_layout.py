@@ -84,6 +84,10 @@ def test_importing_the_package_imports_next_to_nothing(python: Callable[..., str
     assert python(heavy).strip() == "set()"
 
 
+def test_the_runtime_loads_onnxruntime_only_where_an_engine_needs_it(python: Callable[..., str]) -> None:
+    assert python("import sys, draftwood.runtime.decoding; print('onnxruntime' in sys.modules)").strip() == "False"
+
+
 def test_neither_files_nor_rooms_import_each_other() -> None:
     found = modules_by_name()
     assert circles(imports_between(found)) == circles(room_imports(found)) == []

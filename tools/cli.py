@@ -23,7 +23,6 @@ from types import FrameType, ModuleType
 from typing import TextIO
 
 from draftwood.errors import UserError
-from draftwood.tools.packages import EXTRAS, install
 from draftwood.version import __version__
 
 # What the machine refuses, whatever the command: no fault of ours, so one line.
@@ -141,6 +140,8 @@ def _parse_alone(arguments: list[str]) -> int:
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> str:
+    from draftwood.tools.packages import EXTRAS, install  # what looks packages up takes long to import
+
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error  # not an optional package but a fault of ours

@@ -14,6 +14,7 @@ from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
+from draftwood.runtime.engines.memory import machine_memory
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
@@ -29,11 +30,6 @@ _shared = False
 def default_threads() -> int:
     """The processors this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def machine_memory() -> int:
-    """Bytes of memory that this machine has, in use or not."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def counted_threads(threads: int | None) -> int:

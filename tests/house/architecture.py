@@ -189,10 +189,9 @@ def _label(axes: Axes, name: str, purpose: str, place: _Place) -> None:
 
 def _draw_arrow(axes: Axes, start: _Place, end: _Place, count: int) -> None:
     """From the right edge of what is imported to the left edge of what imports it, in an arc over what lies between."""
-    x = (start[1], end[0]) if start[1] <= end[0] else ((start[0] + start[1]) / 2, (end[0] + end[1]) / 2)
+    far = end[0] - start[1] > 0.7 * (start[1] - start[0])
     y = (start[2] + start[3]) / 2, (end[2] + end[3]) / 2
-    far = abs(end[0] - start[1]) > 0.7 * (start[1] - start[0])
-    _arrow(axes, (x[0], y[0]), (x[1], y[1]), count, -0.28 if far else 0.0)
+    _arrow(axes, (start[1], y[0]), (end[0], y[1]), count, -0.28 if far else 0.0)
 
 
 _Point = tuple[float, float]

@@ -121,11 +121,6 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.fixture(scope="module")
-def wait() -> Callable[..., None]:
-    return until
-
-
-@pytest.fixture(scope="module")
 def started() -> Iterator[Callable[..., Server]]:
     """Starts servers, and ends what is left of them."""
     servers: list[Server] = []

@@ -208,9 +208,7 @@ class TestTwoReplicas:
         assert all(headers["retry-after"] for _, _, headers in found[7:])
 
     @pytest.mark.parametrize("killed", ["replica", "engine"])
-    def test_a_killed_replica_ends_its_streams_alone_and_comes_back(
-        self, cluster: Cluster, wait: Callable[..., None], killed: str
-    ) -> None:
+    def test_a_killed_replica_ends_its_streams_alone_and_comes_back(self, cluster: Cluster, killed: str) -> None:
         session, engines, streams = cluster.sessions(), cluster.engines(), {}
         first, other = cluster.replicas()
         for replica in (first, other):
@@ -222,25 +220,23 @@ class TestTwoReplicas:
         for engine in (engines[other], *([engines[first]] if killed == "replica" else [])):
             os.kill(engine, signal.SIGCONT)
         assert streams[other].read().endswith(b"data: [DONE]\n\n")
-        wait(lambda: gone(engines[first]))
-        wait(lambda: len(cluster.replicas()) == 2 and first not in cluster.replicas(), 60)
-        wait(lambda: cluster.server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1 + (killed == "engine"))
+        until(lambda: gone(engines[first]))
+        until(lambda: len(cluster.replicas()) == 2 and first not in cluster.replicas(), 60)
+        until(lambda: cluster.server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1 + (killed == "engine"))
         assert cluster.server.ask("/v1/completions", LONG, x_session_id=session[first])[0] == 200
 
-    def test_a_killed_controller_costs_no_text_and_comes_back(
-        self, cluster: Cluster, wait: Callable[..., None]
-    ) -> None:
+    def test_a_killed_controller_costs_no_text_and_comes_back(self, cluster: Cluster) -> None:
         server = cluster.server
         (controller,) = cluster.processes("ray::ServeController")
         replicas, streams = cluster.replicas(), [stream(server, session) for session in SESSIONS[:3]]
         os.kill(controller, signal.SIGKILL)
-        wait(lambda: gone(controller))
+        until(lambda: gone(controller))
         assert server.ask("/v1/completions", LONG)[0] == 200  # by the replicas that the front knows
         assert all(one.read().endswith(b"data: [DONE]\n\n") for one in streams)
-        wait(lambda: controller not in cluster.processes("ray::ServeController") != [], 60)
+        until(lambda: controller not in cluster.processes("ray::ServeController") != [], 60)
         assert cluster.replicas() == replicas
         os.kill(replicas[0], signal.SIGKILL)  # which the new controller replaces
-        wait(lambda: gone(replicas[0]))
+        until(lambda: gone(replicas[0]))
         assert replicas[0] not in cluster.sessions()
 
     def test_nothing_beyond_this_machine_is_open_to_strangers(self, cluster: Cluster) -> None:
@@ -258,25 +254,25 @@ class TestTwoReplicas:
                     ask(b"", timeout=10)
                 assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
-    def test_sigterm_ends_all_of_it(self, cluster: Cluster, wait: Callable[..., None]) -> None:
+    def test_sigterm_ends_all_of_it(self, cluster: Cluster) -> None:
         processes = processes_of(cluster.server.process.pid)
         folder = {found[1] for one in processes if (found := re.search(r"(/tmp/ray-\w+)/", command(one)))}
         assert len(folder) == 1 and Path(folder.pop()).stat().st_mode & 0o77 == 0
         assert cluster.server.end() == 0
-        wait(lambda: all(map(gone, processes)))
+        until(lambda: all(map(gone, processes)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["ray::DashboardAgent", "raylet/raylet", "gcs_server"])
 def test_a_server_whose_ray_is_killed_ends_with_an_error(
-    tiny_bundle: Path, started: Callable[..., Any], wait: Callable[..., None], killed: str
+    tiny_bundle: Path, started: Callable[..., Any], killed: str
 ) -> None:
     """For who started it to start it again: within a minute, and Ray needs one to see that its GCS is gone."""
     cluster = Cluster(started(f"tiny={tiny_bundle}", "--threads", 1, command="deploy"))
     (one,), ((replica, engine),) = cluster.processes(killed), cluster.engines().items()
     os.kill(one, signal.SIGKILL)
     assert cluster.server.process.wait(120) not in (0, -signal.SIGKILL)
-    wait(lambda: gone(replica) and gone(engine), 60)
+    until(lambda: gone(replica) and gone(engine), 60)
 
 
 @pytest.mark.slow

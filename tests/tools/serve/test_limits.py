@@ -47,19 +47,19 @@ def test_a_full_queue_refuses_exactly_the_rest(server: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_clients_that_go_free_their_room(server: Any, wait: Callable[..., None], stream: bool) -> None:
+def test_clients_that_go_free_their_room(server: Any, stream: bool) -> None:
     for _ in range(10):
         connections = [begun(server, LONG, stream) for _ in range(5)]
         for connection in connections:
             connection.close()
-    wait(server.idle)
+    until(server.idle)
     assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
 
 
-def test_a_slow_reader_delays_nobody(server: Any, wait: Callable[..., None]) -> None:
+def test_a_slow_reader_delays_nobody(server: Any) -> None:
     connection = begun(server, LONG)
     assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
-    wait(server.idle)  # its text has ended although nobody has read it
+    until(server.idle)  # its text has ended although nobody has read it
     assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
 
 
@@ -127,9 +127,9 @@ def preflight(server: Any, origin: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_a_field_that_is_ignored_forges_no_line_of_the_log(server: Any, wait: Callable[..., None]) -> None:
+def test_a_field_that_is_ignored_forges_no_line_of_the_log(server: Any) -> None:
     assert server.ask("/v1/completions", LONG | {"max_tokens": 1, "num\nforged: yes": 1})[0] == 200
-    wait(lambda: any("told once" in line and "num" in line for line in server.lines))
+    until(lambda: any("told once" in line and "num" in line for line in server.lines))
     assert not any(line.startswith("forged") for line in server.lines)
 
 
@@ -149,7 +149,7 @@ def test_a_page_of_another_origin_gets_nothing(server: Any) -> None:
     assert "access-control-allow-origin" not in server.ask("/v1/models", None, origin="http://evil.example")[2]
 
 
-def test_a_killed_engine_is_started_again(server: Any, wait: Callable[..., None]) -> None:
+def test_a_killed_engine_is_started_again(server: Any) -> None:
     connection = begun(server, LONG)
     answer = connection.getresponse()
     answer.readline()
@@ -158,24 +158,24 @@ def test_a_killed_engine_is_started_again(server: Any, wait: Callable[..., None]
     os.kill(engine, signal.SIGKILL)
     last = json.loads(answer.read().decode().strip().splitlines()[-1][6:])
     assert last["error"]["code"] == "engine_failed"
-    wait(lambda: server.ask("/health")[0] == 200 and server.engines() != [engine])
+    until(lambda: server.ask("/health")[0] == 200 and server.engines() != [engine])
     assert server.ask("/health")[1]["models"]["tiny"]["restarts"] == 1
     assert server.metric("draftwood_engine_restarts_total") == 1
     assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
 
 
-def test_a_text_that_waited_when_the_engine_died_is_answered(server: Any, wait: Callable[..., None]) -> None:
+def test_a_text_that_waited_when_the_engine_died_is_answered(server: Any) -> None:
     (engine,) = server.engines()
     os.kill(engine, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(server.ask, "/v1/completions", LONG | {"max_tokens": 4})
-        wait(lambda: server.metric("vllm:num_requests_waiting") == 1)
+        until(lambda: server.metric("vllm:num_requests_waiting") == 1)
         os.kill(engine, signal.SIGKILL)
         assert asked.result()[0] == 200
-    wait(lambda: server.ask("/health")[0] == 200)
+    until(lambda: server.ask("/health")[0] == 200)
 
 
-def test_metrics_tell_what_the_caches_hold(server: Any, wait: Callable[..., None]) -> None:
+def test_metrics_tell_what_the_caches_hold(server: Any) -> None:
     """The server has room for two such texts; the prompt is known the second time, but for its last token."""
     prompt = "the mat and the hat and the cat sat on the mat and the hat" * 2
     before = server.metric("vllm:prefix_cache_hits_total")
@@ -184,14 +184,14 @@ def test_metrics_tell_what_the_caches_hold(server: Any, wait: Callable[..., None
     answer.readline()
     assert server.metric("vllm:kv_cache_usage_perc") in (0.5, 0)  # the text may have ended already
     answer.read()
-    wait(server.idle)
+    until(server.idle)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     usage = server.ask("/v1/completions", LONG | {"prompt": prompt, "max_tokens": 4})[1]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1 >= 16
     assert server.metric("vllm:prefix_cache_hits_total") == before + usage["prompt_tokens"] - 1
 
 
-def test_a_bundle_is_replaced_without_losing_a_request(server: Any, wait: Callable[..., None]) -> None:
+def test_a_bundle_is_replaced_without_losing_a_request(server: Any) -> None:
     (old,) = server.engines()
     answers: list[int] = []
     stop = threading.Event()
@@ -203,7 +203,7 @@ def test_a_bundle_is_replaced_without_losing_a_request(server: Any, wait: Callab
     asking = threading.Thread(target=ask)
     asking.start()
     server.process.send_signal(signal.SIGHUP)
-    wait(lambda: len(server.engines()) == 1 and server.engines() != [old])
+    until(lambda: len(server.engines()) == 1 and server.engines() != [old])
     stop.set()
     asking.join()
     assert set(answers) == {200}
@@ -253,12 +253,12 @@ def test_sigterm_lets_eight_streams_end(started: Callable[..., Any], tiny_bundle
     assert not any("cat sat" in line for line in server.lines)
 
 
-def test_two_hundred_clients_that_go_leave_nothing_behind(server: Any, wait: Callable[..., None]) -> None:
+def test_two_hundred_clients_that_go_leave_nothing_behind(server: Any) -> None:
     with ThreadPoolExecutor(20) as threads:
         connections = list(threads.map(lambda number: begun(server, LONG, number % 2 == 0), range(200)))
         for connection in connections:
             connection.close()
-    wait(server.idle)
+    until(server.idle)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert server.ask("/v1/completions", LONG | {"max_tokens": 4})[0] == 200
 

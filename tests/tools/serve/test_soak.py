@@ -25,6 +25,8 @@ import pytest
 
 import draftwood
 
+from .conftest import until
+
 pytestmark = pytest.mark.slow
 
 CLIENTS = 64
@@ -162,7 +164,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planned_bundle("native", "demo-medusa", 1024, tmp_path_factory.mktemp("soak"), print)
 
 
-def test_sixty_four_clients_at_length(started: Callable[..., Any], wait: Callable[..., None], bundle: Path) -> None:
+def test_sixty_four_clients_at_length(started: Callable[..., Any], bundle: Path) -> None:
     server = started(f"demo={bundle}", "--limit", "body=65536", "--limit", f"waiting={CLIENTS}")
     clients, memory = Clients(server.port, time.monotonic() + SECONDS), list[int]()
     with ThreadPoolExecutor(CLIENTS) as threads:
@@ -170,7 +172,7 @@ def test_sixty_four_clients_at_length(started: Callable[..., Any], wait: Callabl
         while not all(one.done() for one in running):
             memory.append(resident(server))
             time.sleep(0.5)
-    wait(server.idle, 60)
+    until(server.idle, 60)
     quarter = len(memory) // 4
     # Until then kept beginnings of prompts fill their budget.
     third, last = statistics.mean(memory[2 * quarter : 3 * quarter]), statistics.mean(memory[-quarter:])

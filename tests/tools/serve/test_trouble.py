@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from .conftest import until
+
 BODY = {"prompt": "the cat sat", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
@@ -38,26 +40,24 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_a_full_disk_for_logs_stops_no_text(tiny_bundle: Path, wait: Callable[..., None]) -> None:
+def test_a_full_disk_for_logs_stops_no_text(tiny_bundle: Path) -> None:
     port = free_port()
     command = [sys.executable, "-P", "-m", "draftwood.tools.cli", "serve", f"tiny={tiny_bundle}", "--threads", "1"]
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=full, stderr=full, env=os.environ)
     try:
-        wait(lambda: answered(port), 60)
+        until(lambda: answered(port), 60)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         (engine,) = map(int, children.read_text().split())
         os.kill(engine, signal.SIGKILL)  # what is told of that is not written either
-        wait(lambda: children.read_text().split() not in ([], [str(engine)]) and answered(port), 60)
+        until(lambda: children.read_text().split() not in ([], [str(engine)]) and answered(port), 60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
         process.kill()
 
 
-def test_without_file_descriptors_it_waits_and_goes_on(
-    started: Callable[..., Any], tiny_bundle: Path, wait: Callable[..., None]
-) -> None:
+def test_without_file_descriptors_it_waits_and_goes_on(started: Callable[..., Any], tiny_bundle: Path) -> None:
     server = started(f"tiny={tiny_bundle}", "--threads", 1, "--limit", "deadline=60")
     used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
     usual = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
@@ -66,15 +66,15 @@ def test_without_file_descriptors_it_waits_and_goes_on(
         first = idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         for _ in range(20):
             idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        wait(lambda: any("Too many open files" in line for line in server.lines))
+        until(lambda: any("Too many open files" in line for line in server.lines))
         # Who is connected is served, and an engine that dies now is started again later.
         first.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert first.recv(100).startswith(b"HTTP/1.1 200")
         (engine,) = server.engines()
         os.kill(engine, signal.SIGKILL)
-        wait(lambda: any("next try in" in line for line in server.lines))
+        until(lambda: any("next try in" in line for line in server.lines))
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, usual)
-    wait(lambda: answered(server.port), 60)
+    until(lambda: answered(server.port), 60)
     assert server.end() == 0
 
 
@@ -90,12 +90,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path, wait: Callable[..., None]) -> None:
+def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
     port = free_port()
     command = [sys.executable, "-P", "-c", JUMPING, "serve", f"tiny={tiny_bundle}", "--threads", "1"]
     process = subprocess.Popen([*command, "--port", str(port), "--limit", "deadline=2"], env=os.environ)
     try:
-        wait(lambda: answered(port), 60)
+        until(lambda: answered(port), 60)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         created = set()
         for _ in range(6):  # on one connection, which no deadline may cut
@@ -114,9 +114,7 @@ LARGE = {"prompt": ["the cat sat"] * 4, "max_tokens": 240, "ignore_eos": True, "
 
 
 @pytest.mark.slow
-def test_who_takes_nothing_for_a_minute_is_cut(
-    started: Callable[..., Any], tiny_bundle: Path, wait: Callable[..., None]
-) -> None:
+def test_who_takes_nothing_for_a_minute_is_cut(started: Callable[..., Any], tiny_bundle: Path) -> None:
     server = started(f"tiny={tiny_bundle}", "--threads", 1)
     content = json.dumps(LARGE).encode()
     with socket.socket() as reader:
@@ -125,9 +123,9 @@ def test_who_takes_nothing_for_a_minute_is_cut(
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
         reader.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
         began = time.monotonic()
-        wait(lambda: server.metric("vllm:num_requests_running") > 0)
-        wait(server.idle, 60)  # the engine has not waited
-        wait(lambda: any("/v1/completions" in line for line in server.lines), 120)
+        until(lambda: server.metric("vllm:num_requests_running") > 0)
+        until(server.idle, 60)  # the engine has not waited
+        until(lambda: any("/v1/completions" in line for line in server.lines), 120)
         assert 55 < time.monotonic() - began < 120, server.lines[-1]
         with contextlib.suppress(ConnectionResetError):
             while taken := reader.recv(1 << 20):
