@@ -109,7 +109,7 @@ def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> Non
     try:
         terminal.until("> ")
         terminal.send("the cat\n")
-        terminal.until("the cat\r\n")
+        terminal.until(re.escape(shown(answer(tiny_bundle, "the cat"))[:4]))
         terminal.process.send_signal(signal.SIGINT)
         terminal.until(r"stopped\r\n|tokens/s\r\n")  # the answer may have ended before
         terminal.until("> ")
@@ -117,6 +117,20 @@ def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> Non
         assert terminal.process.wait(20) == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.01, 0.03])
+def test_an_interrupt_at_any_moment_leaves_the_conversation(terminal: Terminal, after: float) -> None:
+    terminal.until("> ")
+    terminal.send("the cat\n")
+    terminal.until("the cat\r\n")  # the echo: the line may not have been read yet
+    time.sleep(after)
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until("> ")
+    terminal.send("the hat\n")
+    terminal.until(r"tokens/s\r\n")
+    terminal.send("/quit\n")
+    assert terminal.process.wait(20) == 0
 
 
 def test_a_bundle_without_a_chat_template_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -61,15 +61,14 @@ class Conversation:
         while True:
             try:
                 line = input("> " if terminal else "").strip()
+                if line == "/quit":
+                    return
+                if line:
+                    self._turn(line)
             except EOFError:
                 return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # at the prompt, or in the moments around an answer
                 print()
-                continue
-            if line == "/quit":
-                return
-            if line:
-                self._turn(line)
 
     def _turn(self, line: str) -> None:
         if line == "/new":
@@ -80,19 +79,18 @@ class Conversation:
         elif line.startswith("/"):
             print(HELP, file=sys.stderr)
         else:
-            self._messages.append({"role": "user", "content": line})
+            asked = [*self._messages, {"role": "user", "content": line}]
             try:
-                self._messages.append({"role": "assistant", "content": self._answer()})
+                self._messages = [*asked, {"role": "assistant", "content": self._answer(asked)}]
             except RequestError as error:  # too long by now, say; the conversation goes on without this turn
-                self._messages.pop()
                 print(f"{error}\n/new begins anew", file=sys.stderr)
 
-    def _answer(self) -> str:
+    def _answer(self, messages: list[dict[str, str]]) -> str:
         policy = "plain" if self._plain else "adaptive"
         decoding: Decoding | None = None
         pieces: list[str] = []
         try:  # rendering the chat is part of what an interrupt stops
-            decoding = self._model.stream(list(self._messages), policy=policy, **self._options)
+            decoding = self._model.stream(messages, policy=policy, **self._options)
             for piece in decoding:
                 pieces.append(piece)
                 print(piece, end="", flush=True)
