@@ -93,7 +93,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
     port = free_port()
     command = [sys.executable, "-P", "-c", JUMPING, "serve", f"tiny={tiny_bundle}", "--threads", "1"]
-    process = subprocess.Popen([*command, "--port", str(port), "--limit", "deadline=2"], env=os.environ)
+    process = subprocess.Popen([*command, "--port", str(port), "--limit", "deadline=20"], env=os.environ)
     try:
         until(lambda: answered(port), 60)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
