@@ -60,13 +60,11 @@ class Conversation:
             print(HELP, file=sys.stderr)
         while True:
             try:
-                line = input("> " if terminal else "").strip()
+                line = _line("> " if terminal else "")
                 if line == "/quit":
                     return
                 if line:
                     self._turn(line)
-            except EOFError:
-                return
             except KeyboardInterrupt:  # at the prompt, or in the moments around an answer
                 print()
 
@@ -99,6 +97,14 @@ class Conversation:
         print(flush=True)
         _tell(decoding)
         return "".join(pieces)
+
+
+def _line(prompt: str) -> str:
+    """What is typed next; /quit where the input ends."""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return "/quit"
 
 
 def _tell(decoding: Decoding | None) -> None:
