@@ -334,7 +334,7 @@ def test_an_index_that_does_not_answer_is_given_up(clone: Clone, monkeypatch: py
     with closing(create_server(("127.0.0.1", 0))) as silent:
         began = time.monotonic()
         assert not clone.module.reachable(f"http://127.0.0.1:{silent.getsockname()[1]}")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 5  # 6 without the second that is set here
 
 
 def test_torch_comes_from_its_index_for_cpus_where_that_answers(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
