@@ -27,6 +27,8 @@ from draftwood.errors import CheckpointError
 
 # Of the linear layers the publishers of packed teachers leave these as they are.
 _UNPACKED = ("lm_head.weight", ".gate.weight")
+# Rows of two matrices that are compared at a time, in double precision.
+_COMPARED_ROWS = 4096
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -49,14 +51,19 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Reads config.json and the header of every shard, and checks names, shapes and dtypes.
 
+        Numbers are read only where ``tie_word_embeddings`` stands beside an output matrix in the files: one with other
+        numbers than the embedding is used, as in transformers.
+
         Raises:
             CheckpointError: the configuration is unsupported, a file is missing or damaged, or a tensor is
                 missing, unexpected, of another shape, or of another dtype than the rest.
         """
-        config = read_config(folder)
+        config, entries = read_config(folder), folder_entries(folder)
+        if config.tied and _has_another_head(entries):
+            config = replace(config, tied=False)
         family = family_of(config)
         parts = _parts(folder, config)
-        stored = {name: entry for name, entry in folder_entries(folder).items() if not family.ignores(config, name)}
+        stored = {name: entry for name, entry in entries.items() if not family.ignores(config, name)}
         packed = _packed(folder, shapes_of(parts), stored)
         check_names(folder, _with_packed(shapes_of(parts), packed), stored)
         for matrix in packed.values():
@@ -114,6 +121,20 @@ class Checkpoint:
         shards = sorted({entry.file for entry in self.entries.values()})
         described = [path for path in (self.folder / DESCRIPTION,) if path.is_file()]
         return sha256_of([self.folder / "config.json", *described, *description_files(self.folder), *shards])
+
+
+def _has_another_head(entries: Mapping[str, Entry]) -> bool:
+    """Whether there is an output matrix besides the embedding whose numbers are others.
+
+    Some exporters store the alias of a tied head as well; so the numbers tell, not the flag.
+    """
+    embed, head = entries.get("model.embed_tokens.weight"), entries.get("lm_head.weight")
+    if embed is None or head is None or embed.shape != head.shape:
+        return embed is not None and head is not None
+    left_VH = read_tensor(embed.file, "model.embed_tokens.weight")
+    right_VH = read_tensor(head.file, "lm_head.weight")
+    pieces = zip(left_VH.split(_COMPARED_ROWS), right_VH.split(_COMPARED_ROWS), strict=True)
+    return not all(torch.equal(left.double(), right.double()) for left, right in pieces)
 
 
 def _parts(folder: Path, config: TeacherConfig) -> dict[str, Parts]:

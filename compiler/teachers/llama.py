@@ -90,11 +90,10 @@ class Llama(Family):
         return found
 
     def ignores(self, config: TeacherConfig, name: str) -> bool:
-        # Some exporters store the alias of a tied head as well; the embedding is the one that counts. Medusa-1.0 keeps
-        # a drafter's heads in the teacher's folder.
-        return (
-            name.endswith(".inv_freq") or name.startswith("medusa_head.") or (config.tied and name == "lm_head.weight")
-        )
+        # A tied teacher's head has the embedding's numbers, or the teacher is not tied (`Checkpoint.open`). Medusa-1.0
+        # keeps a drafter's heads in the teacher's folder.
+        of_others = name.endswith(".rotary_emb.inv_freq") or name.startswith("medusa_head.")
+        return of_others or (config.tied and name == "lm_head.weight")
 
 
 LLAMA = Llama()

@@ -98,6 +98,18 @@ def edit_config(folder: Path, **fields: object) -> None:
     (folder / "config.json").write_text(json.dumps(values))
 
 
+def add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    """Into the one file, or into a shard of its own that the index names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        edit_tensors(folder, **{name: tensor})
+        return
+    save_file({name: tensor}, folder / "more.safetensors", metadata={"format": "pt"})
+    described = json.loads(index.read_text())
+    described["weight_map"][name] = "more.safetensors"
+    index.write_text(json.dumps(described))
+
+
 def edit_tensors(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
     path = folder / "model.safetensors"
     stored = {name: tensor for name, tensor in load_file(path).items() if name != drop}
@@ -323,10 +335,22 @@ def test_no_safetensors_refused(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_stored_alias_of_a_tied_head_is_ignored(tmp_path: Path) -> None:
-    save_llama(tmp_path, tie_word_embeddings=True)
-    edit_tensors(tmp_path, **{"lm_head.weight": torch.ones(61, 32)})
-    assert "lm_head.weight" not in Checkpoint.open(tmp_path).entries
+@pytest.mark.parametrize("shards", ["5GB", "5KB"])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_head_beside_the_flag_tied_is_what_its_numbers_say(tmp_path: Path, seed: int, shards: str) -> None:
+    """Held to the matrix that transformers computes with."""
+    random = np.random.default_rng(seed)
+    model = save_llama(tmp_path, tie_word_embeddings=True, shards=shards)
+    head = model.model.embed_tokens.weight.detach().clone()
+    kind = ("alias", "one number", "noise", "zeros")[seed % 4]
+    if kind == "one number":
+        head[int(random.integers(61)), int(random.integers(32))] += 1e-3
+    elif kind != "alias":
+        head = head * 0 if kind == "zeros" else head + 0.1 * torch.randn(head.shape)
+    add_tensor(tmp_path, "lm_head.weight", head)
+    checkpoint, theirs = Checkpoint.open(tmp_path), LlamaForCausalLM.from_pretrained(tmp_path).lm_head.weight
+    ours = checkpoint.matrix("embed.weight" if checkpoint.config.tied else "lm_head.weight")
+    assert torch.equal(ours, theirs) and checkpoint.config.tied == (kind == "alias")
 
 
 def test_stored_dtype_wins_over_the_declared_one(tmp_path: Path) -> None:
