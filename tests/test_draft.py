@@ -26,6 +26,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from draftwood.environment import AUTOLOAD
+
 ROOT = Path(__file__).resolve().parents[1]
 # What CI, itself a caller of ./draft, may have set.
 OURS = ("DRAFT_EXTRAS", "DRAFT_PYTHON", "PYTHON")
@@ -242,6 +244,14 @@ def test_a_second_process_uses_what_the_first_made(clone: Clone) -> None:
 def test_tools_that_read_source_find_the_folders_under_their_names(clone: Clone) -> None:
     clone.run("doctor")
     assert (clone.folder / ".draft/src/draftwood/pyproject.toml").samefile(clone.folder / "pyproject.toml")
+
+
+def test_torch_npu_without_cann_breaks_neither_torch_nor_transformers() -> None:
+    if not (Path(sys.prefix) / "draft.json").exists():
+        pytest.skip("not an environment that ./draft has made")
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", AUTOLOAD)}
+    code = "import torch; from transformers import LlamaForCausalLM"
+    subprocess.run([sys.executable, "-P", "-c", code], env=variables, check=True)
 
 
 def test_half_installed_packages_go(clone: Clone) -> None:
