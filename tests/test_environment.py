@@ -46,13 +46,18 @@ def fake_library(path: Path) -> None:
     shutil.copy(msgspec._core.__file__, path)
 
 
+# Undoes what an environment of ./draft runs at its start.
+BARE = f"import os, sys; sys.modules.pop('torch_npu', None); os.environ.pop({environment.AUTOLOAD!r}, 0)\n"
+BARE += "for name in [name for name in sys.modules if name.startswith('draftwood')]: del sys.modules[name]\n"
+
+
 def test_torch_alone_does_not_import(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
-    code = "try:\n import torch\nexcept RuntimeError as error:\n print(error)"
+    code = BARE + "try:\n import torch\nexcept RuntimeError as error:\n print(error)"
     assert "Failed to load the backend extension: torch_npu" in python(code, environment=no_cann)
 
 
 def test_torch_imports_behind_draftwood(python: Callable[..., str], no_cann: dict[str, str | None]) -> None:
-    code = "import draftwood, torch; print(int(torch.ones(2).sum()))"
+    code = BARE + "import draftwood, torch; print(int(torch.ones(2).sum()))"
     assert python(code, environment=no_cann) == "2\n"
 
 
