@@ -48,33 +48,46 @@ def rounded_blocks(x: Tensor) -> Tensor:
 
 
 def _nbits_linear(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, weight_zero: Tensor | None = None, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero: Tensor | None = None,
+    bias: Tensor | None = None,
+    weight_minimum: Tensor | None = None,
 ) -> Tensor:
     bits = _bits(weight)
     zero = float(1 << (bits - 1)) if weight_zero is None else _unpacked(weight_zero, bits, weight.shape[1])[..., None]
     matrix_OH = ((_unpacked(weight, bits, BLOCK) - zero) * weight_scale[..., None]).flatten(1)
     out = rounded_blocks(x) @ matrix_OH.t()
+    if weight_minimum is not None:
+        out = out + x.float().unflatten(-1, (-1, BLOCK)).sum(-1) @ weight_minimum
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
-def _fake(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, weight_zero: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
+def _fake(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _onnx(x, weight, weight_scale, weight_zero=None, bias=None):  # type: ignore[no-untyped-def]
+def _onnx(x, weight, weight_scale, weight_zero=None, bias=None, weight_minimum=None):  # type: ignore[no-untyped-def]
     # Of three axes and without a bias, for an HTP takes no other.
     first = op.Constant(value_ints=[0])
     product = _onnx_cpu(op.Unsqueeze(x, first), weight, weight_scale, weight_zero)
     product.shape = ir.Shape((1, *x.shape[:-1], weight.shape[0]))  # onnx knows no rule for this operator
     out = op.Squeeze(product, first)
+    out = out if weight_minimum is None else op.Add(out, _minima(x, weight_minimum))
     return out if bias is None else op.Add(out, bias)
 
 
-def _onnx_cpu(x, weight, weight_scale, weight_zero=None, bias=None):  # type: ignore[no-untyped-def]
+def _minima(x, weight_minimum):  # type: ignore[no-untyped-def]
+    blocks = weight_minimum.shape[0]
+    # A 0 stands for the axis as it is.
+    apart = op.Reshape(x, op.Constant(value_ints=[*[0] * (len(x.shape) - 1), blocks, BLOCK]))
+    return op.MatMul(op.ReduceSum(apart, op.Constant(value_ints=[-1]), keepdims=0), weight_minimum)
+
+
+def _onnx_cpu(x, weight, weight_scale, weight_zero=None, bias=None, weight_minimum=None):  # type: ignore[no-untyped-def]
     outputs, blocks, size = weight.shape
-    return ort.MatMulNBits(
+    product = ort.MatMulNBits(
         x,
         weight,
         weight_scale,
@@ -87,10 +100,15 @@ def _onnx_cpu(x, weight, weight_scale, weight_zero=None, bias=None):  # type: ig
         block_size=BLOCK,
         accuracy_level=_ACCURACY,
     )
+    if weight_minimum is None:
+        return product
+    product.shape = ir.Shape((*x.shape[:-1], outputs))
+    return op.Add(product, _minima(x, weight_minimum))
 
 
 NBITS_LINEAR = Contract(
-    "nbits_linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero=None, Tensor? bias=None) -> Tensor",
+    "nbits_linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero=None, Tensor? bias=None,"
+    " Tensor? weight_minimum=None) -> Tensor",
     reference=_nbits_linear,
     fake=_fake,
     onnx=_onnx,
@@ -98,4 +116,7 @@ NBITS_LINEAR = Contract(
     namespace="draftwood",
 )
 """x [T, H], weight uint8 [O, B, X], weight_scale float32 [O, B], weight_zero uint8 [O, bytes of B numbers] (the middle
-where it is left out), bias [O]: [T, O] in x's type. X = 16 are four bits, 32 eight."""
+where it is left out), bias [O], weight_minimum float32 [B, O]: [T, O] in x's type. X = 16 are four bits, 32 eight.
+
+A minimum is added to all weights of a block, so it is multiplied by the sum of the row's block, which is not rounded.
+"""

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from draftwood.compiler.bundle.staging import staged
-from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
 from draftwood.tests.house.script import refusing

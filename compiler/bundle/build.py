@@ -18,8 +18,8 @@ from draftwood.compiler.drafters.model import DraftModel
 from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.target import Lowering, Progress
-from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.text import has_tokenizer, write_tokenizer
 from draftwood.errors import TreeError
 from draftwood.planned import LOOKUP
 from draftwood.trees import Topology
@@ -83,7 +83,7 @@ def _lower(
         weights=tuple(map(precision.stored, sources.weights(max(request.slots)))),
         precision=precision,
         mode=request.weights,
-        held=sources.teacher.entries,
+        held=sources.teacher.reader.linkable,
         soc=request.soc,
         ranks=request.ranks if target.splits else 1,
         progress=progress,
@@ -100,13 +100,10 @@ def _write_trees(folder: Path, trees: Sequence[tuple[str, Topology | Budget]]) -
 
 
 def _copy_tokenizer(model: Path, folder: Path) -> bool:
-    files = tokenizer_files(model)
-    if not any(path.name == "tokenizer.json" for path in files):
+    if not has_tokenizer(model):
         return False
     (folder / "tokenizer").mkdir()
-    for path in files:
-        shutil.copyfile(path, folder / "tokenizer" / path.name)
-    return True
+    return write_tokenizer(model, folder / "tokenizer")
 
 
 def _files(folder: Path) -> dict[str, m.File]:

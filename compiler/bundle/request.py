@@ -14,8 +14,8 @@ from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.targets.target import WeightMode
-from draftwood.compiler.teachers.checkpoint import tokenizer_files
 from draftwood.compiler.teachers.kept import Precision
+from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import RequestError, TreeError
 from draftwood.files import read_text
 from draftwood.manifest import MOST_CORPUS_BYTES, MOST_TEXTS
@@ -121,8 +121,8 @@ def _check_corpus(request: BuildRequest) -> None:
         return
     if not any(isinstance(tree, Lookup) for _, tree in request.trees):
         raise RequestError(f"--corpus {request.corpus}: no tree looks tokens up; add --tree lookup:chain:7")
-    if not any(path.name == "tokenizer.json" for path in tokenizer_files(request.model)):
-        raise RequestError(f"--corpus {request.corpus}: {request.model} has no tokenizer.json to read it with")
+    if not has_tokenizer(request.model):
+        raise RequestError(f"--corpus {request.corpus}: {request.model} has no tokenizer to read it with")
     try:
         read_text(request.corpus, MOST_CORPUS_BYTES)
     except OSError as error:

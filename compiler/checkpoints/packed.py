@@ -30,17 +30,29 @@ _FETCH = "fetch the checkpoint again"
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A matrix of whole numbers: uint8 [O, H] below 2 ** ``bits``, zeros uint8 [O, G] and scales [O, G]."""
+    """A matrix of whole numbers: uint8 [O, H] below 2 ** ``bits``, zeros uint8 [O, G] and scales [O, G].
+
+    What a group's numbers have in common beside these, ``minimum_OG`` float32, is added to the product.
+    """
 
     whole_OH: Tensor
     zero_OG: Tensor
     scale_OG: Tensor
     bits: int
+    minimum_OG: Tensor | None = None
 
     def product(self) -> Tensor:
         """The matrix itself, float32 [O, H]."""
         steps_OGX = self.whole_OH.unflatten(1, (self.scale_OG.shape[1], -1)).float() - self.zero_OG[..., None].float()
-        return (steps_OGX * self.scale_OG[..., None].float()).flatten(1)
+        made_OGX = steps_OGX * self.scale_OG[..., None].float()
+        return (made_OGX if self.minimum_OG is None else made_OGX + self.minimum_OG[..., None]).flatten(1)
+
+    def in_eight_bits(self) -> Grouped:
+        """The same numbers in eight bits, of which the middle is zero; those of four bits only."""
+        shift_OG = 128 - self.zero_OG
+        shift_OH = shift_OG.repeat_interleave(self.whole_OH.shape[1] // shift_OG.shape[1], 1)
+        middle_OG = torch.full_like(self.zero_OG, 128)
+        return Grouped(self.whole_OH + shift_OH, middle_OG, self.scale_OG, 8, self.minimum_OG)
 
 
 def unpacked(words_RW: Tensor, bits: int, numbers: int) -> Tensor:
@@ -97,6 +109,14 @@ class PackedMatrix:
     bits: int
     groups: int
     tensors: tuple[str, ...]
+    # Whether groups have a number that is added to theirs, and whether the whole numbers are rounded.
+    minimum: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """How people call the packing."""
+        return self.packing.title
 
     @property
     def middle(self) -> bool:

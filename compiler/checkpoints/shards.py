@@ -44,16 +44,6 @@ def folder_entries(folder: Path) -> dict[str, Entry]:
     raise CheckpointError(f"{folder}: no weights; expected model.safetensors or {index.name} with its shards")
 
 
-def refuse_gguf(path: Path) -> None:
-    """CheckpointError for a file of llama.cpp's, or a folder whose weights are such files."""
-    found = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
-    if found and not any(path.glob("*.safetensors")):
-        raise CheckpointError(
-            f"{found[0]}: is GGUF, llama.cpp's blocks; expected a Hugging Face folder with safetensors; take the AWQ,"
-            " GPTQ or compressed-tensors version of the model, or the original one"
-        )
-
-
 def _sharded(folder: Path, index: Path) -> dict[str, Entry]:
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):

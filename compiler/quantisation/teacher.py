@@ -47,7 +47,7 @@ def quantise(request: Request, out: Path, progress: Callable[[str], None] = lamb
 def _layers(checkpoint: Checkpoint, head: bool) -> tuple[str, ...]:
     config = checkpoint.config
     if config.quantised:
-        raise RequestError(f"{checkpoint.folder}: is quantised already; name the original")
+        raise RequestError(f"{checkpoint.path}: is quantised already; name the original")
     named = (f"layers.{i}.{name}" for i in range(config.layers) for name in _LAYERS)
     layers = tuple(name for name in named if f"{name}.weight" in checkpoint.parts)
     return (*layers, "lm_head") if head else layers

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.checkpoints.packing import CONFIG
-from draftwood.compiler.checkpoints.packing import FILES as DESCRIPTIONS
 from draftwood.compiler.checkpoints.scheme import (
     ACTIVATIONS,
     DESCRIPTION,
@@ -40,7 +37,6 @@ FILES: Mapping[Layout, str] = {
 }  # fmt: skip
 _HEAD = "lm_head.weight"
 _EXPERTS = ".experts."
-_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 def write(
@@ -52,14 +48,11 @@ def write(
     progress: Callable[[str], None],
 ) -> None:
     """Fills ``folder`` with the quantised checkpoint; ``layers`` are ours, of which ``factors`` migrate some."""
-    left = (*_WEIGHT_FILES, *DESCRIPTIONS)
-    for path in checkpoint.folder.iterdir():
-        if path.is_file() and not path.name.endswith(left):
-            shutil.copyfile(path, folder / path.name)
+    checkpoint.reader.copy_texts(folder)
     entries = list(_entries(checkpoint, layers, factors, layout == "msmodelslim", progress))
     write_weights(folder / FILES[layout], entries, checkpoint.dtype)
     names = [entry.name for entry in entries]
-    config = read_json(checkpoint.folder / "config.json")
+    config = checkpoint.reader.description()
     if checkpoint.config.tied and _HEAD in names:
         config["tie_word_embeddings"] = False
     config.pop(CONFIG, None)  # of what was packed

@@ -1,91 +1,79 @@
-"""A teacher checkpoint on disk: what a Hugging Face folder must hold, and its tensors one at a time.
-
-Only safetensors are read. Opening looks at headers alone, so a checkpoint larger than memory can be checked.
-"""
+"""A teacher's checkpoint, whatever the format of its files; a further format is one more reader here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from draftwood.compiler.checkpoints.fields import Fields, read_json
-from draftwood.compiler.checkpoints.packed import PackedMatrix, described_matrices, packed_matrices
-from draftwood.compiler.checkpoints.packing import description_files, packing_of
-from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
-from draftwood.compiler.checkpoints.scheme import DESCRIPTION
-from draftwood.compiler.checkpoints.shards import check_names, folder_entries
-from draftwood.compiler.checkpoints.weight import Parts, Shape, shapes_of
-from draftwood.compiler.teachers.config import DType, TeacherConfig
-from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
-from draftwood.compiler.teachers.registry import family_of, read_config
-from draftwood.errors import CheckpointError
-
-# Of the linear layers the publishers of packed teachers leave these as they are.
-_UNPACKED = ("lm_head.weight", ".gate.weight")
-# Rows of two matrices that are compared at a time, in double precision.
-_COMPARED_ROWS = 4096
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+from draftwood.compiler.checkpoints.packed import Grouped
+from draftwood.compiler.checkpoints.safetensors_file import Entry
+from draftwood.compiler.checkpoints.weight import Parts, shapes_of
+from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.folder import Folder
+from draftwood.compiler.teachers.gguf import Gguf, gguf_files
+from draftwood.compiler.teachers.reader import Reader, WholeMatrix
+from draftwood.compiler.teachers.registry import family_of
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A teacher folder that has passed the checks of ``open``; tensors are read when asked for.
+    """A teacher whose files have passed the checks of ``open``; tensors are read when asked for.
 
-    ``config.dtype`` is the type of the stored weights, whatever config.json declares.
+    ``config`` and ``parts`` are those of the reader, or of the same numbers in another precision.
     """
 
-    folder: Path
+    reader: Reader
     config: TeacherConfig
-    entries: Mapping[str, Entry]
     # Our weight names, in the order of the forward pass, and what makes each.
     parts: Mapping[str, Parts]
-    # Published names of matrices that stand for several tensors: what is packed in four or eight bits.
-    packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
-        """Reads config.json and the header of every shard, and checks names, shapes and dtypes.
+    def open(cls, path: Path) -> Checkpoint:
+        """Reads a description and the header of every file of tensors, and checks names, shapes and dtypes.
 
-        Numbers are read only where ``tie_word_embeddings`` stands beside an output matrix in the files: one with other
-        numbers than the embedding is used, as in transformers.
+        Args:
+            path: a Hugging Face folder with safetensors, a GGUF file (of one in parts, any part), or a folder with one.
 
         Raises:
-            CheckpointError: the configuration is unsupported, a file is missing or damaged, or a tensor is
-                missing, unexpected, of another shape, or of another dtype than the rest.
+            CheckpointError: the description is unsupported, a file is missing or damaged, or a tensor is missing,
+                unexpected, of another shape, or of a type that is not supported.
         """
-        config, entries = read_config(folder), folder_entries(folder)
-        if config.tied and _has_another_head(entries):
-            config = replace(config, tied=False)
-        family = family_of(config)
-        parts = _parts(folder, config)
-        stored = {name: entry for name, entry in entries.items() if not family.ignores(config, name)}
-        packed = _packed(folder, shapes_of(parts), stored)
-        check_names(folder, _with_packed(shapes_of(parts), packed), stored)
-        for matrix in packed.values():
-            matrix.check_kinds(stored)
-        of_packed = {name for matrix in packed.values() for name in matrix.shapes}
-        plain = check_quantised(parts, {name: entry for name, entry in stored.items() if name not in of_packed})
-        dtype = cast(DType, str(DTYPES[check_kinds(plain)]).removeprefix("torch."))
-        return cls(folder, replace(config, dtype=dtype), stored, parts, packed)
+        files = gguf_files(path)
+        return cls._of(Gguf.open(path, files) if files else Folder.open(path))
 
     @classmethod
-    def describe(cls, folder: Path) -> Checkpoint:
+    def describe(cls, path: Path) -> Checkpoint:
         """The teacher that config.json describes, its weights unread and maybe absent; has no tensors.
 
-        Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router.
+        Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router. A GGUF
+        file describes itself and has its tensors.
         """
-        config = read_config(folder)
-        parts = _parts(folder, config)
-        path = folder / "config.json"
-        packing, shapes = packing_of(Fields(path, read_json(path))), shapes_of(parts)
-        names = [name for layer in linear_layers(parts) for name, _ in parts[f"{layer}.weight"].tensors]
-        layers = {name: shapes[name] for name in names if not name.endswith(_UNPACKED)}
-        return cls(folder, config, {}, parts, described_matrices(packing, layers) if packing else {})
+        files = gguf_files(path)
+        return cls._of(Gguf.open(path, files) if files else Folder.describe(path))
+
+    @classmethod
+    def _of(cls, reader: Reader) -> Checkpoint:
+        return cls(reader, reader.config, reader.parts)
+
+    @property
+    def path(self) -> Path:
+        """The folder or file that it was opened by."""
+        return self.reader.path
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """All that is stored, by the names of transformers."""
+        return self.reader.entries
+
+    @property
+    def packed(self) -> Mapping[str, WholeMatrix]:
+        """Matrices of whole numbers, by the names of the tensors that they stand for."""
+        return self.reader.packed
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,9 +90,11 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as it is stored, under its Hugging Face name; of a packed matrix the exact product, float32."""
-        if name in self.packed:
-            return self.packed[name].read(self.tensor).product()
-        return read_tensor(self.entries[name].file, name)
+        return self.reader.tensor(name)
+
+    def grouped(self, name: str) -> Grouped:
+        """The whole numbers of a packed matrix, under its Hugging Face name."""
+        return self.reader.grouped(name)
 
     def weight(self, name: str) -> Tensor:
         """A weight under our name, made of its parts; linear weights are [out, in], int8 [in, out] where quantised."""
@@ -117,52 +107,10 @@ class Checkpoint:
         return self.weight(name).t().float() * self.weight(f"{name}_scale")[:, None]
 
     def digest(self) -> str:
-        """SHA-256, in hex, over config.json and every shard."""
-        shards = sorted({entry.file for entry in self.entries.values()})
-        described = [path for path in (self.folder / DESCRIPTION,) if path.is_file()]
-        return sha256_of([self.folder / "config.json", *described, *description_files(self.folder), *shards])
-
-
-def _has_another_head(entries: Mapping[str, Entry]) -> bool:
-    """Whether there is an output matrix besides the embedding whose numbers are others.
-
-    Some exporters store the alias of a tied head as well; so the numbers tell, not the flag.
-    """
-    embed, head = entries.get("model.embed_tokens.weight"), entries.get("lm_head.weight")
-    if embed is None or head is None or embed.shape != head.shape:
-        return embed is not None and head is not None
-    left_VH = read_tensor(embed.file, "model.embed_tokens.weight")
-    right_VH = read_tensor(head.file, "lm_head.weight")
-    pieces = zip(left_VH.split(_COMPARED_ROWS), right_VH.split(_COMPARED_ROWS), strict=True)
-    return not all(torch.equal(left.double(), right.double()) for left, right in pieces)
-
-
-def _parts(folder: Path, config: TeacherConfig) -> dict[str, Parts]:
-    return quantised_parts(family_of(config).parts(config), config.quantised, (folder / DESCRIPTION).is_file())
-
-
-def _packed(folder: Path, shapes: Mapping[str, Shape], stored: Mapping[str, Entry]) -> dict[str, PackedMatrix]:
-    path = folder / "config.json"
-    packing = packing_of(Fields(path, read_json(path)))
-    try:
-        return packed_matrices(packing, shapes, stored) if packing else {}
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
-
-
-def _with_packed(shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix]) -> dict[str, Shape]:
-    """What is expected in the files: in the place of every packed matrix its tensors."""
-    found: dict[str, Shape] = {}
-    for name, shape in shapes.items():
-        found |= packed[name].shapes if name in packed else {name: shape}
-    return found
+        """SHA-256, in hex, over the description and every file of tensors."""
+        return self.reader.digest()
 
 
 def expected_tensors(config: TeacherConfig) -> dict[str, tuple[int, ...]]:
     """Published name and shape of every tensor of a teacher."""
     return shapes_of(family_of(config).parts(config))
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files, those that exist; none is an acceptable answer."""
-    return [folder / name for name in _TOKENIZER if (folder / name).is_file()]

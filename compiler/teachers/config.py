@@ -39,11 +39,12 @@ class RopeScaling:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayer:
     """A linear layer, by our name, that stays packed: four or eight bits a weight, and whether blocks or groups of
-    inputs have zeros of their own beside the middle."""
+    inputs have zeros of their own beside the middle, and a minimum that is added to their weights."""
 
     name: str
     bits: Literal[4, 8]
     zeros: bool
+    minimum: bool = False
     # Inputs that share a scale on an NPU; None for a CPU's blocks of 32.
     group: int | None = None
 

@@ -23,7 +23,7 @@ from draftwood.kernels.nbits import BLOCK, packed_blocks
 
 # O outputs, H inputs, G groups of inputs
 
-ZERO, OFFSET = "weight_zero", "weight_offset"
+ZERO, OFFSET, MINIMUM = "weight_zero", "weight_offset", "weight_minimum"
 # With -head the output matrix is in W8A8, too.
 Precision = Literal["exact", "nbits", "nbits-head", "w8a8", "w8a8-head"]
 _HEAD = "lm_head"
@@ -35,9 +35,10 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
 
     For a CPU, ``nbits`` also takes a W8A8 teacher, all of whose quantised layers it keeps in eight bits.
 
-    Experts stay the exact product, and without ``-head`` so does the output matrix; as ``nbits`` also a layer that
-    mixes forms or whose groups are no multiple of 32 inputs; on an NPU one of eight bits, with groups that are no
-    multiple of 64 inputs, or with a number of outputs that is none of 64.
+    Experts stay the exact product, and without ``-head`` so does the output matrix, unless it is packed itself and kept
+    as ``nbits`` for a CPU. So does, as ``nbits``, a layer that mixes groups or whose groups are no multiple of 32
+    inputs; on an NPU one that mixes bits, or has eight, with groups that are no multiple of 64 inputs, or with a number
+    of outputs that is none of 64. On a CPU a layer of four and eight bits is kept in eight.
 
     Raises:
         RequestError: it has no layer that can be kept so.
@@ -46,7 +47,10 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
         return checkpoint
     if precision == "nbits" and checkpoint.config.quantised and not npu:
         return _eight_bits(checkpoint)
-    layers = [layer for layer in linear_layers(checkpoint.parts) if layer != _HEAD and _matrices(checkpoint, layer)]
+    scored = precision == "nbits" and not npu
+    checkpoint = _untied(checkpoint) if scored else checkpoint
+    layers = [name for name in linear_layers(checkpoint.parts) if _matrices(checkpoint, name)]
+    layers = [name for name in layers if scored or name != _HEAD]
     if precision in ("w8a8", "w8a8-head"):
         made = {layer: _requantised(checkpoint, layer) for layer in layers}
         found = replace(checkpoint, config=replace(checkpoint.config, quantised=tuple(made)))
@@ -56,12 +60,21 @@ def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False
         found = replace(checkpoint, config=replace(checkpoint.config, packed=tuple(kept)))
     if not made:
         raise RequestError(
-            f"--precision {precision}: {checkpoint.folder} has no packed layer that it fits; expected an AWQ, GPTQ or"
-            f" pack-quantized checkpoint {'of four bits ' if npu else ''}with groups of a multiple of"
+            f"--precision {precision}: {checkpoint.path} has no packed layer that it fits; expected an AWQ, GPTQ,"
+            f" GGUF or pack-quantized checkpoint {'of four bits ' if npu else ''}with groups of a multiple of"
             f" {GROUPS[-1] if npu else BLOCK} inputs; leave the option out"
         )
     found = replace(found, parts=_with(checkpoint.parts, made))
     return _with_int8_head(found) if precision.endswith("-head") else found
+
+
+def _untied(checkpoint: Checkpoint) -> Checkpoint:
+    """The teacher with an output matrix of its own, where its embedding is one of whole numbers and serves as both."""
+    embedding = checkpoint.parts["embed.weight"]
+    if not checkpoint.config.tied or embedding.tensors[0][0] not in checkpoint.packed:
+        return checkpoint
+    parts = {**checkpoint.parts, f"{_HEAD}.weight": embedding}
+    return replace(checkpoint, config=replace(checkpoint.config, tied=False), parts=parts)
 
 
 def _with_int8_head(checkpoint: Checkpoint) -> Checkpoint:
@@ -155,13 +168,20 @@ class _Once(Generic[T]):
 
 def _kept(checkpoint: Checkpoint, layer: str, npu: bool) -> PackedLayer | None:
     found = [checkpoint.packed[name] for name, _ in checkpoint.parts[f"{layer}.weight"].tensors]
-    sizes = {(one.shape[1] // one.groups, one.bits) for one in found}
-    inputs, bits = next(iter(sizes))
+    groups, widths = {one.shape[1] // one.groups for one in found}, {one.bits for one in found}
+    inputs, bits = groups.pop(), max(widths)
     group = next((size for size in GROUPS if inputs % size == 0 and size < found[0].shape[1]), None) if npu else None
-    fits = bits == 4 and group and sum(one.shape[0] for one in found) % OUTPUTS == 0 if npu else inputs % BLOCK == 0
-    if len(sizes) > 1 or not fits:
+    fits = widths == {4} and group and sum(one.shape[0] for one in found) % OUTPUTS == 0
+    if groups or not (fits if npu else inputs % BLOCK == 0):
         return None
-    return PackedLayer(name=layer, bits=8 if bits == 8 else 4, zeros=not all(one.middle for one in found), group=group)
+    return PackedLayer(
+        name=layer,
+        bits=8 if bits == 8 else 4,
+        # In eight bits those of four count from the middle.
+        zeros=not all(one.middle for one in found if one.bits == bits),
+        minimum=any(one.minimum for one in found),
+        group=group,
+    )
 
 
 _Made = dict[str, tuple[Callable[[Grouped], Tensor], Callable[[Tensor], Tensor], torch.dtype | None]]
@@ -173,7 +193,7 @@ def _weights(checkpoint: Checkpoint, layer: PackedLayer) -> dict[str, Parts]:
     join: Callable[[Sequence[Tensor]], Tensor] = part.combine or (lambda tensors: torch.cat(tuple(tensors)))
 
     def read() -> list[Grouped]:
-        return [checkpoint.packed[name].read(checkpoint.tensor) for name, _ in part.tensors]
+        return _alike([checkpoint.grouped(name) for name, _ in part.tensors])
 
     def made(of: Callable[[Grouped], Tensor], laid: Callable[[Tensor], Tensor], found: list[Grouped]) -> Tensor:
         return laid(join([of(one) for one in found]))
@@ -195,8 +215,18 @@ def _blocks(layer: PackedLayer) -> _Made:
     def zero(one: Grouped) -> Tensor:
         return packed_blocks(_repeated(one.zero_OG, one, BLOCK), one.bits)
 
+    def minimum(one: Grouped) -> Tensor:
+        return torch.zeros_like(one.scale_OG) if one.minimum_OG is None else one.minimum_OG
+
     forms: _Made = {"weight": (weight, torch.clone, torch.uint8), SCALE: (scale, torch.clone, torch.float32)}
-    return forms | ({ZERO: (zero, torch.clone, torch.uint8)} if layer.zeros else {})
+    forms |= {ZERO: (zero, torch.clone, torch.uint8)} if layer.zeros else {}
+    return forms | ({MINIMUM: (minimum, _turned, torch.float32)} if layer.minimum else {})
+
+
+def _alike(matrices: list[Grouped]) -> list[Grouped]:
+    """Matrices of one layer, all in as many bits as the widest."""
+    widest = max(matrix.bits for matrix in matrices)
+    return [matrix if matrix.bits == widest else matrix.in_eight_bits() for matrix in matrices]
 
 
 def _words(layer: PackedLayer, group: int) -> _Made:

@@ -30,19 +30,21 @@ class QuantisedLinear(nn.Module):
 class NbitsLinear(nn.Module):
     """``nn.Linear`` over weights in packed blocks, as `draftwood.kernels.nbits` reads them."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, bits: int, zeros: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool, bits: int, zeros: bool, minimum: bool) -> None:
         super().__init__()
         blocks = inputs // BLOCK
         shapes = {
             "weight": ((outputs, blocks, BLOCK * bits // 8), torch.uint8),
             "weight_scale": ((outputs, blocks), torch.float32),
             "weight_zero": ((outputs, -(-blocks * bits // 8)), torch.uint8) if zeros else None,
+            "weight_minimum": ((blocks, outputs), torch.float32) if minimum else None,
             "bias": ((outputs,), torch.get_default_dtype()) if bias else None,
         }
         _give(self, shapes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.draftwood.nbits_linear(x, self.weight, self.weight_scale, self.weight_zero, self.bias)
+        held = self.weight, self.weight_scale, self.weight_zero, self.bias, self.weight_minimum
+        return torch.ops.draftwood.nbits_linear(x, *held)
 
 
 class Int4Linear(nn.Module):
@@ -87,7 +89,8 @@ def packed(network: nn.Module, layers: Iterable[PackedLayer]) -> None:
         layer = network.get_submodule(one.name)
         assert isinstance(layer, nn.Linear), one.name
         sizes = layer.in_features, layer.out_features, layer.bias is not None
-        made = (
-            NbitsLinear(*sizes, one.bits, one.zeros) if one.group is None else Int4Linear(*sizes, one.group, one.zeros)
-        )
+        if one.group is None:
+            made: nn.Module = NbitsLinear(*sizes, one.bits, one.zeros, one.minimum)
+        else:
+            made = Int4Linear(*sizes, one.group, one.zeros)
         network.set_submodule(one.name, made)

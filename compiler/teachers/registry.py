@@ -11,7 +11,6 @@ import msgspec
 
 from draftwood.compiler.checkpoints.fields import Fields, read_json
 from draftwood.compiler.checkpoints.scheme import quantised_modules
-from draftwood.compiler.checkpoints.shards import refuse_gguf
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.families import Mistral, Mixtral, Pangu, Qwen2, Qwen3, Qwen3Moe
@@ -45,12 +44,22 @@ def read_config(folder: Path) -> TeacherConfig:
     Raises:
         CheckpointError: a file is missing or not JSON, or a field does not fit what is supported.
     """
-    refuse_gguf(folder)
     fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+    ends: tuple[int, ...] = ()
+    if (path := folder / "generation_config.json").is_file():
+        ends = Fields(path, read_json(path)).tokens("eos_token_id", None)
+    return config_of(fields, ends)
+
+
+def config_of(fields: Fields, ends: tuple[int, ...] = ()) -> TeacherConfig:
+    """The teacher's dimensions from the fields of a config.json, with more tokens that end a text.
+
+    Raises:
+        CheckpointError: a field does not fit what is supported.
+    """
     family, chosen = _recognised(fields), quantised_modules(fields)
     values = family.values(fields)
-    if (path := folder / "generation_config.json").is_file():
-        values["eos"] += Fields(path, read_json(path)).tokens("eos_token_id", None)
+    values["eos"] += ends
     values["eos"] = tuple(dict.fromkeys(values["eos"]))
     try:
         config = family.config(**values)

@@ -26,7 +26,7 @@ def rope_frequencies(config: TeacherConfig) -> np.ndarray:
     elif scaling.kind == "linear":
         scaled = inverse / scaling.factor
     elif scaling.kind == "llama3":
-        scaled = _llama3(inverse, scaling)
+        scaled = llama3_frequencies(inverse, scaling)
     else:
         scaled = _yarn(periods, config, scaling)
     return scaled.numpy().astype(np.float64)
@@ -45,7 +45,7 @@ def _base(config: TeacherConfig) -> float:
     return config.rope_theta * float(stretch ** (config.head_dim / (config.head_dim - 2)))
 
 
-def _llama3(inverse: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+def llama3_frequencies(inverse: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     """Llama 3.1: between stretched and untouched frequencies, in transformers' order of steps."""
     low, high, trained = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_positions
     wavelength = 2 * math.pi / inverse

@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftwood.compiler.checkpoints.safetensors_file import read_header
-from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
+from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.compiler.teachers.rope import rope_frequencies, rope_tables
 from draftwood.errors import CheckpointError

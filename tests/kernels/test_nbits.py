@@ -92,3 +92,30 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(bits: int, zeros: boo
         for start in (0, 1):
             got = session.run(None, {name: x[start : start + rows]})[0]
             assert np.array_equal(got.view(np.int32), pairs[start : start + rows].view(np.int32)), (rows, start)
+
+
+class WithMinimum(Layer):
+    """With a number that is added to all weights of a block."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__(bits, zeros=True)
+        self.minimum_BO = noise(H // BLOCK, O, seed=3) * 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.draftwood.nbits_linear(x, *self.packed, self.bias, self.minimum_BO)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("cpu", [True, False])
+def test_a_minimum_is_multiplied_by_the_sums_of_a_rows_blocks(bits: int, cpu: bool, tmp_path: Path) -> None:
+    layer, x_TH = WithMinimum(bits), noise(7, H, seed=4)
+    sums_TB = x_TH.double().unflatten(1, (-1, BLOCK)).sum(-1)
+    want_TO = rounded_blocks(x_TH).double() @ layer.matrix.t() + sums_TB @ layer.minimum_BO.double() + layer.bias
+    assert torch.allclose(layer(x_TH).double(), want_TO, atol=TOLERANCE * float(want_TO.abs().max()))
+    session = exported(layer, tmp_path / "layer.onnx", cpu)
+    name = session.get_inputs()[0].name
+    got_TO = session.run(None, {name: x_TH.numpy()})[0]
+    # At level 4 onnxruntime may round a number that lies half between two steps to the other one.
+    assert np.allclose(got_TO, want_TO.numpy(), atol=5e-3 * float(want_TO.abs().max()))
+    for rows in (2, 3, 5):  # a row has the same bits in every launch of two or more
+        assert np.array_equal(session.run(None, {name: x_TH[:rows].numpy()})[0], got_TO[:rows])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tests.tree_texts import written
 from draftwood.tools.cli import main
@@ -196,13 +197,16 @@ def test_a_four_bit_teacher_says_which_matrices_are_packed(
     numbers = save_packed(tiny_teacher, tmp_path / "packed", "gptq")
     (packed,) = show(capsys, tmp_path / "packed")["packed"]
     assert set(packed.pop("modules")) == set(numbers)
-    assert packed == {"layout": "GPTQ v1", "bits": 4, "group": 32}
+    assert packed == {"layout": "GPTQ v1", "bits": 4, "group": 32, "rounded": False}
     assert main(["inspect", str(tmp_path / "packed")]) == 0
     assert re.search(r"4 bits +GPTQ v1, groups of 32: .*2 down_proj", capsys.readouterr().out)
 
 
-def test_gguf_is_refused_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+def test_a_gguf_file_is_a_teacher(tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_gguf(tiny_teacher, tmp_path / "model.gguf", "Q4_1")
     for subject in (tmp_path / "model.gguf", tmp_path):
-        assert main(["inspect", str(subject)]) == 2
-        assert "model.gguf: is GGUF, llama.cpp's blocks; expected a Hugging Face folder" in capsys.readouterr().err
+        found = show(capsys, subject)
+        assert (found["family"], found["packed"][0]["layout"], found["weights"]["files"]) == ("llama", "GGUF Q4_1", 1)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "the version takes 4 bytes at byte 4; expected at most the 0 that are left" in capsys.readouterr().err

@@ -107,17 +107,17 @@ def answer_prompts(calibration: Calibration, args: argparse.Namespace) -> None:
         CheckpointError: teacher or drafter cannot be used.
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.demo import resolve
     from draftwood.tools.lab.counting import count_all, jobs
     from draftwood.tools.prompts import read_prompts
+    from draftwood.tools.tokenizers import tokenizer_of
     from draftwood.trees.calibration_file import write_calibration
 
     if min(args.workers if isinstance(args.workers, int) else 1, args.max_new_tokens) < 1:
         raise RequestError("--workers and --max-new-tokens: expected 1 or more of each")
     teacher, prompts = resolve(args.source).resolve(), read_prompts(args.prompts)
     if args.behind is not None:
-        prompts = _behind(prompts, args, Tokenizer.load(teacher), Checkpoint.open(teacher).config.max_positions)
+        prompts = _behind(prompts, args, tokenizer_of(teacher), Checkpoint.open(teacher).config.max_positions)
     temperatures = parse_temperatures(args.temperature)
     drafter = resolve(args.drafter).resolve()
     work = jobs(prompts, teacher, drafter, temperatures=temperatures, max_new_tokens=args.max_new_tokens)

@@ -41,7 +41,7 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
 
     with staged(args.out.resolve()) as folder:
         teacher = Checkpoint.open(resolve(args.model))
-        verifier = teacher.folder.resolve().name  # what its reader finds the teacher by
+        verifier = teacher.path.resolve().name  # what its reader finds the teacher by
         opened = open_drafter(resolve(args.drafter), teacher)
         made = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
         (folder / "config.json").write_text(json.dumps(made.fields, indent=2) + "\n")

@@ -135,7 +135,6 @@ def _drafters() -> str:
 def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
     """The cost of the drafter that a spec or a drafter's folder describes, and whether the folder has it in W8A8."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.registry import read_config
     from draftwood.tools.demo import resolve
 
     (kind, *sizes), int8 = text.split(":"), False
@@ -143,7 +142,7 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
         model = open_drafter(path, Checkpoint.open(teacher)).model
         cost, int8 = model.cost(), bool(model.quantised)
     else:
-        cost = kind_named(kind).model.cost_of(sizes, read_config(teacher)) if kind in names() else None
+        cost = kind_named(kind).model.cost_of(sizes, Checkpoint.describe(teacher).config) if kind in names() else None
     if cost is None:
         raise RequestError(f"--drafter {text}: expected {_drafters()}")
     return cost, int8

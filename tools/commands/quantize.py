@@ -56,12 +56,12 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.quantisation.teacher import Request, quantise
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.kept import in_precision
-    from draftwood.runtime.text.tokenizer import Tokenizer
     from draftwood.tools.calibration_texts import read_texts
     from draftwood.tools.demo import resolve
+    from draftwood.tools.tokenizers import tokenizer_of
 
     model = resolve(args.model)
-    texts = read_texts(args.calibration, Tokenizer.load(model), _TEXTS, _TOKENS)
+    texts = read_texts(args.calibration, tokenizer_of(model), _TEXTS, _TOKENS)
     if args.out is None:
         return _compare(Checkpoint.open(model), [*texts.calibration, *texts.withheld], args.json)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
@@ -90,7 +90,7 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
     from draftwood.compiler.teachers.kept import in_precision
 
     if not (original.packed or original.config.quantised):
-        raise RequestError(f"--model {original.folder}: is not quantised, so there is nothing to compare; give --out")
+        raise RequestError(f"--model {original.path}: is not quantised, so there is nothing to compare; give --out")
     names: tuple[Precision, ...] = ("nbits", "w8a8") if original.packed else ("nbits",)
     found = {name: difference(original, in_precision(original, name), texts, _say) for name in names}
     if as_json:

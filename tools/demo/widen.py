@@ -24,8 +24,9 @@ from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.drafters.model import DrafterCheckpoint
 from draftwood.compiler.drafters.registry import kind_of
 from draftwood.compiler.drafters.widening import LLAMA_AXES, Axes, Widening, size_fields
-from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.config import DType, TeacherConfig
+from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.errors import RequestError
 
 # H hidden size, H' the widened one; q heads of one key/value head form a group of g, widened g'.

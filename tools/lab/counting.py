@@ -247,10 +247,11 @@ def _contexts(
 def _loaded(teacher: Path, drafter: Path) -> tuple[Tokenizer, Any, Any]:
     """Once a process: tokenizer, teacher and drafter."""
     from draftwood.compiler.training.teacher import FrozenTeacher
+    from draftwood.tools.tokenizers import tokenizer_of
     from draftwood.tools.training.students import load
 
     model = FrozenTeacher.open(teacher)
-    return Tokenizer.load(teacher), model, load(drafter, model, LEVELS)
+    return tokenizer_of(teacher), model, load(drafter, model, LEVELS)
 
 
 def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Distilled]:

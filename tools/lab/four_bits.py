@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.compiler.bundle.staging import staged
-from draftwood.compiler.teachers.checkpoint import Checkpoint, tokenizer_files
+from draftwood.compiler.teachers.checkpoint import Checkpoint
+from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.quantised import linear_layers
 
 # O outputs, H inputs, G blocks of inputs

@@ -14,9 +14,8 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
-
     from draftwood.compiler.teachers.config import TeacherConfig
+    from gguf import GGUFWriter
 
 # llama.cpp's names of a block's tensors, by Hugging Face's.
 _BLOCK = {

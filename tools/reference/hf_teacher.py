@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from draftwood.compiler.teachers.gguf import gguf_files
 from draftwood.errors import CheckpointError
 from draftwood.tools.reference.branch_cache import BranchCache
 
@@ -49,13 +50,13 @@ class HfTeacher:
 
     @classmethod
     def open(cls, folder: Path, taps: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> HfTeacher:
-        """The teacher of a Hugging Face folder, on the CPU.
+        """The teacher of a Hugging Face folder or a GGUF file, on the CPU.
 
         Modelling code that lies in the folder is never run: openPangu is transformers' Llama, whose block with biases
         is the same function.
 
         Raises:
-            CheckpointError: transformers cannot load the folder.
+            CheckpointError: transformers cannot load it.
         """
         try:
             logging.disable_progress_bar()
@@ -125,6 +126,10 @@ class HfTeacher:
 
 def _load(folder: Path) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": True, "attn_implementation": "eager"}
+    if files := gguf_files(folder):
+        # Dequantised by transformers' own reader.
+        where = {"gguf_file": files[0].name, "dtype": torch.float32}
+        return AutoModelForCausalLM.from_pretrained(files[0].parent, **where, **options)
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "PanguEmbeddedForCausalLM" in fields.get("architectures", ()):
         fields["attention_bias"] = fields.get("attention_bias", fields.get("bias", True))

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.compiler.checkpoints.fields import read_json
-from draftwood.compiler.checkpoints.shards import refuse_gguf
 from draftwood.compiler.drafters.registry import kind_named, kind_of, open_drafter
-from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors, tokenizer_files
+from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
+from draftwood.compiler.teachers.gguf import gguf_files
 from draftwood.compiler.teachers.registry import FAMILIES
+from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import CheckpointError
-from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.tokenizers import tokenizer_of
 
 
 def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
@@ -24,9 +25,10 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
     Raises:
         CheckpointError: it is neither, or holds what the compiler has no form of; the message names it.
     """
-    refuse_gguf(path)
     if teacher is not None:
         return drafter_figures(path, _opened(teacher))
+    if gguf_files(path):
+        return teacher_figures(path)
     config = path / "config.json"
     fields = read_json(config) if config.is_file() else {}
     published = [[family.architecture] for family in FAMILIES.values()]
@@ -71,22 +73,21 @@ def _weights(opened: Checkpoint) -> dict[str, Any]:
 
 def _packed(opened: Checkpoint) -> list[dict[str, Any]]:
     """Which matrices are packed, and how: a record for all that have as many bits and as large groups."""
-    found: dict[tuple[str, int, int], list[str]] = {}
+    found: dict[tuple[str, int, int, bool], list[str]] = {}
     for matrix in opened.packed.values():
-        alike = (matrix.packing.title, matrix.bits, matrix.shape[1] // matrix.groups if matrix.groups > 1 else 0)
+        alike = (matrix.title, matrix.bits, matrix.shape[1] // matrix.groups if matrix.groups > 1 else 0, matrix.rounds)
         found.setdefault(alike, []).append(matrix.module)
     return [
-        {"layout": layout, "bits": bits, "group": group or None, "modules": modules}
-        for (layout, bits, group), modules in found.items()
+        {"layout": layout, "bits": bits, "group": group or None, "rounded": rounds, "modules": modules}
+        for (layout, bits, group, rounds), modules in found.items()
     ]
 
 
 def _tokenizer(folder: Path) -> dict[str, Any] | None:
-    files = [path.name for path in tokenizer_files(folder)]
-    if "tokenizer.json" not in files:
+    if not has_tokenizer(folder):
         return None
-    tokenizer = Tokenizer.load(folder)
-    return {"files": files, "chat": tokenizer.has_chat, "tokens": tokenizer.size}
+    tokenizer = tokenizer_of(folder)
+    return {"chat": tokenizer.has_chat, "tokens": tokenizer.size}
 
 
 def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def drafter_figures(path: Path, teacher: Checkpoint) -> dict[str, Any]:
         "path": str(path),
         "drafter": model.kind,
         "title": kind_named(model.kind).title,
-        "teacher": {"path": str(teacher.folder), "family": teacher.config.family, "layers": teacher.config.layers},
+        "teacher": {"path": str(teacher.path), "family": teacher.config.family, "layers": teacher.config.layers},
         "aux_layers": list(model.aux_layers),
         "quantised": list(model.quantised),
         "dtype": str(opened.checkpoint.dtype).removeprefix("torch."),
@@ -147,7 +148,8 @@ def _packed_text(packed: Mapping[str, Any]) -> str:
     """Layout, groups, and how many modules of each kind."""
     kinds = Counter(module.rpartition(".")[2] for module in packed["modules"])
     group = f"groups of {packed['group']}" if packed["group"] else "a scale an output"
-    return f"{packed['layout']}, {group}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+    rounded = ", rounded by nbits" if packed["rounded"] else ""
+    return f"{packed['layout']}, {group}{rounded}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
 
 
 def _block_rows(block: Mapping[str, Any]) -> list[tuple[str, str]]:

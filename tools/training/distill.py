@@ -22,6 +22,7 @@ from draftwood.compiler.training.teacher import FrozenTeacher, default_device
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.generate import generate
 from draftwood.tools.training.rows import Row
 from draftwood.tools.training.team import Team
@@ -134,7 +135,7 @@ def distill(
     _check_settings(out, settings)
     if not team.rank:
         team.wait()
-    prompts = Prompts(corpus, Tokenizer.load(teacher), checkpoint.config.bos, seed)
+    prompts = Prompts(corpus, tokenizer_of(teacher), checkpoint.config.bos, seed)
     model, total, began = None, 0, time.monotonic()
     for shard in range(-(-rows // shard_rows))[team.rank :: team.size]:
         if (out / f"shard-{shard:04}.index.npy").is_file():

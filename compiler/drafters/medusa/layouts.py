@@ -77,7 +77,7 @@ def check_base(path: Path, teacher: Checkpoint) -> None:
         own, theirs = stored.read(name), teacher.tensor(name)
         if own.shape != theirs.shape or not torch.equal(own.float(), theirs.float()):
             raise CheckpointError(
-                f"{stored.where}: {name} is not that of {teacher.folder}; expected the model that the heads stand"
+                f"{stored.where}: {name} is not that of {teacher.path}; expected the model that the heads stand"
                 " beside as the teacher; give this folder as --model too"
             )
 

@@ -28,7 +28,7 @@ class MedusaStudent(Student):
 
     def __init__(self, teacher: FrozenTeacher, heads: int, blocks: int, tied: bool = True) -> None:
         super().__init__(teacher, heads, (), None)
-        self.blocks, self.teacher_name = blocks, teacher.checkpoint.folder.resolve().name
+        self.blocks, self.teacher_name = blocks, teacher.checkpoint.path.resolve().name
         self.model = MedusaHeads(self.output_VH.shape[1], len(self.output_VH), heads, blocks, tied=tied)
 
     @property

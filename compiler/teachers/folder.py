@@ -1,0 +1,153 @@
+"""A teacher in a Hugging Face folder of safetensors: what it must hold, and its tensors one at a time.
+
+Opening looks at headers alone, so a checkpoint larger than memory can be checked.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from draftwood.compiler.checkpoints.fields import Fields, read_json
+from draftwood.compiler.checkpoints.packed import Grouped, PackedMatrix, described_matrices, packed_matrices
+from draftwood.compiler.checkpoints.packing import FILES as DESCRIPTIONS
+from draftwood.compiler.checkpoints.packing import description_files, packing_of
+from draftwood.compiler.checkpoints.safetensors_file import DTYPES, Entry, check_kinds, read_tensor, sha256_of
+from draftwood.compiler.checkpoints.scheme import DESCRIPTION
+from draftwood.compiler.checkpoints.shards import check_names, folder_entries
+from draftwood.compiler.checkpoints.weight import Parts, Shape, shapes_of
+from draftwood.compiler.teachers.config import DType, TeacherConfig
+from draftwood.compiler.teachers.quantised import check_quantised, linear_layers, quantised_parts
+from draftwood.compiler.teachers.registry import family_of, read_config
+from draftwood.errors import CheckpointError
+
+# Of the linear layers the publishers of packed teachers leave these as they are.
+_UNPACKED = ("lm_head.weight", ".gate.weight")
+# Rows of two matrices that are compared at a time, in double precision.
+_COMPARED_ROWS = 4096
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A `draftwood.compiler.teachers.reader.Reader` of such a folder."""
+
+    path: Path
+    config: TeacherConfig
+    entries: Mapping[str, Entry]
+    parts: Mapping[str, Parts]
+    # Published names of matrices that stand for several tensors: those in four or eight bits.
+    packed: Mapping[str, PackedMatrix] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path) -> Folder:
+        """Reads config.json and the header of every shard, and checks names, shapes and dtypes.
+
+        Numbers are read only where ``tie_word_embeddings`` stands beside an output matrix in the files: one with other
+        numbers than the embedding is used, as in transformers.
+
+        Raises:
+            CheckpointError: the configuration is unsupported, a file is missing or damaged, or a tensor is
+                missing, unexpected, of another shape, or of another dtype than the rest.
+        """
+        config, entries = read_config(folder), folder_entries(folder)
+        if config.tied and _has_another_head(entries):
+            config = replace(config, tied=False)
+        family = family_of(config)
+        parts = _parts(folder, config)
+        stored = {name: entry for name, entry in entries.items() if not family.ignores(config, name)}
+        packed = _packed(folder, shapes_of(parts), stored)
+        check_names(folder, _with_packed(shapes_of(parts), packed), stored)
+        for matrix in packed.values():
+            matrix.check_kinds(stored)
+        of_packed = {name for matrix in packed.values() for name in matrix.shapes}
+        plain = check_quantised(parts, {name: entry for name, entry in stored.items() if name not in of_packed})
+        dtype = cast(DType, str(DTYPES[check_kinds(plain)]).removeprefix("torch."))
+        return cls(folder, replace(config, dtype=dtype), stored, parts, packed)
+
+    @classmethod
+    def describe(cls, folder: Path) -> Folder:
+        """The teacher that config.json describes, its weights unread and maybe absent; has no tensors.
+
+        Of a packed one all linear layers are taken to be packed but the output matrix and a mixture's router.
+        """
+        config = read_config(folder)
+        parts = _parts(folder, config)
+        path = folder / "config.json"
+        packing, shapes = packing_of(Fields(path, read_json(path))), shapes_of(parts)
+        names = [name for layer in linear_layers(parts) for name, _ in parts[f"{layer}.weight"].tensors]
+        layers = {name: shapes[name] for name in names if not name.endswith(_UNPACKED)}
+        return cls(folder, config, {}, parts, described_matrices(packing, layers) if packing else {})
+
+    @property
+    def linkable(self) -> Mapping[str, Entry]:
+        return self.entries
+
+    def tensor(self, name: str) -> Tensor:
+        if name in self.packed:
+            return self.grouped(name).product()
+        return read_tensor(self.entries[name].file, name)
+
+    def grouped(self, name: str) -> Grouped:
+        return self.packed[name].read(self.tensor)
+
+    def digest(self) -> str:
+        shards = sorted({entry.file for entry in self.entries.values()})
+        described = [path for path in (self.path / DESCRIPTION,) if path.is_file()]
+        return sha256_of([self.path / "config.json", *described, *description_files(self.path), *shards])
+
+    def description(self) -> dict[str, Any]:
+        return read_json(self.path / "config.json")
+
+    def copy_texts(self, folder: Path) -> None:
+        left = (*_WEIGHT_FILES, *DESCRIPTIONS)
+        for path in self.path.iterdir():
+            if path.is_file() and not path.name.endswith(left):
+                shutil.copyfile(path, folder / path.name)
+
+
+def _has_another_head(entries: Mapping[str, Entry]) -> bool:
+    """Whether there is an output matrix besides the embedding whose numbers are others.
+
+    Some exporters store the alias of a tied head as well; so the numbers tell, not the flag.
+    """
+    embed, head = entries.get("model.embed_tokens.weight"), entries.get("lm_head.weight")
+    if embed is None or head is None or embed.shape != head.shape:
+        return embed is not None and head is not None
+    left_VH = read_tensor(embed.file, "model.embed_tokens.weight")
+    right_VH = read_tensor(head.file, "lm_head.weight")
+    pieces = zip(left_VH.split(_COMPARED_ROWS), right_VH.split(_COMPARED_ROWS), strict=True)
+    return not all(torch.equal(left.double(), right.double()) for left, right in pieces)
+
+
+def _parts(folder: Path, config: TeacherConfig) -> dict[str, Parts]:
+    return quantised_parts(family_of(config).parts(config), config.quantised, (folder / DESCRIPTION).is_file())
+
+
+def _packed(folder: Path, shapes: Mapping[str, Shape], stored: Mapping[str, Entry]) -> dict[str, PackedMatrix]:
+    path = folder / "config.json"
+    packing = packing_of(Fields(path, read_json(path)))
+    try:
+        return packed_matrices(packing, shapes, stored) if packing else {}
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
+def _with_packed(shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix]) -> dict[str, Shape]:
+    """What is expected in the files: in the place of every packed matrix its tensors."""
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        found |= packed[name].shapes if name in packed else {name: shape}
+    return found
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's files, those that exist; none is an acceptable answer."""
+    return [folder / name for name in TOKENIZER if (folder / name).is_file()]

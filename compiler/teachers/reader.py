@@ -1,0 +1,90 @@
+"""What every format of checkpoints gives of a teacher; `draftwood.compiler.teachers.checkpoint` lists the formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from draftwood.compiler.checkpoints.packed import Grouped
+from draftwood.compiler.checkpoints.safetensors_file import Entry
+from draftwood.compiler.checkpoints.weight import Parts, Shape
+from draftwood.compiler.teachers.config import TeacherConfig
+
+
+class WholeMatrix(Protocol):
+    """A matrix [out, in] that is stored as whole numbers of ``bits``, in ``groups`` of inputs."""
+
+    @property
+    def title(self) -> str:
+        """How people call the form."""
+
+    @property
+    def module(self) -> str:
+        """The published name of its layer."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    @property
+    def middle(self) -> bool:
+        """Whether its zeros are known to be the middle before they are read."""
+
+    @property
+    def minimum(self) -> bool:
+        """Whether groups have a number that is added to all of theirs."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the whole numbers stand for other numbers than the file's, the nearest that they can."""
+
+
+class Reader(Protocol):
+    """A teacher's files, opened and checked. Tensors have the names and the layout of transformers, whatever the
+    file's; of all that is read one tensor is in memory."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> TeacherConfig:
+        """``dtype`` is the type of what ``tensor`` gives, whatever a description says."""
+
+    @property
+    def parts(self) -> Mapping[str, Parts]:
+        """Our weight names, in the order of the forward pass, and what makes each."""
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """All that is stored; nothing where the files are a description alone."""
+
+    @property
+    def packed(self) -> Mapping[str, WholeMatrix]:
+        """Matrices of whole numbers, by the names of the tensors that they stand for."""
+
+    @property
+    def linkable(self) -> Mapping[str, Entry]:
+        """Tensors whose bytes lie in a safetensors file as a bundle would hold them."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it is stored; of a packed matrix the numbers that it stands for, float32."""
+
+    def grouped(self, name: str) -> Grouped:
+        """The whole numbers of one of ``packed``."""
+
+    def digest(self) -> str:
+        """SHA-256, in hex, over all that the teacher's numbers follow from."""
+
+    def description(self) -> dict[str, Any]:
+        """config.json, as transformers has it."""
+
+    def copy_texts(self, folder: Path) -> None:
+        """Writes into a folder what stands beside the weights: the tokenizer, and what else was published."""

@@ -1,0 +1,33 @@
+"""The tokenizer of a teacher, whatever the format of its checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from draftwood.compiler.checkpoints.gguf_header import read_header
+from draftwood.compiler.teachers.folder import tokenizer_files
+from draftwood.compiler.teachers.gguf import gguf_files
+from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
+
+
+def write_tokenizer(model: Path, folder: Path) -> bool:
+    """Writes the files of a model's tokenizer into a folder that is there; False where the model has none.
+
+    Raises:
+        CheckpointError: a GGUF file's tokenizer has no form here.
+    """
+    if files := gguf_files(model):
+        return write_gguf_tokenizer(read_header(files[0]), folder)
+    if not has_tokenizer(model):
+        return False
+    for path in tokenizer_files(model):
+        shutil.copyfile(path, folder / path.name)
+    return True
+
+
+def has_tokenizer(model: Path) -> bool:
+    """Whether a model has a tokenizer."""
+    if files := gguf_files(model):
+        return read_header(files[0]).fields.get("tokenizer.ggml.model", "none") != "none"
+    return any(path.name == "tokenizer.json" for path in tokenizer_files(model))

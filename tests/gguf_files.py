@@ -1,0 +1,91 @@
+"""GGUF files of tiny teachers, made with the package's own writer, names and blocks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+_KIND = {name: name for name in ("llama", "qwen2", "qwen3", "glm4")} | {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+
+
+def save_gguf(folder: Path, path: Path, kind: str = "F32", **more: object) -> None:
+    """The teacher of a Hugging Face folder as a file, its matrices in blocks of a kind; ``more`` are metadata."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = _KIND[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_config(writer, config, architecture)
+    _write_tokenizer(writer, folder / "tokenizer.json", config["vocab_size"])
+    for key, value in more.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for name, value in tensors(folder, config, architecture).items():
+        block = gguf.GGMLQuantizationType[kind if value.ndim > 1 and not name.endswith("inp.weight") else "F32"]
+        stored = value if block.name == "F32" else gguf.quants.quantize(value, block)
+        writer.add_tensor(name, stored, raw_dtype=block)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, NDArray[np.float32]]:
+    """By the file's names, as llama.cpp's converter has them: experts stacked, and a Llama's pairs side by side."""
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    held: dict[str, Any] = {}
+    for name, value in sorted(load_file(folder / "model.safetensors").items()):
+        if match := _EXPERT.fullmatch(name):
+            held.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = value
+        else:
+            held[name] = value
+    found = {}
+    for name, value in held.items():
+        whole = np.stack([value[i] for i in range(len(value))]) if isinstance(value, dict) else value
+        if architecture == "llama" and (side := re.search(r"\.([qk])_proj\.", name)):
+            heads = config["num_attention_heads" if side[1] == "q" else "num_key_value_heads"]
+            whole = whole.reshape(heads, 2, -1, *whole.shape[1:]).swapaxes(1, 2).reshape(whole.shape)
+        module, _, kind = name.rpartition(".")
+        found[f"{names.get_name(module)}.{kind}"] = np.ascontiguousarray(whole, np.float32)
+    return found
+
+
+def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.get("rope_theta", 10_000.0))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1)))
+    if experts := config.get("num_local_experts", config.get("num_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, path: Path, vocabulary: int) -> None:
+    read = json.loads(path.read_bytes())
+    texts = {id_: text for text, id_ in read["model"]["vocab"].items()}
+    special = {token["id"]: token["content"] for token in read["added_tokens"]}
+    texts |= special
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([texts.get(id_, f"[PAD{id_}]") for id_ in range(vocabulary)])
+    types = {id_: gguf.TokenType.CONTROL if id_ in special else gguf.TokenType.NORMAL for id_ in texts}
+    writer.add_token_types([types.get(id_, gguf.TokenType.UNUSED) for id_ in range(vocabulary)])
+    merges = read["model"]["merges"]
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
+    writer.add_eos_token_id(1)
+    writer.add_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
