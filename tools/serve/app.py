@@ -197,10 +197,10 @@ class Service:
             text = f"at most {self.settings.per_key} requests of one key at the same time"
             raise RequestRefused(text, status=429, type="rate_limit_error", code="per_key", retry=1)
         self._in_flight[key] += 1
-        session = dict(scope["headers"]).get(SESSION, b"").decode("latin-1")
-        completion = Completion(model, body, self.settings.most_tokens, session)
-        scope["state"]["told"] = completion
         try:
+            session = dict(scope["headers"]).get(SESSION, b"").decode("latin-1")
+            completion = Completion(model, body, self.settings.most_tokens, session)
+            scope["state"]["told"] = completion
             if body.stream:
                 await while_connected(receive, send_events(completion.chunks(), scope["state"]["headers"], send))
             else:

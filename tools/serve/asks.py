@@ -95,17 +95,22 @@ def _message(number: int, message: Message) -> dict[str, Any]:
     more = {
         "name": message.name,
         "reasoning_content": message.reasoning_content,
-        "tool_calls": [_called(call) for call in message.tool_calls] if message.tool_calls else None,
+        "tool_calls": [_called(f"messages[{number}]", call) for call in message.tool_calls or []] or None,
         "tool_call_id": message.tool_call_id,
     }
     return made | {name: value for name, value in more.items() if value is not None}
 
 
-def _called(call: AssistantCall) -> dict[str, Any]:
+def _called(where: str, call: AssistantCall) -> dict[str, Any]:
     """A call as templates know it, its arguments an object; what is no JSON stays text."""
     arguments: Any = call.function.arguments
     with contextlib.suppress(*DAMAGED):
         arguments = msgspec.json.decode(arguments or "{}")
+    try:
+        msgspec.msgpack.encode(arguments)
+    except (OverflowError, RecursionError):
+        where += ".tool_calls"
+        raise RequestRefused(f"{where}: arguments hold a number of more than 64 bits, or too deep", where) from None
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 

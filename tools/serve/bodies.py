@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -11,8 +11,6 @@ from msgspec import Meta, Struct
 
 from draftwood.manifest import DAMAGED
 from draftwood.tools.serve.errors import RequestRefused
-
-log = logging.getLogger("draftwood.serve")
 
 _Body = TypeVar("_Body", bound=Struct)
 
@@ -172,6 +170,16 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
     "min_p": (0,),
+    "typical_p": (1,),
+    "repeat_penalty": (1,),
+    "mirostat": (0,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "chat_template": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "min_tokens": (0,),
     "stop_token_ids": ([],),
     "functions": ([],),
@@ -187,8 +195,10 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-_told: set[str] = set()
-_MOST_TOLD = 100
+# What may pass, since it changes no answer: who asks, what a provider keeps, and what it charges.
+PASS = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "priority")
+)
 
 
 def parse(content: bytes, kind: type[_Body]) -> _Body:
@@ -203,18 +213,34 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
         raise RequestRefused(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise RequestRefused(f"the body: expected a JSON object, got {type(given).__name__}")
-    for name, neutral in MISSING.items():
-        value = given.get(name)
-        if value is not None and not any((type(value) is not bool and value == one) or value is one for one in neutral):
-            raise RequestRefused(f"{name}: is not supported here; leave it out", param=name)
-    known = {field.encode_name for field in msgspec.structs.fields(kind)} | MISSING.keys()
-    unknown = {ascii(name[:40]) for name in given if name not in known}
-    if fresh := sorted(unknown - _told)[: _MOST_TOLD - len(_told)]:
-        _told.update(fresh)
-        log.info("fields that are ignored, told once: %s", ", ".join(fresh))
+    for name, value in given.items():
+        _refuse_missing(name, value, {field.encode_name for field in msgspec.structs.fields(kind)})
+        _refuse_unsendable(name, value)
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         param = where.rstrip("`") or (re.findall(r"required field `(\w+)`", what) or [None])[0]
         raise RequestRefused(f"{param}: {what}" if where else what, param=param) from None
+
+
+def _refuse_missing(name: str, value: Any, known: set[str]) -> None:
+    """Refuses a field that would change the answer and is not there, or that nobody knows."""
+    if value is None or name in known or name in PASS:
+        return
+    if name not in MISSING:
+        near = get_close_matches(name[:80], [*known, *MISSING], 1)
+        did = f"; is {near[0]} meant" if near else ""
+        raise RequestRefused(f"{name[:40]!a}: no such field{did}; leave it out", param=name[:80])
+    if not any((type(value) is not bool and value == one) or value is one for one in MISSING[name]):
+        raise RequestRefused(f"{name}: is not supported here; leave it out", param=name)
+
+
+def _refuse_unsendable(name: str, value: Any) -> None:
+    """Refuses what an engine cannot be sent: whole numbers of more than 64 bits, at any depth, and endless depth."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        raise RequestRefused(f"{name[:80]}: holds a whole number of more than 64 bits", param=name[:80]) from None
+    except RecursionError:
+        raise RequestRefused(f"{name[:80]}: is nested too deep", param=name[:80]) from None

@@ -96,10 +96,10 @@ class Completion:
         """
         box, begun = Mailbox(), 0
         try:
-            self.model.submit(self._asks, box)
-        except Full:
-            raise self._full() from None
-        try:
+            try:
+                self.model.submit(self._asks, box)
+            except Full:
+                raise self._full() from None
             while any(text.finish is None for text in self.texts):
                 letters = await box.take()
                 came: dict[int, Part] = {}

@@ -77,6 +77,13 @@ class Ready(Struct, tag=True, kw_only=True):
     calls: Form | None
 
 
+class Reading(Struct, tag=True):
+    """A text's prompt and grammar are being read, or have been: until then its own content may end an engine."""
+
+    id: int
+    done: bool
+
+
 class Begun(Struct, tag=True):
     """The prompt is good and has room, and is read now; ``cached_tokens`` of it are known from an ended text."""
 
@@ -173,7 +180,7 @@ class Encoded(Struct, tag=True):
 ToEngine = Ask | Cancel | Encode
 # What ends a text.
 Last = Ended | Busy | Refused | Failed
-ToServer = Ready | Caches | Begun | Piece | Last | Encoded
+ToServer = Ready | Caches | Reading | Begun | Piece | Last | Encoded
 
 _encoder = msgspec.msgpack.Encoder()
 decode_for_engine = msgspec.msgpack.Decoder(ToEngine).decode

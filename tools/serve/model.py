@@ -26,6 +26,7 @@ from draftwood.tools.serve.messages import (
     Failed,
     Last,
     Piece,
+    Reading,
     Ready,
     Refused,
     ToServer,
@@ -41,6 +42,7 @@ WELL_SECONDS = 60.0
 MOST_UNHEARD = 256
 # Prompts that wait for their tokens alone: one is encoded at a time.
 MOST_ENCODED = 64
+UNSENT = "the server failed at this text; its log says how"
 LOST = "the engine's process ended while it decoded this text; it is started again, so ask again"
 
 log = logging.getLogger("draftwood.serve")
@@ -83,6 +85,8 @@ class _Text:
     engine: EngineProcess | None = None
     # Whether an engine has ended while the text waited there: it may be why.
     again: bool = False
+    # Whether an engine reads its prompt and its grammar, which may be what ends an engine: it is not begun again then.
+    reading: bool = False
     begun: float = 0.0
     last: float = 0.0
     tokens: int = 0
@@ -157,7 +161,7 @@ class ServedModel:
         self.engine, self.facts, self._started = engine, engine.ready, time.monotonic()
         engine.listen(lambda message: self._receive(engine, message), lambda: self._lost(engine))
         self.metrics.up(True)
-        for text in self._texts.values():
+        for text in [*self._texts.values()]:
             self._hand(text)
 
     def submit(self, asks: list[Ask], receiver: Mailbox) -> None:
@@ -170,14 +174,21 @@ class ServedModel:
             raise Full
         for index, ask in enumerate(asks):
             ask.id = next(self._ids)
-            text = self._texts[ask.id] = _Text(ask, index, receiver, time.monotonic())
-            self._hand(text)
+            self._texts[ask.id] = _Text(ask, index, receiver, time.monotonic())
+        for ask in asks:
+            self._hand(self._texts[ask.id])
 
     def _hand(self, text: _Text) -> None:
-        """Gives a text that no engine has to the one that is there."""
+        """Gives a text that no engine has to the one that is there; one that cannot be sent fails, and alone."""
         if text.engine is None and self.engine is not None and self.engine.alive:
-            text.engine = self.engine
-            text.engine.send(text.ask)
+            try:
+                self.engine.send(text.ask)
+            except Exception:
+                log.exception("%s: a text cannot be sent", self.name)
+                self._end(text, "error")
+                text.receiver.put(text.index, Failed(text.ask.id, UNSENT))
+            else:
+                text.engine = self.engine
 
     def drop(self, asks: list[Ask]) -> None:
         """Nobody reads these any more: those that no engine has are gone, the others end within a step."""
@@ -214,7 +225,19 @@ class ServedModel:
         text = self._texts.get(message.id)
         if text is None:
             return
+        try:
+            self._note(text, message)
+        except Exception:  # it ends this text alone, not the reading of what the engine says of others
+            log.exception("%s: a text's message cannot be taken", self.name)
+            message = Failed(text.ask.id, UNSENT)
+        if not isinstance(message, Reading):
+            text.receiver.put(text.index, message)
+
+    def _note(self, text: _Text, message: ToServer) -> None:
+        """What a message says of its text."""
         match message:
+            case Reading():
+                text.reading = not message.done
             case Begun():
                 text.begun = time.monotonic()
                 self.metrics.began(text.begun - text.asked, message.prompt_tokens, message.cached_tokens)
@@ -222,9 +245,8 @@ class ServedModel:
                 self._measure(text, message)
             case Encoded():
                 del self._texts[message.id]
-            case _:
+            case Ended() | Busy() | Refused() | Failed():
                 self._end(text, _reason(message, text.dropped))
-        text.receiver.put(text.index, message)
 
     def _end(self, text: _Text, reason: str | None) -> None:
         del self._texts[text.ask.id]
@@ -243,7 +265,7 @@ class ServedModel:
     def _lost(self, engine: EngineProcess) -> None:
         """A process has ended: of a model that was replaced, or by a fault."""
         for text in [text for text in self._texts.values() if text.engine is engine]:
-            if text.begun or text.again or text.dropped or isinstance(text.ask, Encode):
+            if text.begun or text.reading or text.again or text.dropped or isinstance(text.ask, Encode):
                 self._end(text, "error")
                 text.receiver.put(text.index, Failed(text.ask.id, LOST))
             else:

@@ -47,6 +47,9 @@ def openapi(keys: bool) -> dict[str, Any]:
     paths |= {path: {"post": _post(body, made)} for path, (body, made) in _POSTS.items()}
     metrics = {"description": "Prometheus' metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
     paths["/metrics"] = {"get": {"responses": {"200": metrics} | _errors(401, 403)}}
+    for body, _ in _POSTS.values():  # what is known by no name is refused
+        components[body.__name__]["additionalProperties"] = False
+        components[body.__name__]["properties"] |= {name: {} for name in sorted(bodies.PASS)}
     schemas: dict[str, Any] = {"schemas": components}
     described: dict[str, Any] = {
         "openapi": "3.1.0",

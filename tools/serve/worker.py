@@ -46,6 +46,7 @@ from draftwood.tools.serve.messages import (
     Finish,
     Last,
     Piece,
+    Reading,
     Ready,
     Refused,
     Step,
@@ -115,12 +116,14 @@ class Worker:
             last = _refusal(ask.id, self._told(error))
         except MemoryError:
             last = Failed(ask.id, "not enough memory for this text")
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("text %d", ask.id)
             last = Failed(ask.id, f"the engine failed: {type(error).__name__}")
         del self._texts[ask.id]
-        self._tell_caches()
-        self._send(last)
+        try:
+            self._tell_caches()
+        finally:
+            self._send(last)
 
     def _told(self, error: UserError) -> str:
         """What an error says, but for where the bundle lies, which is no client's business."""
@@ -131,7 +134,9 @@ class Worker:
         self._send(Caches(figures.running_bytes, figures.budget_bytes))
 
     def _decode(self, ask: Ask) -> Finish:
+        self._send(Reading(ask.id, done=False))
         decoding, here = self._decoding(ask), self._texts[ask.id]
+        self._send(Reading(ask.id, done=True))
         here.decoding = decoding
         if here.cancelled:
             decoding.cancel()
@@ -226,7 +231,7 @@ class Worker:
             self._send(Encoded(message.id, ids))
         except UserError as error:
             self._send(_refusal(message.id, self._told(error)))
-        except Exception as error:
+        except BaseException as error:  # as for a text
             log.exception("tokenize")
             self._send(Failed(message.id, f"the engine failed: {type(error).__name__}"))
 

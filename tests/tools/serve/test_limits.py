@@ -127,9 +127,9 @@ def preflight(server: Any, origin: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_a_field_that_is_ignored_forges_no_line_of_the_log(server: Any) -> None:
-    assert server.ask("/v1/completions", LONG | {"max_tokens": 1, "num\nforged: yes": 1})[0] == 200
-    until(lambda: any("told once" in line and "num" in line for line in server.lines))
+def test_a_name_of_a_field_forges_no_line(server: Any) -> None:
+    status, answer, _ = server.ask("/v1/completions", LONG | {"max_tokens": 1, "num\nforged: yes": 1})
+    assert status == 400 and "\n" not in answer["error"]["message"]
     assert not any(line.startswith("forged") for line in server.lines)
 
 

@@ -1,0 +1,189 @@
+"""A text's place is given back, whatever raises between its request and its answer; what a body says is done or 400."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from draftwood.tools.serve import completions
+from draftwood.tools.serve.app import Service, Settings
+from draftwood.tools.serve.bodies import MISSING, PASS, ChatBody, CompletionBody, parse
+from draftwood.tools.serve.errors import RequestRefused
+from draftwood.tools.serve.messages import Begun, Cancel, Ended, EngineArguments, Piece, Ready, ToEngine
+from draftwood.tools.serve.metrics import Metrics, ModelMetrics
+from draftwood.tools.serve.model import ServedModel
+
+from .conftest import MESSAGES, TOOLS
+
+
+class Engine:
+    """Answers at once; raises at the call that it is told to."""
+
+    def __init__(self, served: ServedModel, raises: str = "") -> None:
+        self.alive, self.ready, self.pid = True, Ready(context=100, calls=None), 0
+        self._served, self.raises = served, raises
+
+    def listen(self, receive: Any, lost: Any) -> None:
+        self._receive = receive
+
+    def send(self, message: ToEngine) -> None:
+        msgspec.msgpack.encode(message)
+        if type(message).__name__ == self.raises:
+            raise OSError("planted")
+        for answer in (
+            (Ended(message.id, "cancelled"),)
+            if isinstance(message, Cancel)
+            else (Begun(message.id, 1, 0), Piece(id=message.id, text="a", tokens=1), Ended(message.id, "stop"))
+        ):
+            asyncio.get_running_loop().call_soon(self._receive, answer)
+
+
+async def asked(raises: str, body: Any, patch: pytest.MonkeyPatch, at: tuple[Any, str] | None = None) -> Any:
+    """What a request raises, where something in between does."""
+    metrics = Metrics()
+    served = ServedModel("m", EngineArguments(bundle="b", waiting=4), ModelMetrics(metrics, "m"))
+    served._take(Engine(served, raises))  # type: ignore[arg-type]
+    service = Service({"m": served}, Settings(per_key=1), metrics)
+    error: BaseException | None = None
+
+    async def send(message: Any) -> None:
+        if raises == "answering":
+            raise OSError("planted")
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    def planted(*_: Any, **__: Any) -> Any:
+        raise OSError("planted")
+
+    with patch.context() as planting:
+        if at is not None:
+            planting.setattr(*at, planted)
+        try:
+            await service._complete(body, receive, send, {"type": "http", "state": {"headers": {}}, "headers": []})
+        except Exception as caught:
+            error = caught
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (served.busy, served.waiting, len(served._texts)) == (0, 0, 0)
+    assert not service._in_flight
+    return error
+
+
+PLACES = [
+    (completions.Mailbox, "take"),
+    (completions, "tools"),
+    (completions, "asks"),
+    (completions, "finish_reason"),
+    (completions, "_add"),
+    (completions, "_add_text"),
+    (ServedModel, "submit"),
+    (ServedModel, "_hand"),
+    (ModelMetrics, "began"),
+    (ModelMetrics, "ended"),
+    (ModelMetrics, "drafted"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", ["Ask", "answering", *PLACES], ids=str)
+def test_whatever_raises_gives_its_place_back(place: Any, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = CompletionBody(prompt="a", n=2, stream=stream)
+    raises, at = (place, None) if isinstance(place, str) else ("", place)
+    asyncio.run(asyncio.wait_for(asked(raises, body, monkeypatch, at), 20))
+
+
+def test_tools_that_are_refused_count_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = msgspec.convert({"messages": MESSAGES, "tools": TOOLS}, ChatBody)
+    assert isinstance(asyncio.run(asked("", body, monkeypatch)), RequestRefused)
+
+
+def values(rng: random.Random, depth: int = 0) -> Any:
+    """Values of JSON as nobody should send them."""
+    odd = (
+        -(10**19),
+        2**63,
+        2**64,
+        -(2**63) - 1,
+        10 ** rng.randrange(19, 400),
+        1.5e308,
+        "\0",
+        "__class__",
+        None,
+        True,
+        0,
+    )
+    kind = rng.randrange(6 if depth < 4 else 3)
+    if kind < 3:
+        return rng.choice(odd)
+    if kind == 3:
+        return [values(rng, depth + 1) for _ in range(rng.randrange(4))]
+    names = ("__class__", "__dict__", "", "type", "properties", "const", "enum", "minimum")
+    made = {rng.choice(names): values(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return {"a": made} if rng.random() < 0.9 else deep(made, rng.choice((90, 400)))
+
+
+def deep(value: Any, levels: int) -> Any:
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def test_no_body_of_any_content_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every body becomes texts that an engine can be sent, or is refused with 400 in one line."""
+    rng, refused = random.Random(0), 0
+    for number in range(1500):
+        value = values(rng)
+        body: dict[str, Any] = {"messages": MESSAGES}
+        match number % 6:
+            case 0:
+                body["response_format"] = {"type": "json_schema", "json_schema": {"schema": {"const": value}}}
+            case 1:
+                body["chat_template_kwargs"] = {"a": value}
+            case 2:
+                call = {"function": {"name": "f", "arguments": msgspec.json.encode({"a": value}).decode()}}
+                body["messages"] = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+            case 3:
+                body[rng.choice(("metadata", "user", "seed", "stop", "tools", "messages", "n", "logprobs"))] = value
+            case 4:
+                body["metadata"] = value
+            case _:
+                body["messages"] = [{"role": "user", "content": value, "name": value}]
+        try:
+            error = asyncio.run(asyncio.wait_for(asked("", parsed(body), monkeypatch), 20))
+            assert error is None or isinstance(error, RequestRefused)
+        except RequestRefused as caught:
+            error = caught
+        if error is not None:
+            refused += 1
+            assert error.status == 400 and "\n" not in str(error), body
+    assert 300 < refused < 1400
+
+
+def parsed(body: Any) -> ChatBody:
+    return parse(json.dumps(body).encode(), ChatBody)
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_a_field_is_known_or_refused_by_its_name(kind: Any) -> None:
+    least = {"messages": MESSAGES} if kind is ChatBody else {"prompt": "a"}
+    rng = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyz_"
+    names = [*MISSING, "top_p_", "temprature", "max_token", "mirostat_tau", "ebnf", "json_schema"]
+    names += ["".join(rng.choice(letters) for _ in range(rng.randrange(1, 12))) for _ in range(200)]
+    for name in names:
+        if name in PASS or name in {field.encode_name for field in msgspec.structs.fields(kind)}:
+            continue
+        with pytest.raises(RequestRefused) as caught:
+            parse(msgspec.json.encode(least | {name: "not neutral"}), kind)
+        assert caught.value.body.error.param == name
+        parse(msgspec.json.encode(least | {name: None}), kind)
+    for name in PASS:
+        parse(msgspec.json.encode(least | {name: "x"}), kind)
+    with pytest.raises(RequestRefused, match="is temperature meant"):
+        parse(msgspec.json.encode(least | {"temprature": 0}), kind)
