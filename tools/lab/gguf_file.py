@@ -14,8 +14,9 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.compiler.teachers.config import TeacherConfig
     from gguf import GGUFWriter
+
+    from draftwood.compiler.teachers.config import TeacherConfig
 
 # llama.cpp's names of a block's tensors, by Hugging Face's.
 _BLOCK = {
