@@ -47,6 +47,9 @@ class BitwiseEngine(CpuEngine):
     def new_kv(self, slots: int) -> KvCache:
         return BlockKvCache(self.bundle.manifest.dims, slots)
 
+    def _beside(self, line: Line, texts: int) -> Line:
+        return line
+
     def _bind_attention(self, bind: Bindings, text: str, line: Line) -> None:
         kv = line.kv
         assert isinstance(kv, BlockKvCache)

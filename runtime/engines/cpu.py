@@ -24,9 +24,10 @@ from draftwood.runtime.speculation.step import Draft, TeacherOutput
 # T new rows of a text, P moved rows, W = P + T, S = slots seen, X rows of all texts, R rows with logits, F features
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
-# A row, and itself once more: neither sees the other.
-_TWICE, _APART = np.zeros(2, np.int64), np.eye(2, dtype=np.bool_)
 PROBED = 4  # tokens of a text by which it is found out what a row's bits depend on
+# onnxruntime's attention takes rows in blocks of twice a head's width, or fewer where a cache is small, but never of
+# less than this; a last block of one row is summed in another order than rows that stand together.
+LEAST_BLOCK = 16
 MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and its exponential is zero
 
 
@@ -65,19 +66,16 @@ class CpuEngine(StagedEngine):
         for one in graphs:
             if one.kind in ("draft", "extend"):
                 self._drafts.open(one)
-        rows = dims.branch_rows * self.max_batch
+        rows = (dims.branch_rows + 1) * self.max_batch
         self._logits_RV = np.zeros((rows, dims.vocabulary), np.float32)
         self._choice_R = np.zeros(rows, np.int64)
         # A drafter that reads states inside the teacher needs those of every row, also where logits of one will do.
         size, width = next(spec.shape for spec in graph.outputs if spec.name == "features")
         self._all_rows = size == "T"
-        most = max(rows, self.prefill_rows)
+        most = max(rows, self.prefill_rows + 1)
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
         self._names = cache_names(dims.layers)
         self._order = np.arange(most, dtype=np.int64)
-        # onnxruntime's attention sums one row in another order than several. Where rows are rounded to int8 a last bit
-        # can become a whole step, so that a plain step writes the row before its own once more.
-        self._repeats_last = bundle.manifest.quantised and not self.bitwise
         # The branch of a prefill is not used: its rows are contiguous. It still has to be written somewhere.
         self._unused = np.zeros(dims.layers * 2 * self.prefill_rows * dims.kv_heads * dims.head_dim, np.float32)
         self._vacant: Line | None = None
@@ -102,43 +100,56 @@ class CpuEngine(StagedEngine):
 
     def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
         lines = [self._line(state.kv, draft) for state, draft in zip(states, drafts, strict=True)]
-        alone = self._differs_alone and len(lines) == len(lines[0].tokens_T) == 1
-        outputs = self._run_twice(lines[0]) if alone else self._run(lines)
-        # Without idle rows.
-        return [
-            one._replace(features_RF=one.features_RF[: draft.tree.rows])
-            for one, draft in zip(outputs, drafts, strict=True)
-        ]
+        return self._run(lines)
 
     def _line(self, kv: KvCache, draft: Draft) -> Line:
-        tokens_T, tree = draft.tokens_T, draft.tree
-        moved = kv.again() if tree.rows == 1 and self._repeats_last and not kv.moved else kv.moved
-        rows_R, branch = self._order[: tree.rows], kv.next_branch(tree.rows)
-        return Line(kv, tokens_T, tree.depths, rows_R, tree.mask, branch, moved)
+        tree, rows_R = draft.tree, self._order[: draft.tree.rows]
+        return Line(kv, draft.tokens_T, tree.depths, rows_R, tree.mask, kv.next_branch(tree.rows), kv.moved)
 
-    def _run_twice(self, line: Line) -> list[TeacherOutput]:
-        """A launch of one row, beside which it stands once more, seen and read by nobody."""
-        branch = self._unused_branch(line.kv, len(_TWICE))
-        tokens, depths = line.tokens_T[_TWICE], line.depths_T[_TWICE]
-        outputs = self._run([line._replace(tokens_T=tokens, depths_T=depths, mask_TT=_APART, branch=branch)])
-        line.branch[:] = branch[:, :, :1]
-        return outputs
+    def _beside(self, line: Line, texts: int) -> Line:
+        """The line with rows beside which its own have the bits that they have in every launch.
+
+        A row that attention would sum alone comes with the one before it, written once more, or with an idle one; and
+        with an idle one where products would.
+        """
+        rows = len(line.tokens_T)
+        if rows == texts == 1 and self._differs_alone:
+            return self._with_idle(line)
+        if rows == 1 and not line.moved:
+            line = line._replace(moved=line.kv.again())
+        attended = rows + len(line.moved)
+        return self._with_idle(line) if attended % 2 and attended > LEAST_BLOCK else line
+
+    def _with_idle(self, line: Line) -> Line:
+        """One row more, which sees all before it and which nobody reads; the next launch overwrites it."""
+        rows = len(line.tokens_T)
+        more_T, mask_TT = np.append(self._order[:rows], rows - 1), None
+        if line.mask_TT is not None:
+            mask_TT = line.mask_TT[np.ix_(more_T, more_T)]
+            mask_TT[:, rows] = False
+            mask_TT[rows, rows] = True
+        shape = (*line.branch.shape[:2], rows + 1, *line.branch.shape[3:])
+        return line._replace(
+            tokens_T=line.tokens_T[more_T],
+            depths_T=line.depths_T[more_T],
+            mask_TT=mask_TT,
+            branch=np.empty(shape, np.float32),  # its own: several texts of a launch may have an idle row
+        )
 
     @cached_property
     def _differs_alone(self) -> bool:
-        """Whether a row has other bits alone than beside another, by a plain step of a text of a few tokens.
+        """Whether products give a row other bits alone than beside another, by a text of a few tokens.
 
         On processors without AVX-512 onnxruntime's product of four-bit weights sums it in another order.
         """
         if not self.bundle.manifest.packed:
             return False
         kv, rows = self.new_kv(min(gear.slots for gear in self.bundle.manifest.gears)), self._order[:PROBED]
-        self._run([Line(kv, rows, rows, rows[:1], None, self._unused_branch(kv, PROBED), ())])
+        self._launch([Line(kv, rows, rows, rows[:1], None, self._unused_branch(kv, PROBED), ())])
         kv.extended(PROBED)
-        moved = kv.again() if self._repeats_last else kv.moved
-        line = Line(kv, rows[:1], rows[:1], rows[:1], None, kv.next_branch(1), moved)
-        alone = self._run([line])[0].logits_RV.copy()
-        beside = self._run_twice(line)[0].logits_RV
+        line = Line(kv, rows[:1], rows[:1], rows[:1], None, self._unused_branch(kv, 1), kv.again())
+        alone = self._launch([line])[0].logits_RV.copy()
+        beside = self._launch([self._with_idle(line)])[0].logits_RV
         return not np.array_equal(alone.view(np.int32), beside.view(np.int32))
 
     def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
@@ -157,7 +168,18 @@ class CpuEngine(StagedEngine):
         return min(size for size in self._batches if size >= texts)
 
     def _run(self, lines: list[Line]) -> list[TeacherOutput]:
-        """One launch."""
+        """One launch, whose rows have the bits that they have in any other."""
+        launched = [self._beside(line, len(lines)) for line in lines]
+        outputs = self._launch(launched)
+        for line, ran in zip(lines, launched, strict=True):
+            if ran.branch is not line.branch:
+                line.branch[:] = ran.branch[:, :, : line.branch.shape[2]]
+        return [
+            one._replace(features_RF=one.features_RF[: len(line.tokens_T)])  # without idle rows
+            for one, line in zip(outputs, lines, strict=True)
+        ]
+
+    def _launch(self, lines: list[Line]) -> list[TeacherOutput]:
         texts = self._size(len(lines))
         bind, placed = self._bindings(texts), lines + [self._nobody()] * (texts - len(lines))
         for number, line in enumerate(placed):
