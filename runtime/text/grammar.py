@@ -160,5 +160,5 @@ class TextGrammar:
 
 def _check(matcher: Any) -> None:
     if matcher.is_error():
-        # Its messages have several lines; the first says what is wrong.
-        raise RequestError(f"grammar: {matcher.get_error().strip().splitlines()[0]}")
+        # Its messages have several lines, of which the first may say nothing.
+        raise RequestError(f"grammar: {' '.join(matcher.get_error().split())}")

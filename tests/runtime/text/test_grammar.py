@@ -146,16 +146,19 @@ def test_a_grammar_says_when_the_text_ends_and_goes_back(bundle: Bundle, yes_or_
         ({"type": "nonsense"}, "grammar: "),
         ("start: (", "grammar: "),
         ("", "grammar: "),
+        ("start: /([/", "grammar: "),
+        ({"type": "string", "pattern": "(["}, "grammar: "),
         (3, "grammar: expected a JSON schema or a grammar's text, got int"),
         ({"a": object()}, "grammar: the schema is not JSON"),
         ("x" * (1 << 21), "grammar: 2097152 characters; expected at most"),
     ],
-    ids=["schema", "lark", "empty", "number", "object", "long"],
+    ids=["schema", "lark", "empty", "regex", "pattern", "number", "object", "long"],
 )
 def test_what_is_no_grammar_is_refused_in_one_line(tiny_bundle: Path, grammar: Any, said: str) -> None:
     with draftwood.open(tiny_bundle, threads=1) as model, pytest.raises(RequestError) as found:
         model.generate(PROMPT, grammar=grammar)
     assert str(found.value).startswith(said) and "\n" not in str(found.value)
+    assert not str(found.value).endswith(":") and ("([" not in str(grammar) or "unclosed" in str(found.value))
 
 
 def test_gbnf_is_understood_and_ignore_eos_refused(tiny_bundle: Path) -> None:
