@@ -1,7 +1,8 @@
 """The tokenizer and chat template of a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
 
 A file says which of llama.cpp's pre-tokenizers cuts a text (src/llama-vocab.cpp), not how; here are those of the
-families that are built. Both kinds of vocabulary become what transformers makes of the same file.
+families that are built. Both kinds of vocabulary become what transformers makes of the same file, but for two things
+that it leaves out: digits that stand alone (smollm and its like), and words that are tokens without merges (llama-bpe).
 """
 
 from __future__ import annotations

@@ -104,6 +104,20 @@ _BYTES: tuple[Callable[[bytearray, random.Random], bytes], ...] = (
 )
 
 
+def gguf_damaged(data: bytes, rng: random.Random) -> bytes:
+    """A GGUF file with a count, a length, a type or an offset of its header wrong; now and then damaged anywhere."""
+    if rng.random() < 0.2:
+        return damaged(data, rng)
+    found, tensors = bytearray(data), data.index(b"token_embd.weight")
+    for _ in range(rng.choice((1, 1, 2))):
+        # The metadata before the tokenizer, or the list of tensors: what is between is texts.
+        at = rng.choice((rng.randrange(1200), rng.randrange(max(tensors - 1000, 0), tensors + 1000)))
+        number = rng.choice((*ODD_NUMBERS, 2**60)) % 2**64
+        width = rng.choice((1, 4, 8))
+        found[at : at + width] = number.to_bytes(8, "little")[:width]
+    return bytes(found)
+
+
 # JSON
 
 

@@ -25,6 +25,7 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.tuned import VERSION, Tuned, bundle_digest, machine_name
 from draftwood.runtime.trace import StepEvent, Trace
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
+from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed
 from draftwood.tests.tree_texts import written
 from draftwood.tools.training.rows import Row
@@ -70,6 +71,7 @@ def make_seeds(folder: Path, bundles: Mapping[str, Path] | None = None) -> None:
     torch.set_num_threads(1)
     make_teacher(folder / "teacher")
     make_layouts(folder)
+    make_gguf(folder)
     rest = shutil.ignore_patterns("config.json", "*.safetensors")
     shutil.copytree(folder / "teacher", folder / "tokenizer", ignore=rest)
     make_medusa(folder / "medusa")
@@ -112,6 +114,13 @@ def make_teacher(folder: Path, **sizes: int) -> None:
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + near}, folder / "model.safetensors")
     rows: list[Row] = [{"id": "0", "text": "the cat sat on the mat and the hat"}] * 9
     save_tokenizer(train_tokenizer(rows, VOCABULARY), folder)
+
+
+def make_gguf(folder: Path) -> None:
+    """A teacher in a GGUF file, in blocks with a minimum and without."""
+    for kind in ("Q4_1", "Q8_0"):
+        (folder / "gguf" / kind).mkdir(parents=True)
+        save_gguf(folder / "wide", folder / "gguf" / kind / "model.gguf", kind)
 
 
 def make_layouts(folder: Path) -> None:

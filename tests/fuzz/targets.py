@@ -36,6 +36,7 @@ from draftwood.tools.commands.arguments import given_prompt
 from draftwood.tools.commands.calibrate import figures
 from draftwood.tools.commands.plan import read_latency
 from draftwood.tools.prompts import read_prompts
+from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.trees import Topology, parse_specs, parse_tree, require, tensorize
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import read_calibration
@@ -225,6 +226,12 @@ def teacher(folder: Path, rng: random.Random) -> str:
         checkpoint.weight(name)
     checkpoint.digest()
     return f"{len(checkpoint.entries)} tensors"
+
+
+def gguf(folder: Path, rng: random.Random) -> str:
+    """Opens a GGUF file, reads every weight in a precision, and its tokenizer."""
+    tokenizer_of(folder)
+    return layout(folder, rng)
 
 
 def layout(folder: Path, rng: random.Random) -> str:
