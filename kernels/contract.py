@@ -2,7 +2,8 @@
 
 A contract holds the schema exactly as torch_npu registers it and the forms that stand in for the NPU kernel:
 an eager reference, a fake for tracing, and an ONNX form. Where torch_npu is loaded (an NPU host with CANN)
-its own operator is used; elsewhere ours is registered under the same name, so one traced program serves both.
+its own operator is used on the device; elsewhere ours is registered under the same name, so one traced program serves
+both. torch_npu has kernels for its device alone, so on a CPU's tensors the reference computes beside it as well.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ class Contract:
 
 
 def register(contracts: tuple[Contract, ...]) -> None:
-    """Registers every contract that the process does not have yet. Idempotent."""
+    """Registers what the process lacks of every contract: the operator, or its kernel for a CPU. Idempotent."""
     for contract in contracts:
-        if hasattr(getattr(torch.ops, contract.namespace), contract.name):
-            continue  # torch_npu's own, or ours from an earlier call
-        library = torch.library.Library(contract.namespace, "FRAGMENT")
-        library.define(contract.schema)
-        library.impl(contract.name, contract.reference, "CompositeExplicitAutograd")
         qualified = f"{contract.namespace}::{contract.name}"
-        torch.library.register_fake(qualified, contract.fake, lib=library)
+        library = torch.library.Library(contract.namespace, "FRAGMENT")
+        if not hasattr(getattr(torch.ops, contract.namespace), contract.name):
+            library.define(contract.schema)
+            library.impl(contract.name, contract.reference, "CompositeExplicitAutograd")
+            torch.library.register_fake(qualified, contract.fake, lib=library)
+        elif not torch._C._dispatch_has_computed_kernel_for_dispatch_key(qualified, "CPU"):
+            library.impl(contract.name, contract.reference, "CPU")  # torch_npu's own
         _libraries.append(library)
