@@ -141,6 +141,10 @@ class KvCache:
                 part[0] = buffer[:, self.length - 1]
         return self._last
 
+    def forget_moved(self) -> None:
+        """Leaves accepted rows unwritten, in place of the next step's write: the fault that `check` plants."""
+        self.moved = self._last = ()
+
     def rollback(self, length: int) -> None:
         """Drops committed tokens from the end, down to ``length``."""
         if not 0 <= length <= self.length:

@@ -161,7 +161,7 @@ def next_logits(
     single.verify(engine, state, tokens_T, tree)
     state.commit(route)
     if drop:
-        state.kv.moved = ()
+        state.kv.forget_moved()
     return single.verify(engine, state, tokens_T[:1], engine.bundle.trees["plain"][1]).logits_RV.copy()
 
 

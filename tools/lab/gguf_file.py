@@ -37,7 +37,7 @@ def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
 
     config = teacher.config
     if config.family != "llama" or config.qkv_bias or config.o_bias or config.rope_scaling:
-        raise RequestError(f"{teacher.folder}: expected a Llama without biases and stretched positions")
+        raise RequestError(f"{teacher.path}: expected a Llama without biases and stretched positions")
     kind, part = gguf.GGMLQuantizationType[form], path.with_suffix(".partial")
     file = gguf.GGUFWriter(part, "llama")
     file.add_context_length(config.max_positions)
@@ -53,7 +53,7 @@ def write_gguf(teacher: Checkpoint, path: Path, form: str) -> None:
     file.add_layer_norm_rms_eps(config.rms_norm_eps)
     file.add_vocab_size(config.vocabulary)
     file.add_file_type(gguf.LlamaFileType[f"MOSTLY_{form}"])
-    _write_tokenizer(file, teacher.folder / "tokenizer.json", config)
+    _write_tokenizer(file, teacher.path / "tokenizer.json", config)
     for name in shapes_of(teacher.parts):
         value = _value(teacher, name)
         plain = value.ndim == 1

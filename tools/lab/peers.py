@@ -150,11 +150,14 @@ def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = Fa
 
 
 def gguf_of(model: Path, work: Path, form: str) -> tuple[Checkpoint, Path]:
-    """The checkpoint, and its file of this format, written unless it is there."""
+    """The checkpoint, and its file of this format, written unless it is there; a GGUF file is its own, in whatever
+    format it is."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.lab.gguf_file import write_gguf
 
     teacher, path = Checkpoint.open(model), work / f"{model.name}-{form}.gguf"
+    if model.suffix == ".gguf":
+        return teacher, model
     if not path.exists():
         write_gguf(teacher, path, form)
     return teacher, path
