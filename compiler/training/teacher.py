@@ -20,6 +20,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.compiler.teachers.experts import MixtureLayer
 from draftwood.compiler.teachers.registry import family_of, make_decoder
+from draftwood.errors import RequestError
 
 # B texts, T new tokens of each, X = B * T rows, S tokens of a whole text, C columns of a cache, H hidden size,
 # A width of the states of all layers asked for, N query heads, K key/value heads, D head dimension, V vocabulary
@@ -46,7 +47,7 @@ class TextCaches:
 
 
 class FrozenTeacher:
-    """A teacher without gradients, on the GPU if there is one."""
+    """A teacher without gradients."""
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder, dtype: torch.dtype) -> None:
         self.checkpoint, self.decoder, self.dtype = checkpoint, decoder, dtype
@@ -54,13 +55,17 @@ class FrozenTeacher:
         self.device = decoder.rope_cos.device
 
     @classmethod
-    def open(cls, folder: Path, dtype: torch.dtype = torch.float32) -> FrozenTeacher:
-        """The teacher of a folder; one in W8A8 is always in float32, which its whole numbers need.
+    def open(
+        cls, folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> FrozenTeacher:
+        """The teacher of a folder, by default on the GPU if there is one.
+
+        One in W8A8 is always in float32, which its whole numbers need.
 
         Raises:
             CheckpointError: the folder is not a teacher that Draftwood supports.
         """
-        checkpoint, device = Checkpoint.open(folder), default_device()
+        checkpoint, device = Checkpoint.open(folder), device or device_named(None)
         config = checkpoint.config
         dtype = torch.float32 if config.quantised else dtype
         with torch.device("meta"):
@@ -181,9 +186,18 @@ class FrozenTeacher:
         return [rows.to(self.dtype).unflatten(0, shape).transpose(1, 2) for rows in (q, k, v)]
 
 
-def default_device() -> torch.device:
-    """The GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def device_named(name: str | None) -> torch.device:
+    """The device of a name, ``cpu`` or ``cuda``; without one the GPU if there is one.
+
+    Raises:
+        RequestError: ``cuda`` where PyTorch finds no GPU.
+    """
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise RequestError(
+            f"--device cuda: PyTorch {torch.__version__} finds no GPU; install a build for CUDA, or take --device cpu"
+        )
+    return torch.device(name or ("cuda" if there else "cpu"))
 
 
 def _typed(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:

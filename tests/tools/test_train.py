@@ -456,7 +456,7 @@ precision.compute_dtype = lambda device: torch.float32
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.trainer import ranks_of, train
 
-with Team.join() as team:
+with Team.join(torch.device("cpu")) as team:
     assert team.size == 2
     train("eagle3", Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), steps=4, batch=16, log_every=4,
           levels=2, team=team)

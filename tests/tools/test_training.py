@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood.compiler.training.losses import SHARPNESS, Distribution, HeadLoss, Written, drawn
-from draftwood.compiler.training.teacher import FrozenTeacher
+from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tools import cli
 from draftwood.tools.lab.counting import path_of
-from draftwood.tools.training.distill import distill
+from draftwood.tools.training.distill import Progress, distill
 from draftwood.tools.training.generate import generate
 from draftwood.tools.training.rows import Row, read_data, read_rows
 from draftwood.tools.training.states import States
@@ -114,6 +114,35 @@ def test_batched_generation_equals_single_rows(teacher: Path) -> None:
         torch.tensor([prompts[0]]), max_new_tokens=14, do_sample=False, eos_token_id=ends, pad_token_id=1
     )
     assert plain[0, 9:].tolist() == together[0]
+
+
+def test_generation_tells_every_token_once(teacher: Path) -> None:
+    steps: list[int] = []
+    texts = generate(FrozenTeacher.open(teacher), [[5, 6], [7], [8]], [Sampling()] * 3, 6, [1], steps.append)
+    assert sum(steps) == sum(map(len, texts)) and steps[0] == 3
+
+
+def test_progress_is_said_before_a_shard_is_whole(tmp_path: Path, capsys) -> None:
+    progress = Progress(tmp_path / "log.jsonl")
+    progress.told(5)
+    assert not capsys.readouterr().err
+    progress.said -= 3600
+    progress.told(2)
+    progress.told(1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'new_tokens': 7" in line and not progress.log.exists()
+    progress.whole()
+    assert json.loads(progress.log.read_text())["new_tokens"] == 8
+
+
+def test_a_gpu_that_is_not_there_is_named(teacher: Path, distilled: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    for words in (("distill", "--data", tmp_path / "rows.jsonl"), ("train", "medusa", "--data", distilled)):
+        asked = [*words, "--teacher", teacher, "--out", tmp_path / "out", "--device", "cuda"]
+        assert cli.main([str(word) for word in asked]) == 2
+        assert "--device cuda" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert device_named("cpu") == device_named(None) == torch.device("cpu")
 
 
 def test_distillation_resumes_shard_by_shard(teacher: Path, distilled: Path, tmp_path: Path) -> None:
@@ -296,7 +325,19 @@ def test_paths_equal_a_naive_count() -> None:
 
 def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    words = ["distill", "--teacher", teacher, "--out", tmp_path / "out", "--rows", 4, "--max-new-tokens", 2]
+    words = [
+        "distill",
+        "--teacher",
+        teacher,
+        "--out",
+        tmp_path / "out",
+        "--rows",
+        4,
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        2,
+    ]
     assert cli.main([str(word) for word in [*words, "--data", tmp_path / "rows.jsonl"]]) == 0
     assert "draftwood train" in capsys.readouterr().out
     assert set(Distilled.open(tmp_path / "out").index_W["temperature"]) == {np.float32(0), np.float32(0.8)}

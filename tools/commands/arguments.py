@@ -96,3 +96,8 @@ def given_prompt(args: argparse.Namespace) -> Prompt:
             f"--chat {args.chat}: expected a list of messages, or an object that has it, got {chat!r:.60}"
         )
     return chat
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Where a teacher writes texts or a drafter is trained."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import add_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the texts; can be resumed")
     parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to 1024s (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="of a text (default %(default)s)")
+    add_device(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    from draftwood.compiler.training.teacher import device_named
     from draftwood.tools.training.distill import distill
     from draftwood.tools.training.rows import held_out, read_data
     from draftwood.tools.training.team import Team
@@ -28,7 +31,10 @@ def main(args: argparse.Namespace) -> int:
     if min(args.rows, args.max_new_tokens) < 1:
         raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
     rows = [row for row in read_data(args.data) if not held_out(row)]
-    with Team.join() as team:
-        distill(args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, team=team)
+    device = device_named(args.device)
+    with Team.join(device) as team:
+        distill(
+            args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, team=team, device=device,
+        )  # fmt: skip
     print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from draftwood.compiler.drafters.kind import Kind, Option
 from draftwood.compiler.drafters.registry import kinds, names
 from draftwood.errors import RequestError
+from draftwood.tools.commands.arguments import add_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="(default %(default)s)")
     parser.add_argument("--start", type=Path, metavar="DIR", help="a trained drafter of the kind to go on from")
+    add_device(parser)
     _add_options(parser.add_argument_group("of a kind"), kinds())
 
 
@@ -45,17 +47,19 @@ def _add_options(group: argparse._ArgumentGroup, kinds: Iterable[Kind]) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from draftwood.compiler.training.teacher import device_named
     from draftwood.tools.training.team import Team
     from draftwood.tools.training.trainer import train
 
+    device = device_named(args.device)
     known = {name for kind in kinds() for name in kind.options}
     options = {name: value for name in known if (value := getattr(args, name)) is not None}
     if not args.data.is_dir():
         raise RequestError(f"--data {args.data}: no such folder; write texts with draftwood distill")
-    with Team.join() as team:
+    with Team.join(device) as team:
         final = train(
             args.kind, args.teacher, args.data, args.out, steps=args.steps, batch=args.batch,
-            learning_rate=args.learning_rate, start=args.start, team=team, **options,
+            learning_rate=args.learning_rate, start=args.start, team=team, device=device, **options,
         )  # fmt: skip
         if team.rank == 0:
             print(_text(args.out, final))

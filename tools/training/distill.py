@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.precision import compute_dtype
-from draftwood.compiler.training.teacher import FrozenTeacher, default_device
+from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
@@ -36,6 +37,8 @@ TEMPERATURES = (0.0, 0.8)
 TEXT_PROMPT, LONGEST_PROMPT = 48, 384
 # Texts in a shard: enough for batches of prompts of like length, few enough to lose little when stopped.
 SHARD_ROWS = 1024
+# Seconds between two lines of progress.
+_SAY_EVERY = 10.0
 
 
 class Prompts:
@@ -68,9 +71,9 @@ class Prompts:
 
 def write_shard(
     model: FrozenTeacher, prompts: Prompts, ends: Sequence[int], folder: Path, shard: int, rows: int,
-    new_tokens: int, batch: int, temperatures: Sequence[float],
-) -> int:  # fmt: skip
-    """Generates texts ``shard * rows`` and on, and writes tokens and index; returns the tokens generated."""
+    new_tokens: int, batch: int, temperatures: Sequence[float], told: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Generates texts ``shard * rows`` and on, and writes tokens and index; ``told`` is called as ``generate`` does."""
     heat_of = partial(_heat, temperatures)
     numbers = range(shard * rows, (shard + 1) * rows)
     made = {number: prompt for number in numbers if (prompt := prompts(number))}
@@ -79,7 +82,7 @@ def write_shard(
     for at in range(0, len(ordered), batch):
         chosen = ordered[at : at + batch]
         samplings = [Sampling(temperature=heat_of(n), seed=text_seed(prompts.seed, n)) for n in chosen]
-        written = generate(model, [made[n] for n in chosen], samplings, new_tokens, ends)
+        written = generate(model, [made[n] for n in chosen], samplings, new_tokens, ends, told)
         texts.update({n: made[n] + new for n, new in zip(chosen, written, strict=True)})
     index = np.zeros(len(made), INDEX)
     index["length"] = [len(texts[n]) for n in made]
@@ -90,7 +93,31 @@ def write_shard(
     tokens = np.concatenate([np.asarray(texts[n], dtype=np.uint32) for n in made] or [np.zeros(0, np.uint32)])
     _save(folder / f"shard-{shard:04}.npy", tokens)
     _save(folder / f"shard-{shard:04}.index.npy", index)  # last: its presence says that the shard is whole
-    return int((index["length"] - index["prompt"]).sum())
+
+
+class Progress:
+    """Tokens written by this process and how fast, said to stderr every ten seconds and whenever a shard is whole."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.shard, self.tokens = log, 0, 0
+        self.began = self.said = time.monotonic()
+
+    def told(self, tokens: int) -> None:
+        """So many more are written."""
+        self.tokens += tokens
+        if time.monotonic() - self.said >= _SAY_EVERY:
+            self.said = time.monotonic()
+            print(self._record(), file=sys.stderr, flush=True)
+
+    def whole(self) -> None:
+        """The shard is on disk; the log gets a line."""
+        with self.log.open("a") as log:
+            log.write(json.dumps(self._record()) + "\n")
+        print(f"{self._record()}, written", file=sys.stderr, flush=True)
+
+    def _record(self) -> dict[str, int]:
+        rate = round(self.tokens / max(1e-9, time.monotonic() - self.began))
+        return {"shard": self.shard, "new_tokens": self.tokens, "tokens_per_s": rate}
 
 
 def _heat(temperatures: Sequence[float], number: int) -> float:
@@ -113,10 +140,11 @@ def _save(path: Path, array: np.ndarray) -> None:
 def distill(
     teacher: Path, corpus: Sequence[Row], out: Path, *, rows: int, new_tokens: int = 160, batch: int = 128,
     seed: int = 0, shard_rows: int = SHARD_ROWS, temperatures: Sequence[float] = TEMPERATURES, team: Team | None = None,
+    device: torch.device | None = None,
 ) -> None:  # fmt: skip
     """Writes the shards that are missing for ``rows`` texts (rounded up to whole shards) to ``out``.
 
-    The processes of a team write every so-many-th shard each.
+    The processes of a team write every so-many-th shard each; without a device it is the GPU if there is one.
 
     Raises:
         RequestError: ``out`` holds shards of other settings.
@@ -136,20 +164,18 @@ def distill(
     if not team.rank:
         team.wait()
     prompts = Prompts(corpus, tokenizer_of(teacher), checkpoint.config.bos, seed)
-    model, total, began = None, 0, time.monotonic()
+    model, device, progress = None, device or device_named(None), Progress(out / "log.jsonl")
     for shard in range(-(-rows // shard_rows))[team.rank :: team.size]:
         if (out / f"shard-{shard:04}.index.npy").is_file():
             continue
         # bf16 where it is fast: text that a bf16 teacher would write as well.
-        model = model or FrozenTeacher.open(teacher, compute_dtype(default_device()))
-        total += write_shard(
-            model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures
-        )
-        rate = round(total / (time.monotonic() - began))
-        record = {"shard": shard, "new_tokens": total, "tokens_per_s": rate}
-        with (out / "log.jsonl").open("a") as log:
-            log.write(json.dumps(record) + "\n")
-        print(record, file=sys.stderr, flush=True)
+        model = model or FrozenTeacher.open(teacher, compute_dtype(device), device)
+        progress.shard = shard
+        write_shard(
+            model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
+            progress.told,
+        )  # fmt: skip
+        progress.whole()
 
 
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ Finished rows are dropped on the way, so that the longest text of a batch does n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ def generate(
     samplings: Sequence[Sampling],
     new: int,
     ends: Sequence[int],
+    told: Callable[[int], None] = lambda tokens: None,
 ) -> list[list[int]]:
     """Continues every prompt by up to ``new`` tokens; a text ends behind its first end token, which it keeps.
 
@@ -33,6 +34,7 @@ def generate(
     Args:
         prompts: B prompts of one or more token ids; similar lengths save padding.
         samplings: one a prompt.
+        told: called after every step with how many tokens it wrote.
     """
     rows = _Rows(teacher, prompts, samplings, new)
     texts: list[list[int]] = [[] for _ in prompts]
@@ -42,6 +44,7 @@ def generate(
         drawn_B = rows.step(teacher)
         for row in open_B.nonzero()[:, 0].tolist():
             texts[rows.names[row]].append(int(drawn_B[row]))
+        told(int(open_B.sum()))
         open_B &= ~torch.isin(drawn_B, ends_)
         if not open_B.any():
             break

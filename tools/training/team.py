@@ -20,14 +20,14 @@ class Team:
 
     @classmethod
     @contextmanager
-    def join(cls) -> Iterator[Team]:
-        """The processes that torchrun started with this one; NCCL on GPUs, gloo elsewhere."""
+    def join(cls, device: torch.device) -> Iterator[Team]:
+        """The processes that torchrun started with this one, each on such a device; NCCL on GPUs, gloo elsewhere."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             yield cls()
             return
-        if torch.cuda.is_available():
+        if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         try:
             yield cls(distributed.get_rank(), distributed.get_world_size())
         finally:

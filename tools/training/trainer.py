@@ -22,7 +22,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.batch import NONE, Batch
 from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.student import LevelNoise, Student
-from draftwood.compiler.training.teacher import FrozenTeacher, default_device
+from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
@@ -76,13 +76,14 @@ class Run:
 def train(
     kind: str, teacher: Path, distilled: Path, out: Path, *, steps: int = 1500, batch: int = 16,
     learning_rate: float = 2e-3, seed: int = 0, log_every: int = 25, save_every: int = 250,
-    start: Path | None = None, team: Team | None = None, **options: Any,
+    start: Path | None = None, team: Team | None = None, device: torch.device | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs or resumes the training, writes checkpoints, a log and the drafter; returns the accuracy.
 
     Args:
         batch: texts a step, over all processes.
         start: folder of a trained drafter to go on from; what it lacks begins as it does without.
+        device: by default the GPU if there is one.
         options: those of the kind.
 
     Raises:
@@ -94,7 +95,8 @@ def train(
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
     train_W, valid_W = _shares(texts, distilled, team)
     torch.manual_seed(seed)
-    model = FrozenTeacher.open(teacher, compute_dtype(default_device()))
+    device = device or device_named(None)
+    model = FrozenTeacher.open(teacher, compute_dtype(device), device)
     drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary))
     settings = {
         "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
