@@ -43,7 +43,7 @@ SHORTER = {
     "bench": "--prompts few.jsonl --max-new-tokens 8",
     "build": "--kv 128",
     "calibrate": "--prompts few.jsonl --max-new-tokens 16 --workers 1",
-    "demo": "--size native",
+    "demo": "--drafter demo-eagle3-w8a8 --size native",
     "make": "--prompts few.jsonl --kv 512",
     "run": "--max-new-tokens 8",
     "train": "--steps 2 --batch 2",

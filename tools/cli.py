@@ -30,7 +30,7 @@ _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, 
 
 # Each a module of tools/commands.
 COMMANDS = {
-    "demo": "plan, build and check a bundle of the shipped models, then answer prompts with it",
+    "demo": "build a bundle of SmolLM2, then ask it twelve questions with and without speculation",
     "make": "turn a checkpoint into the bundle that suits it and this machine: count, time, plan, build, check, tune",
     "build": "freeze a checkpoint and its draft trees into a bundle",
     "quantize": "round a teacher to int8 weights and activations (W8A8), and say how much it differs",

@@ -6,10 +6,13 @@ import pytest
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.tuned import tuned_times
+from draftwood.tests.gguf_files import save_gguf
 from draftwood.tools import demo
 from draftwood.tools.cli import main
 from draftwood.tools.commands import demo as command
+from draftwood.tools.commands import serve
 from draftwood.tools.comparison import check
+from draftwood.tools.demo import fetch, language_model
 from draftwood.trees import Topology
 from draftwood.trees.prior import counted_prior
 
@@ -21,7 +24,7 @@ def test_the_demo_runs_the_whole_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, value in (("TUNE_SECONDS", 0.1), ("ROUNDS", 1), ("NEW_TOKENS", 32)):
         monkeypatch.setattr(command, name, value)
-    assert main(["demo", "--size", "native"]) == 0
+    assert main(["demo", "--drafter", "demo-eagle3-w8a8", "--size", "native"]) == 0
     said = capsys.readouterr().out
     assert "12 of 12 answers are plain decoding's" in said and "<- the fixed tree that promises most" in said
     assert "comparisons with eager PyTorch passed." in said
@@ -34,13 +37,38 @@ def test_the_demo_runs_the_whole_line(
     assert tuned_times(bundle, "cpu", None)
     # The same as JSON, of the bundle that is there; what is checked was, above.
     monkeypatch.setattr(check, "check", lambda *_: {"ok": True})
-    assert main(["demo", "--size", "native", "--json"]) == 0
+    assert main(["demo", "--drafter", "demo-eagle3-w8a8", "--size", "native", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and report["check_ok"] and len(report["prompts"]) == 12
     assert all(prompt["tokens_equal"] for prompt in report["prompts"])
     assert set(report["speedup"]) == {"fixed", "adaptive"} and report["bundle"] == str(bundle.folder)
     assert all(prompt[way]["tokens_per_s"] > 0 for prompt in report["prompts"] for way in command.WAYS)
     assert [gear["gear"] for gear in report["gears"]] == gears
+
+
+def test_without_a_drafter_it_asks_a_language_model(
+    tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tiny file in the blocks of SmolLM2's takes its place."""
+    save_gguf(tiny_teacher, tmp_path / "model.gguf", "Q4_1")
+    monkeypatch.setattr(fetch, "model", lambda: tmp_path / "model.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in (("SLOTS", 512), ("PREFILL_ROWS", (32,)), ("SEQUENCES", 2)):
+        monkeypatch.setattr(language_model, name, value)
+    for name, value in (("TUNE_SECONDS", 0.1), ("NEW_TOKENS", 16)):
+        monkeypatch.setattr(command, name, value)
+    assert main(["demo", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and len(report["prompts"]) == 12 and sum(gear["fixed"] for gear in report["gears"]) == 1
+    bundle = Bundle.open(Path(report["bundle"]))
+    assert bundle.manifest.packed and max(graph.batch for graph in bundle.manifest.graphs_of("onnx")) == 2
+    assert tuned_times(bundle, "cpu", None)
+    # The same bundle again, as text; serve demo takes it.
+    assert main(["demo"]) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 answers are plain decoding's" in said and "The answer to 'gravity'" in said
+    assert serve.demo_bundle() == bundle.folder
+    assert demo.resolve("smollm2") == tmp_path / "model.gguf"
 
 
 def test_the_shipped_models_stay_small() -> None:

@@ -1,11 +1,10 @@
-"""``draftwood demo``: the whole line on the shipped models, the way a user goes.
+"""``draftwood demo``: the whole line, the way a user goes, on SmolLM2 with trees that are looked up in the text.
 
-Plans draft trees from the rank paths that `calibrate` counted when the demo drafter was trained, builds the plan's
-gears into a bundle, checks it, times its gears on this machine as `tune` does, and answers prompts with the default
-policy, beside plain decoding and beside the one fixed tree that promises most.
-
-The models are widened with zeros to 110 M parameters unless asked otherwise: the same tokens, at the cost of a
-model for which speculation is worth while. At the native 8 M a step costs little more than its overhead.
+With ``--drafter`` on the shipped teacher of 8 M and a drafter that was trained for it: plans draft trees from the rank
+paths that `calibrate` counted, builds the plan's gears into a bundle, checks it, times its gears on this machine as
+`tune` does, and answers prompts with the default policy, next to plain decoding and to the one fixed tree that promises
+most. That pair is widened with zeros to 110 M parameters unless asked otherwise: the same tokens, at the cost of a
+model for which speculation is worth while.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from draftwood.version import __version__
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.tools.prompts import Prompt
     from draftwood.trees import RankPaths
     from draftwood.trees.spec import Specs
 
@@ -43,26 +43,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
         choices=demo.ALL_DRAFTERS,
-        default="demo-eagle3-w8a8",
-        help="-w8a8: its linear layers in eight bits (default: %(default)s)",
+        help="a trained drafter with the small shipped teacher, not SmolLM2; -w8a8: its linear layers in eight bits",
     )
-    parser.add_argument("--size", choices=("native", "110m", "500m"), default="110m", help="default: 110m")
+    parser.add_argument(
+        "--size", choices=("native", "110m", "500m"), default="110m", help="of that teacher (default: 110m)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
+    return _trained(args) if args.drafter else _language_model(args)
+
+
+def _language_model(args: argparse.Namespace) -> int:
+    """Builds SmolLM2's bundle unless it is kept, times its gears, and asks it twelve questions."""
+    import draftwood
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.runtime.engines.cpu import CpuEngine
+    from draftwood.runtime.engines.sessions import share_threads
+    from draftwood.runtime.policy.tuned import keep_times
+    from draftwood.tools.demo import language_model
+    from draftwood.tools.lab.timer import tune
+
+    request = language_model.request()
+    folder = _cache_folder("demo-smollm2", (request.model,), request.trees)
+    if not args.json:
+        print(f"model: SmolLM2-135M-Instruct, {request.model.name}, its four bits as they are")
+        print("plan: plain decoding, and trees that copy 3 or 7 tokens from where the text had its last ones before\n")
+    built = _built(folder, lambda: draftwood.build(request, folder, progress=lambda what: _say(f"building {what}")))
+    share_threads()
+    bundle = Bundle.open(folder)
+    engine = CpuEngine(bundle)
+    _say("timing the gears on this machine, as draftwood tune does")
+    times = tune(engine, TUNE_SECONDS)
+    keep_times(bundle, "cpu", None, times)
+    gears = language_model.choose_fixed(engine, NEW_TOKENS)
+    fixed = next(gear["gear"] for gear in gears if gear["fixed"])
+    if not args.json:
+        print(f"bundle: {folder}\n")
+        print("Tokens a step, milliseconds a step and tokens a second of two questions that are not asked below.\n")
+        _print_gears(gears, "the fastest tree for both")
+    answers = answer_all(engine, language_model.questions(), fixed, times, NEW_TOKENS, 1)
+    ok = all(one["tokens_equal"] for one in answers)
+    if args.json:
+        report = {"ok": ok, "bundle": str(folder), "build_seconds": round(built, 1), "gears": gears}
+        print(json.dumps(report | {"speedup": speedups(answers), "prompts": answers}))
+    else:
+        _print_answers(answers, fixed, 1)
+    return 0 if ok else 1
+
+
+def _trained(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy.tuned import keep_times
     from draftwood.tools.comparison.check import check, sample_prompts
     from draftwood.tools.lab.timer import best_fixed, tune
+    from draftwood.tools.prompts import read_prompts
 
     paths, specs = demo.counted(args.drafter, sampled=False).rank_paths(), planned(args.drafter)
     if not args.json:
         _print_plan(args.drafter, paths, specs)
-    folder = _cache_folder(args)
-    built = _built(specs, folder, args)
+    folder = _cache_folder(f"{args.drafter}-{args.size}", demo.FOLDER.rglob("*"), (NODES, SLOTS, PREFILL_ROWS))
+    built = _built(folder, lambda: _build(specs, folder, args))
     share_threads()
     bundle = Bundle.open(folder)
     _say("checking every graph against eager PyTorch")
@@ -75,13 +119,13 @@ def main(args: argparse.Namespace) -> int:
     gears = _gears(bundle, paths, times, fixed)
     if not args.json:
         _print_bundle(folder, report, gears)
-    answers = answer_all(engine, fixed, times, NEW_TOKENS)
+    answers = answer_all(engine, read_prompts(None), fixed, times, NEW_TOKENS, ROUNDS)
     ok = bool(report["ok"]) and all(one["tokens_equal"] for one in answers)
     if args.json:
         found = {"ok": ok, "bundle": str(folder), "build_seconds": round(built, 1), "check_ok": report["ok"]}
         print(json.dumps(found | {"gears": gears, "speedup": speedups(answers), "prompts": answers}))
     else:
-        _print_answers(answers, fixed)
+        _print_answers(answers, fixed, ROUNDS)
     return 0 if ok else 1
 
 
@@ -96,18 +140,18 @@ def planned(drafter: str) -> Specs:
     return planned_specs(drafter, NODES)[1]
 
 
-def _cache_folder(args: argparse.Namespace) -> Path:
-    """A folder named by what goes into the bundle and by the code that builds it, so that nothing old is met."""
-    content = hashlib.sha256(f"{__version__} {SCHEMA_VERSION} {NODES} {SLOTS} {PREFILL_ROWS}".encode())
+def _cache_folder(name: str, files: Iterable[Path], content: object) -> Path:
+    """A folder named by all that goes into the bundle and by the code that builds it, so that nothing old is met."""
+    digest = hashlib.sha256(f"{__version__} {SCHEMA_VERSION} {content!r}".encode())
     package = Path(demo.FOLDER).parents[1]
-    sources = [demo.FOLDER, *(package / folder for folder in ("trees", "kernels", "compiler"))]
-    for path in sorted(path for folder in sources for path in folder.rglob("*")):
-        if path.suffix in (".safetensors", ".json", ".py", ".stats"):
-            content.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
-    return cache_home() / "draftwood" / f"{args.drafter}-{args.size}-{content.hexdigest()[:16]}"
+    code = (path for folder in ("trees", "kernels", "compiler") for path in (package / folder).rglob("*"))
+    for path in sorted([*files, *code]):
+        if path.suffix in (".safetensors", ".json", ".py", ".stats", ".gguf"):
+            digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    return cache_home() / "draftwood" / f"{name}-{digest.hexdigest()[:16]}"
 
 
-def _built(specs: Specs, folder: Path, args: argparse.Namespace) -> float:
+def _built(folder: Path, build: Callable[[], object]) -> float:
     """Sees to it that the bundle is there; returns the seconds it took.
 
     What another demo made is used, also one that is still at it; what does not open is made again.
@@ -122,7 +166,7 @@ def _built(specs: Specs, folder: Path, args: argparse.Namespace) -> float:
             _say(f"taking the bundle that was built before, {folder}")
         except BundleError:
             shutil.rmtree(folder, ignore_errors=True)
-            _build(specs, folder, args)
+            build()
     return time.monotonic() - began
 
 
@@ -166,13 +210,14 @@ def _gears(bundle: Bundle, paths: RankPaths, times: Sequence[Any], fixed: str) -
     return found
 
 
-def answer_all(engine: CpuEngine, fixed: str, times: Sequence[Any], max_new_tokens: int) -> list[dict[str, Any]]:
-    """The built-in prompts, answered each way in turns; of the rounds' times the median."""
+def answer_all(
+    engine: CpuEngine, prompts: Sequence[Prompt], fixed: str, times: Sequence[Any], max_new_tokens: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Prompts, answered each way in turns; of the rounds' times the median."""
     from draftwood.runtime.decoding import Options
     from draftwood.runtime.policy import Policies
     from draftwood.tools.lab.conversations import turn_prompts
     from draftwood.tools.lab.runner import Way, measure, median_seconds, warm_up
-    from draftwood.tools.prompts import read_prompts
 
     bundle, options = engine.bundle, Options(max_new_tokens=max_new_tokens)
     policies = {
@@ -181,12 +226,14 @@ def answer_all(engine: CpuEngine, fixed: str, times: Sequence[Any], max_new_toke
         ADAPTIVE: Policies(bundle, times=tuple(times)),
     }
     ways = {name: Way(engine, chosen) for name, chosen in policies.items()}
-    prompts, found = read_prompts(None), list[dict[str, Any]]()
-    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, {})):
+    answered: dict[str, Sequence[int]] = {}  # of a conversation its last answer, which the next turn follows
+    found = list[dict[str, Any]]()
+    for number, (prompt, ids) in enumerate(turn_prompts(engine, prompts, answered)):
         if not found:
             warm_up(ways, ids, options)
         _say(f"answering {prompt.id}, {number + 1} of {len(prompts)}")
-        figures, plain = measure(ways, ids, options, ROUNDS, number)
+        figures, plain = measure(ways, ids, options, rounds, number)
+        answered[prompt.conversation] = plain.token_ids
         answer: dict[str, Any] = {
             "id": prompt.id,
             "tokens": len(plain.token_ids),
@@ -247,19 +294,24 @@ def _print_bundle(folder: Path, report: dict[str, Any], gears: Sequence[dict[str
         print("so their rounding changes no text.")
     print(f"{caught} of {len(report['controls'])} faults that were put in on purpose were found.\n")
     print("Expected tokens a step, by the counts; milliseconds a step, timed here; tokens a second, from both.\n")
-    print(f"{'gear':18} {'rows':>4} {'tokens a step':>14} {'ms a step':>10} {'tokens/s':>9}")
+    _print_gears(gears, "the fixed tree that promises most")
+
+
+def _print_gears(gears: Sequence[dict[str, Any]], why: str) -> None:
+    wide = max(len(one["gear"]) for one in gears)
+    print(f"{'gear':{wide}} {'rows':>4} {'tokens a step':>14} {'ms a step':>10} {'tokens/s':>9}")
     for one in gears:
-        mark = "  <- the fixed tree that promises most" if one["fixed"] else ""
+        mark = f"  <- {why}" if one["fixed"] else ""
         print(
-            f"{one['gear']:18} {one['rows']:4} {one['expected_accept_length']:14.2f} {one['ms_a_step']:10.2f}"
+            f"{one['gear']:{wide}} {one['rows']:4} {one['expected_accept_length']:14.2f} {one['ms_a_step']:10.2f}"
             f" {one['expected_tokens_per_s']:9.0f}{mark}"
         )
     print(flush=True)
 
 
-def _print_answers(answers: Sequence[dict[str, Any]], fixed: str) -> None:
+def _print_answers(answers: Sequence[dict[str, Any]], fixed: str, rounds: int) -> None:
     total, same = speedups(answers), sum(one["tokens_equal"] for one in answers)
-    print(f"Tokens a second, all three in turns, medians of {ROUNDS} rounds. plain: one token a step.")
+    print(f"Tokens a second, all three in turns, medians of rounds: {rounds}. plain: one token a step.")
     print(f"fixed: always {fixed}.")
     print("adaptive: the default policy, which chooses a gear for every step; the last two columns are its own.\n")
     columns = f"{'prompt':12} {'tokens':>6} {'same':>5} {'plain':>7} {'fixed':>7} {'adaptive':>9}"
@@ -271,5 +323,6 @@ def _print_answers(answers: Sequence[dict[str, Any]], fixed: str) -> None:
             f" {adaptive:9.0f} {one[ADAPTIVE]['accept_length']:14.2f} {adaptive / plain:9.2f}"
         )
     print(f"\n{same} of {len(answers)} answers are plain decoding's, token for token, with both.")
-    print(f"Speed-up over all tokens: adaptive {total[ADAPTIVE]:.2f}, fixed {total[FIXED]:.2f}.", end=" ")
-    print(f"The answer to {answers[0]['id']!r}:\n{answers[0]['text']}")
+    print(f"Speed-up over all tokens: adaptive {total[ADAPTIVE]:.2f}, fixed {total[FIXED]:.2f}.")
+    for one in answers[:2]:
+        print(f"\nThe answer to {one['id']!r}:\n{one['text'].strip()}")

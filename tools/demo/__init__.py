@@ -24,16 +24,24 @@ DRAFTERS = tuple(name for name in NAMES if name != "demo")
 W8A8 = "-w8a8"
 ALL_DRAFTERS = (*DRAFTERS, *(f"{name}{W8A8}" for name in DRAFTERS))
 
+# The language model that the demo downloads.
+SMOLLM2 = "smollm2"
+
 # Configurations without weights: "shape:llama-3.1-8b".
 SHAPES = {f"shape:{path.parent.name}": path.parent for path in sorted((FOLDER.parent / "shapes").glob("*/config.json"))}
 
 
 def resolve(name: str) -> Path:
-    """The folder of a shipped model's or shape's name; anything else is taken as a path.
+    """The folder of a shipped model's or shape's name, or the file of ``smollm2``, which is downloaded the first time;
+    anything else is taken as a path.
 
     Raises:
-        RequestError: a shape that is not shipped.
+        RequestError: a shape that is not shipped, or a model that cannot be downloaded.
     """
+    if name == SMOLLM2:
+        from draftwood.tools.demo import fetch
+
+        return fetch.model()
     if name.startswith("shape:") and name not in SHAPES:
         raise RequestError(f"{name}: no such shape; expected {', '.join(SHAPES)}")
     return (NAMES | SHAPES).get(name, Path(name))
