@@ -63,7 +63,9 @@ def _language_model(args: argparse.Namespace) -> int:
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy.tuned import keep_times
     from draftwood.tools.demo import language_model
+    from draftwood.tools.lab.gears import tried_gears
     from draftwood.tools.lab.timer import tune
+    from draftwood.tools.prompts import read_prompts
 
     request = language_model.request()
     folder = _cache_folder("demo-smollm2", (request.model,), request.trees)
@@ -77,13 +79,13 @@ def _language_model(args: argparse.Namespace) -> int:
     _say("timing the gears on this machine, as draftwood tune does")
     times = tune(engine, TUNE_SECONDS)
     keep_times(bundle, "cpu", None, times)
-    gears = language_model.choose_fixed(engine, NEW_TOKENS)
+    gears = tried_gears(engine, language_model.CHOOSING, NEW_TOKENS)
     fixed = next(gear["gear"] for gear in gears if gear["fixed"])
     if not args.json:
         print(f"bundle: {folder}\n")
         print("Tokens a step, milliseconds a step and tokens a second of two questions that are not asked below.\n")
         _print_gears(gears, "the fastest tree for both")
-    answers = answer_all(engine, language_model.questions(), fixed, times, NEW_TOKENS, 1)
+    answers = answer_all(engine, read_prompts(language_model.QUESTIONS), fixed, times, NEW_TOKENS, 1)
     ok = all(one["tokens_equal"] for one in answers)
     if args.json:
         report = {"ok": ok, "bundle": str(folder), "build_seconds": round(built, 1), "gears": gears}
