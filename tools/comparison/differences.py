@@ -63,25 +63,38 @@ def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
 
 
 def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
-    """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal."""
-    bundle = engine.bundle
-    rows = min(max(tree.rows for tree in bundle.manifest.trees), len(ids) - 1)
-    if rows < 2:
-        return Noise()
-    chain, one = tensorize(Topology.chain(rows - 1)), bundle.trees["plain"][1]
-    slots = max(gear.slots for gear in bundle.manifest.gears)
+    """The last tokens are computed as a path of one tree and one by one; in exact arithmetic both are equal.
+
+    The trees are a chain and, where a tree of the bundle branches, one whose path has siblings between its rows.
+    """
+    trees = engine.bundle.manifest.trees
+    rows = min(max(tree.rows for tree in trees), len(ids) - 1)
+    shapes = [Topology.chain(rows - 1)] if rows > 1 else []
+    if rows > 2 and any(tree.rows > tree.depth + 1 for tree in trees):
+        shapes.append(Topology.backbone((rows - 1) // 2, 2))
+    noise = Noise()
+    for shape in shapes:
+        noise = noise.with_(_noise_along(engine, ids, shape))
+    return noise
+
+
+def _noise_along(engine: StagedEngine, ids: list[int], shape: Topology) -> Noise:
+    """Of the path of first candidates, whose siblings hold the same tokens."""
+    tree, plain = tensorize(shape), engine.bundle.trees["plain"][1]
+    path, depth = [0, *np.flatnonzero((tree.ranks == 0) & (tree.depths > 0)).tolist()], shape.depth
+    slots = max(gear.slots for gear in engine.bundle.manifest.gears)
     together, alone = engine.begin(slots), engine.begin(slots)
-    head, tail = np.array(ids[:-rows]), np.array(ids[-rows:])
+    head, tail = np.array(ids[: -depth - 1]), np.array(ids[-depth - 1 :])
     engine.prefill(together, head)
     engine.prefill(alone, head)
-    logits_TV = single.verify(engine, together, tail, chain).logits_RV.copy()
-    found = Noise()
-    for row in range(rows):
-        one_V = single.verify(engine, alone, tail[row : row + 1], one).logits_RV[0]
-        equal = np.array_equal(one_V.view(np.int32), logits_TV[row].view(np.int32))
-        found = found.with_(Noise(float(np.abs(one_V - logits_TV[row]).max()), 1, int(equal)))
+    logits_TV = single.verify(engine, together, tail[tree.depths], tree).logits_RV.copy()
+    noise = Noise()
+    for token, row in zip(tail, path, strict=True):
+        alone_V = single.verify(engine, alone, np.array([token]), plain).logits_RV[0]
+        equal = np.array_equal(alone_V.view(np.int32), logits_TV[row].view(np.int32))
+        noise = noise.with_(Noise(float(np.abs(alone_V - logits_TV[row]).max()), 1, int(equal)))
         alone.commit([0])
-    return found
+    return noise
 
 
 def explain(

@@ -197,7 +197,17 @@ MISSING: dict[str, tuple[Any, ...]] = {
 }
 # What may pass, since it changes no answer: who asks, what a provider keeps, and what it charges.
 PASS = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "priority")
+    (
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "request_id",
+        "priority",
+        "cache_prompt",
+    )
 )
 
 

@@ -87,8 +87,8 @@ def whole(teacher: Checkpoint, tmp_path: Path, save_medusa: Callable) -> tuple[P
     alone.mkdir(), folder.mkdir()
     tensors = save_medusa(alone, 2, 2)
     heads = {f"medusa_head.{key}": tensor for key, tensor in tensors.items()}
-    save_file(load_file(teacher.folder / "model.safetensors") | heads, folder / "model.safetensors")
-    config = json.loads((teacher.folder / "config.json").read_text())
+    save_file(load_file(teacher.path / "model.safetensors") | heads, folder / "model.safetensors")
+    config = json.loads((teacher.path / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"medusa_num_heads": 5, "medusa_num_layers": 1}))
     return alone, folder
 
