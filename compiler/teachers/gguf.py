@@ -72,6 +72,7 @@ class Gguf:
     config: TeacherConfig
     parts: Mapping[str, Parts]
     entries: Mapping[str, Entry]
+    packed: Mapping[str, BlockMatrix]
 
     @classmethod
     def open(cls, path: Path, files: tuple[Path, ...]) -> Gguf:
@@ -89,15 +90,12 @@ class Gguf:
         _check(header, shapes)
         places = {name: header.tensors[place_of(name).name] for name in shapes}
         entries = {name: Entry(stored.file, shapes[name], stored.kind) for name, stored in places.items()}
-        return cls(path, files, header, described, config, parts, entries)
-
-    @property
-    def packed(self) -> Mapping[str, BlockMatrix]:
-        return {
+        packed = {
             name: BlockMatrix(entry.kind, name.rpartition(".")[0], entry.shape)
-            for name, entry in self.entries.items()
+            for name, entry in entries.items()
             if len(entry.shape) == 2 and entry.kind not in blocks.PLAIN and not entry.shape[1] % blocks.BLOCK
         }
+        return cls(path, files, header, described, config, parts, entries, packed)
 
     @property
     def linkable(self) -> Mapping[str, Entry]:

@@ -90,7 +90,7 @@ class Llama(Family):
         return found
 
     def ignores(self, config: TeacherConfig, name: str) -> bool:
-        # A tied teacher's head has the embedding's numbers, or the teacher is not tied (`Checkpoint.open`). Medusa-1.0
+        # A tied teacher's head has the embedding's numbers, or the teacher is not tied (`Folder.open`). Medusa-1.0
         # keeps a drafter's heads in the teacher's folder.
         of_others = name.endswith(".rotary_emb.inv_freq") or name.startswith("medusa_head.")
         return of_others or (config.tied and name == "lm_head.weight")

@@ -1,4 +1,4 @@
-"""What every format of checkpoints gives of a teacher; `draftwood.compiler.teachers.checkpoint` lists the formats."""
+"""A teacher's files in any format, as a protocol; `draftwood.compiler.teachers.checkpoint` lists the formats."""
 
 from __future__ import annotations
 

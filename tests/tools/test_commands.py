@@ -21,7 +21,7 @@ from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.check import check, sample_prompts
-from draftwood.tools.comparison.differences import noise_of
+from draftwood.tools.comparison.differences import noise_of, with_siblings
 from draftwood.tools.lab.bench import bench
 from draftwood.tools.lab.conversations import turn_prompts
 from draftwood.tools.lab.runner import Way, decode
@@ -185,6 +185,12 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     text = engine.bundle.tokenizer
     assert text is not None and text.decode(result.token_ids) in text.decode(second)
     assert second[: len(first)] == first
+
+
+@pytest.mark.parametrize("rows", range(3, 18))
+def test_rounding_is_measured_in_a_tree_of_the_rows_of_a_graph(rows: int) -> None:
+    tree = with_siblings(rows)
+    assert tree.rows == rows and tree.rows > tree.depth + 1 == (rows - 1) // 2 + 1
 
 
 def test_noise_of_logits(tiny_bundle: Path) -> None:

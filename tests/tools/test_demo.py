@@ -71,6 +71,11 @@ def test_without_a_drafter_it_asks_a_language_model(
     assert demo.resolve("smollm2") == tmp_path / "model.gguf"
 
 
+def test_a_size_is_of_the_shipped_teacher_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--size", "native"]) == 2
+    assert "--size native: is of the shipped teacher" in capsys.readouterr().err
+
+
 def test_the_shipped_models_stay_small() -> None:
     assert sum(path.stat().st_size for path in demo.FOLDER.rglob("*") if path.is_file()) < 40e6
 

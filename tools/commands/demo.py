@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.errors import BundleError
+from draftwood.errors import BundleError, RequestError
 from draftwood.files import cache_home
 from draftwood.manifest import SCHEMA_VERSION
 from draftwood.tools import demo
@@ -46,13 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a trained drafter with the small shipped teacher, not SmolLM2; -w8a8: its linear layers in eight bits",
     )
     parser.add_argument(
-        "--size", choices=("native", "110m", "500m"), default="110m", help="of that teacher (default: 110m)"
+        "--size", choices=("native", "110m", "500m"), help="of that teacher, with --drafter (default: 110m)"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    return _trained(args) if args.drafter else _language_model(args)
+    if args.drafter:
+        args.size = args.size or "110m"
+        return _trained(args)
+    if args.size:
+        raise RequestError(f"--size {args.size}: is of the shipped teacher, and SmolLM2 has one size; name a --drafter")
+    return _language_model(args)
 
 
 def _language_model(args: argparse.Namespace) -> int:
@@ -68,7 +73,7 @@ def _language_model(args: argparse.Namespace) -> int:
     from draftwood.tools.prompts import read_prompts
 
     request = language_model.request()
-    folder = _cache_folder("demo-smollm2", (request.model,), request.trees)
+    folder = _cache_folder("demo-smollm2", (request.model,), request)
     if not args.json:
         print(f"model: SmolLM2-135M-Instruct, {request.model.name}, its four bits as they are")
         print("plan: plain decoding, and trees that copy 3 or 7 tokens from where the text had its last ones before\n")
@@ -313,7 +318,8 @@ def _print_gears(gears: Sequence[dict[str, Any]], why: str) -> None:
 
 def _print_answers(answers: Sequence[dict[str, Any]], fixed: str, rounds: int) -> None:
     total, same = speedups(answers), sum(one["tokens_equal"] for one in answers)
-    print(f"Tokens a second, all three in turns, medians of rounds: {rounds}. plain: one token a step.")
+    times = f"medians of {rounds} rounds" if rounds > 1 else "each once"
+    print(f"Tokens a second, all three in turns, {times}. plain: one token a step.")
     print(f"fixed: always {fixed}.")
     print("adaptive: the default policy, which chooses a gear for every step; the last two columns are its own.\n")
     columns = f"{'prompt':12} {'tokens':>6} {'same':>5} {'plain':>7} {'fixed':>7} {'adaptive':>9}"

@@ -71,11 +71,18 @@ def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
     rows = min(max(tree.rows for tree in trees), len(ids) - 1)
     shapes = [Topology.chain(rows - 1)] if rows > 1 else []
     if rows > 2 and any(tree.rows > tree.depth + 1 for tree in trees):
-        shapes.append(Topology.backbone((rows - 1) // 2, 2))
+        shapes.append(with_siblings(rows))
     noise = Noise()
     for shape in shapes:
         noise = noise.with_(_noise_along(engine, ids, shape))
     return noise
+
+
+def with_siblings(rows: int) -> Topology:
+    """A path of first candidates, a second one next to each; of just so many rows, for static graphs have no others."""
+    levels = range((rows - 1) // 2)
+    paths = [(*[0] * level, rank) for level in levels for rank in range(2)]
+    return Topology.from_paths(paths if rows % 2 else [*paths, (2,)])
 
 
 def _noise_along(engine: StagedEngine, ids: list[int], shape: Topology) -> Noise:

@@ -126,7 +126,7 @@ def test_a_kept_beginning_changes_no_bit(engine: CpuEngine, expected: list[np.nd
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_text_is_a_function_of_its_request(bundle: Bundle, temperature: float) -> None:
-    """Fresh, again, after a shared beginning, with seven others, by another gear, and by another process's engine."""
+    """Fresh, again, after a shared beginning, with seven others, by another gear, and by another engine."""
     prompts = [np.random.default_rng(seed).integers(3, 200, 20 + 3 * seed).tolist() for seed in range(8)]
 
     def text(model: OpenedBundle, number: int, policy: str = "plain") -> tuple[int, ...]:
