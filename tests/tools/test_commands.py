@@ -21,7 +21,7 @@ from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.comparison import check as check_command
 from draftwood.tools.comparison.check import check, sample_prompts
-from draftwood.tools.comparison.differences import noise_of, with_siblings
+from draftwood.tools.comparison.differences import noise_of
 from draftwood.tools.lab.bench import bench
 from draftwood.tools.lab.conversations import turn_prompts
 from draftwood.tools.lab.runner import Way, decode
@@ -187,19 +187,13 @@ def test_the_second_turn_carries_the_first_answer(tiny_bundle: Path, prompts: Pa
     assert second[: len(first)] == first
 
 
-@pytest.mark.parametrize("rows", range(3, 18))
-def test_rounding_is_measured_in_a_tree_of_the_rows_of_a_graph(rows: int) -> None:
-    tree = with_siblings(rows)
-    assert tree.rows == rows and tree.rows > tree.depth + 1 == (rows - 1) // 2 + 1
-
-
 def test_noise_of_logits(tiny_bundle: Path) -> None:
     bundle, ids = Bundle.open(tiny_bundle), np.random.default_rng(0).integers(2, 300, 60).tolist()
-    # fp32 rounding of logits of magnitude 10: of a chain of seven rows, and of a path of four with siblings.
-    noise = noise_of(OnnxStaticEngine(bundle), ids)
-    assert 0 < noise.apart < 1e-4 and noise.rows == 7 + 4 > noise.equal
-    assert noise_of(CpuEngine(bundle), ids).apart < 1e-4  # where a tree branches; of a chain it has none
-    assert noise_of(BitwiseEngine(bundle), ids) == (0.0, 11, 11)
+    # fp32 rounding of logits of magnitude 10: of a chain where it has any, else of caches moved by their last bit.
+    for engine in (CpuEngine(bundle), OnnxStaticEngine(bundle)):
+        noise = noise_of(engine, ids)
+        assert 0 < noise.apart < 1e-4 and noise.rows in (7, 8) and noise.rows > noise.equal
+    assert noise_of(BitwiseEngine(bundle), ids) == (0.0, 7, 7)
 
 
 def test_check_passes_and_is_stored(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines import Engine, StagedEngine
@@ -63,45 +64,49 @@ def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
 
 
 def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
-    """The last tokens are computed as a path of one tree and one by one; in exact arithmetic both are equal.
+    """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal.
 
-    The trees are a chain and, where a tree of the bundle branches, one whose path has siblings between its rows.
+    An engine that gives both the same bits can still sum in another order where a tree branches. No such tree is run
+    to find out by how much, for a wrong one would excuse itself: `_moved_noise` stands for it.
     """
     trees = engine.bundle.manifest.trees
     rows = min(max(tree.rows for tree in trees), len(ids) - 1)
-    shapes = [Topology.chain(rows - 1)] if rows > 1 else []
-    if rows > 2 and any(tree.rows > tree.depth + 1 for tree in trees):
-        shapes.append(with_siblings(rows))
-    noise = Noise()
-    for shape in shapes:
-        noise = noise.with_(_noise_along(engine, ids, shape))
-    return noise
-
-
-def with_siblings(rows: int) -> Topology:
-    """A path of first candidates, a second one next to each; of just so many rows, for static graphs have no others."""
-    levels = range((rows - 1) // 2)
-    paths = [(*[0] * level, rank) for level in levels for rank in range(2)]
-    return Topology.from_paths(paths if rows % 2 else [*paths, (2,)])
-
-
-def _noise_along(engine: StagedEngine, ids: list[int], shape: Topology) -> Noise:
-    """Of the path of first candidates, whose siblings hold the same tokens."""
-    tree, plain = tensorize(shape), engine.bundle.trees["plain"][1]
-    path, depth = [0, *np.flatnonzero((tree.ranks == 0) & (tree.depths > 0)).tolist()], shape.depth
+    if rows < 2:
+        return Noise()
+    chain, plain = tensorize(Topology.chain(rows - 1)), engine.bundle.trees["plain"][1]
     slots = max(gear.slots for gear in engine.bundle.manifest.gears)
     together, alone = engine.begin(slots), engine.begin(slots)
-    head, tail = np.array(ids[: -depth - 1]), np.array(ids[-depth - 1 :])
+    head, tail = np.array(ids[:-rows]), np.array(ids[-rows:])
     engine.prefill(together, head)
     engine.prefill(alone, head)
-    logits_TV = single.verify(engine, together, tail[tree.depths], tree).logits_RV.copy()
+    logits_TV = single.verify(engine, together, tail, chain).logits_RV.copy()
     noise = Noise()
-    for token, row in zip(tail, path, strict=True):
-        alone_V = single.verify(engine, alone, np.array([token]), plain).logits_RV[0]
-        equal = np.array_equal(alone_V.view(np.int32), logits_TV[row].view(np.int32))
-        noise = noise.with_(Noise(float(np.abs(alone_V - logits_TV[row]).max()), 1, int(equal)))
+    for row in range(rows):
+        alone_V = single.verify(engine, alone, tail[row : row + 1], plain).logits_RV[0]
+        noise = noise.with_(_between(alone_V, logits_TV[row]))
         alone.commit([0])
-    return noise
+    branches = any(tree.rows > tree.depth + 1 for tree in trees)
+    return noise.with_(_moved_noise(engine, ids)) if branches and not (noise.apart or engine.bitwise) else noise
+
+
+def _moved_noise(engine: StagedEngine, ids: list[int]) -> Noise:
+    """Of a plain step over caches as they are, and over caches whose values are moved by their last bit or not at all:
+    about what a sum in another order does."""
+    plain, last = engine.bundle.trees["plain"][1], np.array(ids[-1:])
+    state = engine.begin(max(gear.slots for gear in engine.bundle.manifest.gears))
+    engine.prefill(state, np.array(ids[:-1]))
+    logits_V = single.verify(engine, state, last, plain).logits_RV[0].copy()
+    state.rollback(state.length)
+    random = np.random.default_rng(0)
+    for buffer in state.kv.buffers:
+        buffer[:] = np.where(random.random(buffer.shape) < 0.5, buffer, np.nextafter(buffer, np.float32(np.inf)))
+    return _between(single.verify(engine, state, last, plain).logits_RV[0], logits_V)
+
+
+def _between(got_V: NDArray[np.float32], want_V: NDArray[np.float32]) -> Noise:
+    """One row's noise."""
+    equal = np.array_equal(got_V.view(np.int32), want_V.view(np.int32))
+    return Noise(float(np.abs(got_V - want_V).max()), 1, int(equal))
 
 
 def explain(
