@@ -15,6 +15,7 @@ import torch
 
 from draftwood.compiler.ge.graph import FREE, HELD, Edge, Graph, Node
 from draftwood.compiler.ge.operator_rules import broken, use_of
+from draftwood.compiler.ge.operators import attribute
 
 # B batch, N query heads, K key/value heads, T query rows, C cache slots, D head dimension
 
@@ -91,7 +92,7 @@ def _attention(node: Node, shapes: Shapes) -> Attention:
     # The lists of key and value tensors of the operator are named with a number; ours have one each.
     query, key, value = of("query"), of("key0"), of("value0")
     assert query is not None and key is not None and value is not None, node
-    heads = int(node.attributes["num_heads"])
+    heads = int(attribute(node, "num_heads"))
     return Attention(
         node=node,
         query=query[1],
@@ -100,9 +101,9 @@ def _attention(node: Node, shapes: Shapes) -> Attention:
         dtype=query[0],
         mask=of("atten_mask"),
         heads=heads,
-        kv_heads=int(node.attributes["num_key_value_heads"]) or heads,
-        layout=str(node.attributes["input_layout"]),
-        mode=int(node.attributes["sparse_mode"]),
+        kv_heads=int(attribute(node, "num_key_value_heads")) or heads,
+        layout=str(attribute(node, "input_layout")),
+        mode=int(attribute(node, "sparse_mode")),
     )
 
 

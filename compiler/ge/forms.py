@@ -32,6 +32,14 @@ def npu_forms() -> dict[Any, Callable[..., Any]]:
     }
 
 
+def argument(node: fx.Node, name: str) -> Any:
+    """An argument of a traced operator; torch.export leaves out those that have the schema's default."""
+    for number, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if declared.name == name:
+            return node.args[number] if number < len(node.args) else node.kwargs.get(name, declared.default_value)
+    raise KeyError(f"{node.target}: {name}")
+
+
 def join_transposes(graph: fx.Graph) -> None:
     """Products with a transposed tensor of three dimensions become one operator, so that no cache is turned around."""
     aten = torch.ops.aten

@@ -17,6 +17,7 @@ import torch
 from draftwood.compiler.device.constants import AI_CPU_BANDWIDTH, AI_CPU_OVERHEAD
 from draftwood.compiler.ge.element_types import Placed, element_types, place
 from draftwood.compiler.ge.graph import FREE, HELD, VIEWS, Edge, Graph, Node
+from draftwood.compiler.ge.operators import attribute
 from draftwood.kernels.int4 import GROUPS, OUTPUTS
 from draftwood.kernels.rounded import SWIGLU_BYTES, SWIGLU_ROWS, swiglu_fits
 
@@ -221,8 +222,8 @@ def _norm_quant(use: Use) -> Iterator[Broken]:
     kind, shape = use.given["x1"]
     if use.given["x2"] != (kind, shape) or use.given["gamma"] != (kind, shape[-1:]):
         yield "error", f"x2 is {use.given['x2']}, gamma {use.given['gamma']}; expected {kind} like x1, {list(shape)}"
-    if use.node.attributes["epsilon"] <= 0:
-        yield "error", f"epsilon is {use.node.attributes['epsilon']}; expected more than 0"
+    if (epsilon := attribute(use.node, "epsilon")) <= 0:
+        yield "error", f"epsilon is {epsilon}; expected more than 0"
 
 
 def _swiglu_quant(use: Use) -> Iterator[Broken]:
@@ -251,7 +252,7 @@ def _quant_matmul(use: Use) -> Iterator[Broken]:
 
 def _int4_matmul(use: Use) -> Iterator[Broken]:
     x, words, scale = use.shape("x"), use.shape("weight"), use.shape("antiquant_scale")
-    group, outputs = use.node.attributes["antiquant_group_size"], 8 * words[-1]
+    group, outputs = attribute(use.node, "antiquant_group_size"), 8 * words[-1]
     if len(x) != 2 or len(words) != 2 or x[-1] != words[0] or max(x[-1], outputs) > _WIDEST:
         yield "error", f"operands are {list(x)} and {list(words)}; expected matrices, at most {_WIDEST} wide and high"
     elif group not in GROUPS or words[0] % group or group == words[0] or outputs % OUTPUTS:
@@ -296,24 +297,24 @@ def _join(use: Use) -> Iterator[Broken]:
 
 
 def _gather(use: Use) -> Iterator[Broken]:
-    if len(use.shape("indices")) > 1 or use.node.attributes.get("batch_dims", 0):
+    if len(use.shape("indices")) > 1 or attribute(use.node, "batch_dims"):
         yield "warning", f"indices are {list(use.shape('indices'))}; a list of rows is the fast form"
 
 
 def _gating(use: Use) -> Iterator[Broken]:
-    experts, k = use.shape("x")[-1], use.node.attributes["k"]
+    experts, k = use.shape("x")[-1], attribute(use.node, "k")
     if not 1 <= k <= min(experts, 1024):
         yield "error", f"k is {k} of {experts} experts; expected 1 to {min(experts, 1024)}"
 
 
 def _routing(use: Use) -> Iterator[Broken]:
-    places, given = math.prod(use.shape("expert_idx")), use.node.attributes
+    places = math.prod(use.shape("expert_idx"))
     wanted = {"active_num": (places,), "drop_pad_mode": (0,), "expert_tokens_num_type": (1, 2), "quant_mode": (-1, 1)}
     for name, values in {**wanted, "expert_tokens_num_flag": (True,)}.items():
-        if given[name] not in values:
-            yield "error", f"{name} is {given[name]}; expected {' or '.join(map(str, values))}"
-    if not 0 <= given["expert_num"] <= 10240:
-        yield "error", f"{given['expert_num']} experts; expected at most 10240"
+        if (given := attribute(use.node, name)) not in values:
+            yield "error", f"{name} is {given}; expected {' or '.join(map(str, values))}"
+    if not 0 <= (experts := attribute(use.node, "expert_num")) <= 10240:
+        yield "error", f"{experts} experts; expected at most 10240"
 
 
 def _grouped(use: Use) -> Iterator[Broken]:

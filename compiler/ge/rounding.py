@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from draftwood.compiler.ge.forms import argument
 from draftwood.kernels.rounded import swiglu_fits
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -35,7 +36,7 @@ def _round_norm(graph: fx.Graph, norm: fx.Node) -> None:
     if not outputs.keys() <= {0, 2} or 0 not in outputs or not _only_rounded(outputs[0]):
         return
     fused = torch.ops.npu.npu_add_rms_norm_dynamic_quant.default
-    five = _before(graph, norm, fused, norm.args[:3], {"epsilon": norm.args[3]})
+    five = _before(graph, norm, fused, norm.args[:3], {"epsilon": argument(norm, "epsilon")})
     _read_rounded(graph, outputs.pop(0), five, scale=3)
     for output in outputs.values():
         output.args = (five, 2)
@@ -56,9 +57,9 @@ def _read_rounded(graph: fx.Graph, rows: fx.Node, made: fx.Node, scale: int) -> 
         factor = graph.call_function(getitem, (made, scale))
         whole = graph.call_function(getitem, (made, 0))
     for product in list(rows.users):
-        _, weight, weight_scale, *bias = product.args
+        weight, weight_scale, bias = (argument(product, name) for name in ("weight", "weight_scale", "bias"))
         product.target = torch.ops.draftwood.rounded_linear.default
-        product.args = (whole, factor, weight, weight_scale, bias[0] if bias else None, rows.meta["val"].dtype)
+        product.args = (whole, factor, weight, weight_scale, bias, rows.meta["val"].dtype)
     graph.erase_node(rows)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
+from draftwood.compiler.ge.forms import argument
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.sameness import same_as_proved
 from draftwood.compiler.ge.torchair_bridge import compile_step, decomposed, device_of
@@ -189,7 +190,7 @@ def _held_specs(program: ExportedProgram, graph: fx.GraphModule) -> list[InputSp
 def _held(program: ExportedProgram, graph: fx.GraphModule, specs: Sequence[InputSpec]) -> list[Tensor]:
     """Their values."""
     products = graph.graph.find_nodes(op="call_function", target=torch.ops.draftwood.linear.default)
-    wide = {product.args[2].name for product in products if len(product.args) > 2 and product.args[2] is not None}
+    wide = {bias.name for product in products if (bias := argument(product, "bias")) is not None}
     values = [program.state_dict.get(str(spec.target)) for spec in specs]
     held = [
         program.constants[str(s.target)] if value is None else value for s, value in zip(specs, values, strict=True)

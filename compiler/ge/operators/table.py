@@ -52,6 +52,8 @@ class Operator:
     operands: dict[str, str]
     # Each with the values that are covered; None for all.
     attributes: dict[str, list[Any] | None]
+    # Those of the definition, of attributes that may be left out.
+    defaults: dict[str, Any]
     writes: bool
     views: bool
 
@@ -64,12 +66,25 @@ def register(name: str, function: Callable[..., Any], *, writes: bool = False, v
     parameters = inspect.signature(function).parameters.values()
     operands = {p.name: str(p.annotation) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
     attributes = {p.name: _covered(str(p.annotation)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
     assert name not in OPERATORS, name
-    OPERATORS[name] = Operator(function, operands, attributes, writes, views)
+    OPERATORS[name] = Operator(function, operands, attributes, defaults, writes, views)
 
 
 def _covered(annotation: str) -> list[Any] | None:
     return ast.literal_eval(annotation.removeprefix("Literal")) if annotation.startswith("Literal[") else None
+
+
+def attribute(node: Node, name: str) -> Any:
+    """An attribute of a node; torchair leaves out those that have the definition's default.
+
+    Raises:
+        LoweringError: it has none, and the definition gives it no default.
+    """
+    known = OPERATORS[node.type].defaults if node.type in OPERATORS else {}
+    if name not in node.attributes and name not in known:
+        raise _error(node, f"attribute {name} is missing")
+    return node.attributes.get(name, known.get(name))
 
 
 def operator(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """W8A8 on an NPU: the operators' arithmetic, the graphs of a quantised teacher, and what a step of it costs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from draftwood.compiler.device.devices import device
 from draftwood.compiler.device.steps import step_s
 from draftwood.compiler.ge.graph import Declared, Edge, Graph, Node
 from draftwood.compiler.ge.operator_rules import RULES, Use
-from draftwood.compiler.ge.operators import OPERATORS
+from draftwood.compiler.ge.operators import OPERATORS, attribute
 from draftwood.compiler.ge.operators.table import Refusal
 from draftwood.compiler.teachers.registry import read_config
+from draftwood.errors import LoweringError
 from draftwood.kernels.quantised import products, quantise_rows
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.comparison.check import check
@@ -99,6 +101,24 @@ def test_the_interpreter_agrees_with_eager_and_catches_every_fault(bundle: Bundl
     assert report["ok"], [c for c in report["comparisons"] if not c["ok"]] + report["controls"]
 
 
+def test_norms_with_the_operators_own_epsilon(
+    save_tiny: Callable[..., Path], save_quantised: Callable[..., Path], tmp_path: Path
+) -> None:
+    """1e-6, as Qwen2.5 and Qwen3 have it: torch.export and torchair leave out what equals a default."""
+    (tmp_path / "plain").mkdir()
+    model = save_quantised(save_tiny(tmp_path / "plain", rms_norm_eps=1e-6), tmp_path / "quantised")
+    trees = (("plain", Topology.plain()),)
+    build(
+        BuildRequest(model=model, drafter=None, trees=trees, slots=(128,), prefill_rows=(8,), targets=("ge",)),
+        tmp_path / "bundle",
+    )
+    graph = Graph.load(tmp_path / "bundle/npu/decode-kv128.air")
+    norms = [node for node in graph.nodes.values() if node.type == "AddRmsNormDynamicQuant"]
+    assert [attribute(node, "epsilon") for node in norms] == [1e-6] * 3
+    with pytest.raises(LoweringError, match="attribute k is missing"):
+        attribute(replace(norms[0], type="MoeGatingTopKSoftmax", attributes={}), "k")
+
+
 def test_a_step_of_a_7b_teacher_streams_half_the_bytes() -> None:
     config = read_config(resolve("shape:openpangu-embedded-7b"))
     names = tuple(f"layers.{i}.{name}" for i in range(config.layers) for name in ("qkv", "o", "gate_up", "down"))
@@ -141,6 +161,7 @@ def test_what_breaks_a_rule_of_rounding_operators_is_found() -> None:
     half, rows = torch.bfloat16, (torch.int8, (7, 64))
     norm = {"x1": (half, (7, 64)), "x2": (half, (7, 64)), "gamma": (half, (64,))}
     assert broken_by("AddRmsNormDynamicQuant", norm, rows, epsilon=1e-5) == []
+    assert broken_by("AddRmsNormDynamicQuant", norm, rows) == [], "1e-6, the definition's own, is left out of graphs"
     assert any("epsilon is 0" in text for text in broken_by("AddRmsNormDynamicQuant", norm, rows, epsilon=0))
     wide = norm | {"gamma": (torch.float32, (64,))}
     assert any("gamma" in text for text in broken_by("AddRmsNormDynamicQuant", wide, rows, epsilon=1e-5))
