@@ -17,8 +17,16 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 NAME_NPUS = "import torch, torch_npu as _; print(*map(torch.npu.get_device_name, range(torch.npu.device_count())))"
 # What libtorch_npu.so is linked with.
 CANN_LIBRARIES = ("libhccl.so", "libascendcl.so", "libge_runner.so", "libgraph.so", "libacl_op_compiler.so")
-# The files, below CANN's folder, that state its version, of different releases.
-CANN_VERSIONS = ("version.cfg", "compiler/version.info", "runtime/version.info", "opp/version.info")
+# 8.1.RC1, 8.5.0, 8.5.0.alpha002, 9.2.0-beta.2. A number of a repair may follow; a build (7.7.0.1.238) is longer.
+_RELEASE = r"(\d+\.\d+\.\w+(?:[.-](?:alpha|beta)[\w.]*)?)(?:\.\d+)?"
+# The files below CANN's folder that state its release, and how, of 8.1 to 9.2. Where `version.info` has both,
+# `Version` is a build.
+CANN_VERSIONS = (
+    ("*-linux/ascend_toolkit_install.info", rf"^version={_RELEASE}\s*$"),
+    ("version.cfg", rf"^\w+_running_version=\[[^:\]]*:{_RELEASE}\]"),
+    ("*/version.info", rf"^version_dir=(?:cann-)?{_RELEASE}\s*$"),
+    ("*/version.info", rf"^Version={_RELEASE}\s*$"),
+)
 
 
 def torch_npu_folder() -> Path | None:
@@ -71,15 +79,16 @@ def npu_count() -> int:
 
 
 def cann_version() -> str | None:
-    """The release of the CANN that ``ASCEND_HOME_PATH`` points to: the first number in the first file with one."""
+    """The release of the CANN that ``ASCEND_HOME_PATH`` points to; None where no file states one."""
     home = os.environ.get("ASCEND_HOME_PATH")
-    for name in CANN_VERSIONS if home else ():
-        try:
-            text = (Path(str(home)) / name).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        if match := re.search(r"\d+\.\d+[\w.]*", text):
-            return match[0]
+    for pattern, stated in CANN_VERSIONS if home else ():
+        for path in sorted(Path(str(home)).glob(pattern)):
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            if match := re.search(stated, text, re.MULTILINE):
+                return match[1]
     return None
 
 

@@ -65,11 +65,18 @@ PAIRS = {
     "2.11.0": "9.1.0",
     "2.10.0.post4": "9.1.0",
     "2.9.0.post6": "9.1.0",
+    "2.7.1.post8": "9.1.0",
     "2.9.0.post2": "9.0.0",
-    "2.9.0": "8.5.0",
     "2.8.0.post4": "9.0.0",
+    "2.7.1.post4": "9.0.0",
+    "2.9.0": "8.5.0",
     "2.8.0.post2": "8.5.0",
+    "2.7.1.post2": "8.5.0",
+    "2.6.0.post5": "8.5.0",
     "2.8.0": "8.3.RC1",
+    "2.7.1": "8.3.RC1",
+    "2.6.0.post3": "8.3.RC1",
+    "2.6.0": "8.2.RC1",
 }
 PAIRS_SOURCE = "Ascend/pytorch, COMPATIBILITY.en.md at 9e73e708 of 2026-08-21"
 # Chips whose names begin so, and why no graph runs there.
@@ -113,7 +120,7 @@ def least_cann(features: Iterable[str]) -> str:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """For comparison: 8.1.RC1 is before 8.1.0, and 8.5.0.alpha002 before 8.5.0."""
-    numbers = [int(part) for part in re.findall(r"^\d+|(?<=\.)\d+(?=\.|$)", version)]
+    """For comparison: 8.1.RC1 is before 8.1.0, 8.5.0.alpha002 before 8.5.0, and 9.2.0-beta.2 before 9.2.0."""
+    numbers = [int(part) for part in re.findall(r"(?:^|\.)(\d+)(?![^.-])", version)[:3]]
     numbers += [0] * (3 - len(numbers))
-    return (*numbers[:3], 0 if re.search("[A-Za-z]", version) else 1)
+    return (*numbers, 0 if re.search("[A-Za-z]", version) else 1)

@@ -103,6 +103,49 @@ def test_cann_at_its_home(
     assert python(code, environment=home) == f"{missing is None}\n"
 
 
+# Files as installed releases have them: beside the release a build, the layout's own version, older releases.
+TOOLKIT = """package_name=Ascend-cann-toolkit
+version={version}
+innerversion=V100R001C21SPC001B238
+compatible_version=[V100R001C15],[V100R001C18],[V100R001C19],[V100R001C20],[V100R001C21]
+arch=aarch64
+os=linux
+path=/usr/local/Ascend/ascend-toolkit/{version}/aarch64-linux
+"""
+CFG = "# version: 1.0\nruntime_running_version=[7.7.0.1.238:{version}]\nopp_running_version=[7.7.0.1.238:{version}]\n"
+INFO = "Version=7.7.0.1.238\nversion_dir={version}\ntimestamp=20250410_000213\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "version"),
+    [
+        ({"version.cfg": CFG, "runtime/version.info": INFO}, "8.1.RC1"),
+        ({"compiler/version.info": INFO}, "8.1.RC1"),
+        ({"version.cfg": CFG, "aarch64-linux/ascend_toolkit_install.info": TOOLKIT}, "8.3.RC2"),
+        ({"x86_64-linux/ascend_toolkit_install.info": TOOLKIT}, "9.1.0"),
+        ({"aarch64-linux/ascend_toolkit_install.info": TOOLKIT}, "9.2.0-beta.2"),
+        ({"opp/version.info": "Version={version}\nversion_dir=cann-{version}\nrequired_driver=25.2\n"}, "8.5.0"),
+        ({"runtime/version.info": "Version={version}\nother=1.2\n"}, "8.5.0.alpha002"),
+        ({"runtime/version.info": "Version=7.7.0.1.238\n", "version.cfg": "# version: 1.0\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_release_of_cann(
+    files: dict[str, str], version: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text.format(version=version))
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert environment.cann_version() == version
+
+
+def test_a_repairs_number_is_no_other_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version.cfg").write_text(CFG.format(version="8.5.0.1"))
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert environment.cann_version() == "8.5.0"
+
+
 def test_importing_draftwood_imports_nothing_heavy(python: Callable[..., str]) -> None:
     code = "import draftwood, sys; print({'numpy', 'torch', 'msgspec', 'onnxruntime'} & set(sys.modules))"
     assert python(code) == "set()\n"

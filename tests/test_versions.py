@@ -2,11 +2,19 @@
 
 import pytest
 
-from draftwood.versions import LEAST, least_cann, release
+from draftwood.versions import LEAST, least_cann, npu_problem, release
 
 
 @pytest.mark.parametrize(
-    ("older", "newer"), [("8.1.RC1", "8.1.0"), ("8.1.RC1", "8.5.0"), ("8.5.0.alpha002", "8.5.0"), ("8.5.0", "8.10.0")]
+    ("older", "newer"),
+    [
+        ("8.1.RC1", "8.1.0"),
+        ("8.1.RC1", "8.5.0"),
+        ("8.5.0.alpha002", "8.5.0"),
+        ("8.5.0", "8.10.0"),
+        ("9.1.0", "9.2.0-beta.2"),
+        ("9.2.0-beta.2", "9.2.0"),
+    ],
 )
 def test_releases_are_ordered(older: str, newer: str) -> None:
     assert release(older) < release(newer)
@@ -17,3 +25,12 @@ def test_the_newest_feature_decides() -> None:
     assert least_cann(["RotaryMul", "FusedInferAttentionScore"]) == "8.5.0"
     assert least_cann(["Add"]) == ""
     assert all(need.source for need in LEAST)
+
+
+@pytest.mark.parametrize(
+    ("torch_npu", "cann"),
+    [("2.7.1.post2", "8.5.0"), ("2.7.1.post4", "9.0.0"), ("2.7.1.post8", "9.1.0"), ("2.6.0.post5", "8.5.0")],
+)
+def test_older_torches_have_a_torch_npu_for_every_cann(torch_npu: str, cann: str) -> None:
+    assert npu_problem(torch_npu, cann) == ""
+    assert f"{torch_npu} is published for CANN {cann}" in npu_problem(torch_npu, "8.2.RC1")

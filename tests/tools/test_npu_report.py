@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.environment import cann_version
 from draftwood.tools.cli import main
 from draftwood.tools.lab.machine import probed
 from draftwood.tools.lab.npu_report import without_names
@@ -44,10 +43,3 @@ def test_names_and_folders_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_the_version_is_that_of_the_first_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "runtime").mkdir()
-    (tmp_path / "runtime" / "version.info").write_text("Version=8.5.0.alpha002\nother=1.2\n")
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert cann_version() == "8.5.0.alpha002"
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "none"))
-    assert cann_version() is None
