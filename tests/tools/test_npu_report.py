@@ -41,5 +41,3 @@ def test_names_and_folders_are_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_names({"a": [said, 3, None]}) == {
         "a": ["USER@MACHINE: .../a.om: cannot be read (.../y.so, .../z); 3/4 of it, and https", 3, None]
     }
-
-
