@@ -14,25 +14,59 @@ from safetensors.numpy import load_file
 
 _KIND = {name: name for name in ("llama", "qwen2", "qwen3", "glm4")} | {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+# Where the halves of a block are, which random bytes would make no number; else it begins with one.
+HALVES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)
+}  # fmt: skip
+# The package reads these and writes none.
+_READ_ONLY = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+_SPREAD = 0.12
 
 
-def save_gguf(folder: Path, path: Path, kind: str = "F32", **more: object) -> None:
-    """The teacher of a Hugging Face folder as a file, its matrices in blocks of a kind; ``more`` are metadata."""
+def save_gguf(folder: Path, path: Path, kind: str = "F32", *, tensors_a_file: int = 0, **more: object) -> None:
+    """The teacher of a Hugging Face folder as a file, or in files of so many tensors, its matrices in blocks of a kind;
+    ``more`` are metadata, which take the place of what would be written. Of a kind that the package does not write
+    they are random."""
     config = json.loads((folder / "config.json").read_text())
     architecture = _KIND[config["model_type"]]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_file)
     _write_config(writer, config, architecture)
     _write_tokenizer(writer, folder / "tokenizer.json", config["vocab_size"])
     for key, value in more.items():
+        for held in writer.kv_data:
+            held.pop(key, None)
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    for name, value in tensors(folder, config, architecture).items():
-        block = gguf.GGMLQuantizationType[kind if value.ndim > 1 and not name.endswith("inp.weight") else "F32"]
-        stored = value if block.name == "F32" else gguf.quants.quantize(value, block)
-        writer.add_tensor(name, stored, raw_dtype=block)
+    for seed, (name, value) in enumerate(tensors(folder, config, architecture).items()):
+        whole = value.ndim == 1 or name.endswith("inp.weight")
+        block = gguf.GGMLQuantizationType["F32" if whole else kind]
+        writer.add_tensor(name, _stored(value, block, seed), raw_dtype=block)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _stored(value: NDArray[np.float32], block: gguf.GGMLQuantizationType, seed: int) -> NDArray[Any]:
+    if block.name == "F32":
+        return value
+    if block.name not in _READ_ONLY:
+        return gguf.quants.quantize(value, block)
+    return random_blocks(block.name, value.shape, seed)
+
+
+def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> NDArray[np.uint8]:
+    """Bytes of rows of blocks that stand for numbers of a weight's size."""
+    random, block = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
+    numbers, size = gguf.GGML_QUANT_SIZES[block]
+    held = random.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), np.uint8)
+
+    def scaled(by: float) -> NDArray[np.uint8]:
+        for at in HALVES.get(kind, (0,)):
+            half = (by * np.random.default_rng(at).standard_normal((*held.shape[:-1], 1))).astype(np.float16)
+            held[..., at : at + 2] = half.view(np.uint8)
+        return held.reshape(*shape[:-1], -1)
+
+    return scaled(_SPREAD * 1e-2 / float(gguf.dequantize(scaled(1e-2), block).std()))
 
 
 def tensors(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, NDArray[np.float32]]:
@@ -53,7 +87,19 @@ def tensors(folder: Path, config: dict[str, Any], architecture: str) -> dict[str
             whole = whole.reshape(heads, 2, -1, *whole.shape[1:]).swapaxes(1, 2).reshape(whole.shape)
         module, _, kind = name.rpartition(".")
         found[f"{names.get_name(module)}.{kind}"] = np.ascontiguousarray(whole, np.float32)
-    return found
+    return found | _rope_factors(config)
+
+
+def _rope_factors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    """What llama.cpp's converter writes for Llama 3's rope: by how much each frequency is divided."""
+    rope = config.get("rope_scaling") or {}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    inverse = 1 / config["rope_theta"] ** (np.arange(0, config["head_dim"], 2) / config["head_dim"])
+    turns = rope["original_max_position_embeddings"] * inverse / (2 * np.pi)
+    low, high, factor = (rope[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}
 
 
 def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
@@ -89,3 +135,23 @@ def _write_tokenizer(writer: gguf.GGUFWriter, path: Path, vocabulary: int) -> No
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
     writer.add_eos_token_id(1)
     writer.add_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
+
+
+def write_tokens(
+    path: Path, model: str, tokens: list[str], kinds: list[int], *, scores: list[float] | None = None, **more: Any
+) -> None:
+    """A file of a vocabulary alone; ``more`` are further keys below ``tokenizer.ggml``."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    if scores is not None:
+        writer.add_token_scores(scores)
+    for key, value in more.items():
+        if isinstance(value, list):
+            writer.add_array(f"tokenizer.ggml.{key}", value)
+        else:
+            writer.add_key_value(f"tokenizer.ggml.{key}", value, gguf.GGUFValueType.get_type(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()

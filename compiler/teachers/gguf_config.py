@@ -26,16 +26,25 @@ _CLASSES = {
     "glm4": ("Glm4ForCausalLM", "glm4"),
 }
 _MIXTRAL = ("MixtralForCausalLM", "mixtral")
-# Keys that change the function, with the values that leave it alone; all others are ignored, as those of config.json.
+# Keys of an architecture that are read, and those that no block of ours and of llama.cpp's depends on.
+_READ = frozenset({
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "expert_feed_forward_length",
+    "expert_count", "expert_used_count", "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count",
+    "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier",
+})  # fmt: skip
+_INERT = frozenset({
+    "vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon", "pooling_type",
+})  # fmt: skip
+# Values of further keys that leave the function alone; of those not named here it is 0.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "expert_weights_scale"), (0, 1)),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
-    **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "expert_shared_count"), (0,)),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers"), (0,)),
-    **dict.fromkeys(("use_parallel_residual",), (False,)),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
     **dict.fromkeys(("attention.causal", "expert_weights_norm"), (True,)),
     "expert_gating_func": (0, 1),  # softmax
-    "rope.dimension_sections": (),
+    "hidden_activation": ("silu",),
 }
 _BLOCK = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -127,7 +136,10 @@ def description(header: Header, rope_factors: torch.Tensor | None) -> dict[str, 
         "torch_dtype": "float32",
         **_ends(fields),
     }
-    if scaling := keys.rope_scaling(context) or _llama3(header, head_dim, described["rope_theta"], rope_factors):
+    scaling = keys.rope_scaling(context)
+    if scaling and rope_factors is not None:
+        keys.fail("rope.scaling.type", f"none beside {ROPE_FACTORS}")
+    if scaling := scaling or _llama3(header, head_dim, described["rope_theta"], rope_factors):
         described["rope_scaling"] = scaling
     if architecture == "glm4":
         described["partial_rotary_factor"] = keys.whole("rope.dimension_count") / max(head_dim, 1)
@@ -153,10 +165,15 @@ class _Keys:
         return self.fields.fail(f"{self.prefix}.{name}", expected)
 
     def refuse_unsupported(self) -> None:
-        for name, values in _NEUTRAL.items():
-            if self.get(name) is not None and self.get(name) not in values:
-                wanted = " or ".join(map(repr, values)) or "no such key"
-                self.fail(name, f"{wanted}; the compiler has no other form of it")
+        """CheckpointError for a key that may change the function and has no form here."""
+        for key, value in self.fields.values.items():
+            name = key.removeprefix(f"{self.prefix}.")
+            if name == key or name in _READ or name in _INERT:
+                continue
+            neutral = _NEUTRAL.get(name, (0,))
+            if value not in neutral:
+                wanted = " or ".join(map(repr, neutral))
+                self.fail(name, f"{wanted} or no such key; the compiler has no other form of it")
 
     def head_dim(self, heads: int, hidden: int) -> int:
         if self.get("attention.key_length") is None and (heads < 1 or hidden % heads):
@@ -169,29 +186,29 @@ class _Keys:
         return size
 
     def rope_scaling(self, context: int) -> dict[str, Any] | None:
-        kind = self.fields.get(f"{self.prefix}.rope.scaling.type", "none")
-        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0))
+        # As llama.cpp has it: a factor alone is a linear one, and 0 is none.
+        kind = self.fields.get(f"{self.prefix}.rope.scaling.type", "linear")
+        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0)) or 1.0
+        if kind not in ("none", "linear", "yarn"):
+            self.fail("rope.scaling.type", "none, linear or yarn")
+        for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
+            if self.number(name, 1.0) != 1:
+                self.fail(name, "1 or no such key")
+        if self.number("rope.scaling.yarn_log_multiplier", 0.0):
+            self.fail("rope.scaling.yarn_log_multiplier", "0 or no such key")
+        if self.number("rope.scaling.yarn_ext_factor", -1.0) not in (-1.0, 1.0 if kind == "yarn" else 0.0):
+            self.fail("rope.scaling.yarn_ext_factor", "1 with yarn, 0 without it, or no such key")
         if kind == "none" or (kind == "linear" and factor == 1):
             return None
-        if kind not in ("linear", "yarn"):
-            self.fail("rope.scaling.type", "none, linear or yarn")
         if kind == "linear":
             return {"rope_type": "linear", "factor": factor}
-        if self.number("rope.scaling.yarn_ext_factor", 1.0) not in (-1.0, 1.0):
-            self.fail("rope.scaling.yarn_ext_factor", "1 or no such key")
-        scaling = {
+        return {
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": self.whole("rope.scaling.original_context_length", context),
             "beta_fast": self.number("rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": self.number("rope.scaling.yarn_beta_slow", 1.0),
         }
-        for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
-            if self.number(name, 1.0) != 1:
-                self.fail(name, "1 or no such key")
-        if self.number("rope.scaling.yarn_log_multiplier", 0.0):
-            self.fail("rope.scaling.yarn_log_multiplier", "0 or no such key")
-        return scaling
 
 
 def _vocabulary(header: Header) -> int:

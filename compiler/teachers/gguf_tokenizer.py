@@ -1,8 +1,16 @@
 """The tokenizer and chat template of a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
 
-A file says which of llama.cpp's pre-tokenizers cuts a text (src/llama-vocab.cpp), not how; here are those of the
-families that are built. Both kinds of vocabulary become what transformers makes of the same file, but for two things
-that it leaves out: digits that stand alone (smollm and its like), and words that are tokens without merges (llama-bpe).
+A file says which of llama.cpp's pre-tokenizers cuts a text, not how; here are those of the families that are built, as
+llama.cpp's src/llama-vocab.cpp has them (commit 0c1e570, the switch over type_pre and the names before it). Both kinds
+of vocabulary become what transformers 5.23 makes of the same file, but for three things that it leaves out:
+
+* digits stand alone with smollm and its like: `\\p{N}`, then GPT-2's expression. So does SmolLM2's own tokenizer.json
+  (HuggingFaceTB/SmolLM2-135M, revision 93efa2f: Digits with individual_digits, then ByteLevel);
+* words that are tokens are one without merges (llama-bpe, glm4, tekken);
+* texts begin with the begin token where the file does not say and the pre-tokenizer is Llama 3's or tekken.
+
+With llama.cpp they differ where a SentencePiece text begins with a space, which gets no further one before it, and with
+the pre-tokenizer "default", by which a file says that its own is not known: such texts are cut as GPT-2 does.
 """
 
 from __future__ import annotations
@@ -30,18 +38,22 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_AS_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
 # Cut by one expression.
 _SPLITS = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe", "dbrx"), _LLAMA3),
-    **dict.fromkeys(("chatglm-bpe", "glm4", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    **dict.fromkeys((*_AS_LLAMA3, "smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
     "tekken": _TEKKEN,
 }
 # Cut as GPT-2 does; of the second with each digit alone.
 _AS_GPT2 = ("gpt-2", "default", "mpt", "olmo", "phi-2")
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
 # A word that is a token is one, even where no merges lead to it.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+_WHOLE_WORDS = (*_AS_LLAMA3, "tekken", "glm4")
+# Of kinds of vocabulary and pre-tokenizers: a text begins with the begin token unless the file says otherwise.
+_BEGUN = ("llama", *_AS_LLAMA3, "tekken")
+# What a text gets at its end, and what no text may have: no file for generation says so.
+_REFUSED = ("add_eos_token", "add_sep_token", "suppress_tokens")
 
 
 def write_tokenizer(header: Header, folder: Path) -> bool:
@@ -56,6 +68,9 @@ def write_tokenizer(header: Header, folder: Path) -> bool:
         return False
     if kind not in _BUILDERS:
         raise CheckpointError(f"{header.path}: {_PREFIX}model is {kind!r}; expected {' or '.join(_BUILDERS)} or none")
+    for name in _REFUSED:
+        if value := header.fields.get(f"{_PREFIX}{name}"):
+            raise CheckpointError(f"{header.path}: {_PREFIX}{name} is {value!r}; expected no such key")
     tokens = _strings(header, "tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         raise CheckpointError(
@@ -69,7 +84,8 @@ def write_tokenizer(header: Header, folder: Path) -> bool:
         raise CheckpointError(f"{header.path}: no tokenizer can be made of its metadata ({error})") from None
     _add_special(tokenizer, header, tokens)
     named = _named(header, tokens)
-    if header.fields.get(f"{_PREFIX}add_bos_token", kind == "llama") and "bos_token" in named:
+    begun = kind in _BEGUN or header.fields.get(f"{_PREFIX}pre") in _BEGUN
+    if header.fields.get(f"{_PREFIX}add_bos_token", begun) and "bos_token" in named:
         begin = named["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokens.index(begin))]
