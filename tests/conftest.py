@@ -28,6 +28,7 @@ hide_torch_npu()
 # What is remembered of opened bundles is remembered beside the tests' own files, not in a home.
 _cache = tempfile.TemporaryDirectory(prefix="draftwood-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name
+os.environ["PIP_NO_INDEX"] = "1"  # the demo's model is never downloaded by a test
 
 # Threads only quarrel over work this small: on a busy machine the suite takes minutes more with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

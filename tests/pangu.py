@@ -25,7 +25,6 @@ from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError
 from draftwood.tests.house.script import refusing
-from draftwood.tools.demo import resolve
 
 
 def convert(source: Path, target: Path) -> Checkpoint:
@@ -81,10 +80,10 @@ def _fields(config: TeacherConfig) -> dict[str, Any]:
 @refusing
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--teacher", required=True, metavar="DIR", help="a Llama's folder, or demo")
+    parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="a Llama's folder")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
     args = parser.parse_args()
-    written = convert(resolve(args.teacher), args.out)
+    written = convert(args.teacher, args.out)
     print(f"{args.out}: {written.config.family}, {len(written.entries)} tensors")
     return 0
 

@@ -22,8 +22,10 @@ import pytest
 
 from draftwood.environment import torch_npu_installed
 from draftwood.runtime import engines
+from draftwood.tests.gguf_files import save_gguf
 from draftwood.tools import cli
 from draftwood.tools.commands import profile
+from draftwood.tools.demo import fetch
 from draftwood.tools.lab import latency
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
@@ -43,7 +45,6 @@ SHORTER = {
     "bench": "--prompts few.jsonl --max-new-tokens 8",
     "build": "--kv 128",
     "calibrate": "--prompts few.jsonl --max-new-tokens 16 --workers 1",
-    "demo": "--drafter demo-eagle3-w8a8 --size native",
     "make": "--prompts few.jsonl --kv 512",
     "run": "--max-new-tokens 8",
     "train": "--steps 2 --batch 2",
@@ -171,8 +172,14 @@ def three_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times are only made here, not read."""
+def quick(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are only made here, not read, and demo is a tiny model."""
+
+    def tiny_file() -> Path:
+        save_gguf(tiny_teacher, tmp_path / "demo.gguf", "Q4_1")
+        return tmp_path / "demo.gguf"
+
+    monkeypatch.setattr(fetch, "model", tiny_file)
     for name, value in (("SECONDS", 0.0), ("VISIT_SECONDS", 0.0), ("HOST_TOKENS", 8)):
         monkeypatch.setattr(latency, name, value)
     monkeypatch.setattr(profile, "LEAST_ROUNDS", 2)
@@ -180,7 +187,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def world(
-    tiny_teacher: Path, three_layer_teacher: Path, three_heads: Path, tiny_bundle: Path, tmp_path: Path
+    tiny_teacher: Path,
+    three_layer_teacher: Path,
+    three_heads: Path,
+    tiny_drafters: dict[str, Path],
+    tiny_bundle: Path,
+    tmp_path: Path,
 ) -> Callable[[str], Path]:
     """Makes what a document's command reads, where nothing before it has; small, and of the names documents use."""
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
@@ -188,6 +200,7 @@ def world(
         "--teacher MODEL": three_layer_teacher,
         "MODEL": tiny_teacher,
         "DRAFTER": three_heads,
+        "EAGLE3": tiny_drafters["eagle3"],
         "BUNDLE": tiny_bundle,
     }
     texts = [f"the cat sat on the mat and the hat {number}" for number in range(40)]
@@ -210,6 +223,8 @@ def world(
             if name.partition("/")[0] in f"{words} few.jsonl" and not (tmp_path / name).exists():
                 (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text(text)
+        if "tests/fixtures" in words and not (tmp_path / "tests").exists():
+            (tmp_path / "tests").symlink_to(ROOT / "tests")
         if "plan.json" in words and not (tmp_path / "plan.json").exists():
             plan(tmp_path)
         return tmp_path

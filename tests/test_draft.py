@@ -114,8 +114,8 @@ def test_alone_it_says_how_it_is_used_and_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_first_call_installs_and_the_second_does_not(clone: Clone) -> None:
-    code, out, err = clone.run("demo", "--size", "native")
-    assert (code, out) == (7, f"in {clone.folder.parent}: -P -m draftwood.tools.cli demo --size native\n")
+    code, out, err = clone.run("demo", "--json")
+    assert (code, out) == (7, f"in {clone.folder.parent}: -P -m draftwood.tools.cli demo --json\n")
     assert clone.installs() == ["--no-deps torch==2.13.0", "--editable .[build]"]
     assert all(line.startswith("draft: ") for line in err.splitlines())
     assert clone.run("demo")[2] == "" and clone.installs() == []

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.device.table import DraftCost
-from draftwood.compiler.drafters.widening import Widening
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -205,10 +204,6 @@ class DraftModel(ABC):
     def block(self, teacher: TeacherConfig) -> TeacherConfig:
         """The sizes of its decoder blocks; the teacher's where it has none."""
         return teacher
-
-    def widening(self) -> Widening | None:
-        """How it grows with a teacher that is made larger; None where nobody has said."""
-        return None
 
     def cost(self) -> DraftCost | None:
         """What a draft costs on a device that is not here; None where nobody has said."""

@@ -28,8 +28,8 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.proof import QUANTISED_TOLERANCE
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tests import fixtures
 from draftwood.tests.packed_checkpoints import save_packed
-from draftwood.tools import demo
 from draftwood.tools.comparison.check import check
 from draftwood.tools.comparison.compare import Pair, compare_gear
 from draftwood.tools.reference.eager import EagerEngine
@@ -74,15 +74,15 @@ def test_weights_for_an_npu_are_those_that_other_programs_round(tiny_teacher: Pa
     assert torch.equal(found, numbers["model.layers.0.mlp.down_proj"].exact.half())
 
 
-DEMO = [*((layout, "exact") for layout in LAYOUTS), ("awq", "nbits"), ("compressed-tensors", "w8a8")]
+TRAINED = [*((layout, "exact") for layout in LAYOUTS), ("awq", "nbits"), ("compressed-tensors", "w8a8")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "precision"), DEMO)
-def test_the_demo_teacher_in_every_layout(layout: str, precision: str, tmp_path: Path) -> None:
-    save_packed(demo.resolve("demo"), tmp_path / "packed", layout, group=64)
+@pytest.mark.parametrize(("layout", "precision"), TRAINED)
+def test_a_trained_teacher_in_every_layout(layout: str, precision: str, tmp_path: Path) -> None:
+    save_packed(fixtures.TEACHER, tmp_path / "packed", layout, group=64)
     trees = (("plain", Topology.plain()), ("full", Topology.full((3, 2, 1))))
-    drafter = demo.resolve("demo-eagle3")
+    drafter = fixtures.EAGLE3
     bundle = bundled(tmp_path / "packed", drafter, tmp_path / "bundle", trees, precision=precision)
     report = check(bundle, [np.arange(3, 30)])
     assert all(c["ok"] for c in report["comparisons"]) and all(c["caught"] for c in report["controls"])

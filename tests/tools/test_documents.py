@@ -3,7 +3,7 @@
 import pytest
 
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tools import demo
+from draftwood.tests import fixtures
 from draftwood.tools.cli import main
 from draftwood.tools.documents import behind_documents, behind_in_turn
 from draftwood.tools.prompts import BUILT_IN, Prompt, read_prompts
@@ -12,7 +12,7 @@ from draftwood.trees.calibration_file import read_calibration
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(demo.NAMES["demo"])
+    return Tokenizer.load(fixtures.TEACHER)
 
 
 @pytest.mark.parametrize("tokens", [100, 700, 3000])
@@ -41,13 +41,22 @@ def test_conversations_take_lengths_in_turn_and_later_turns_none(tokenizer: Toke
 
 @pytest.mark.parametrize("text", ["", "far", "-1", "1,,2", "0.5"])
 def test_lengths_that_are_none(text: str, tmp_path, capsys) -> None:
-    line = ["calibrate", "demo", "--drafter", "demo-medusa", "--behind", text]
+    line = ["calibrate", str(fixtures.TEACHER), "--drafter", str(fixtures.MEDUSA), "--behind", text]
     assert main([*line, "--out", str(tmp_path / "x.stats")]) == 2
     assert "--behind" in capsys.readouterr().err and not (tmp_path / "x.stats").exists()
 
 
 def test_lengths_past_what_the_teacher_knows_are_named_and_left_out(tmp_path, capsys) -> None:
-    line = ["calibrate", "demo", "--drafter", "demo-medusa", "--behind", "2600,0", "--max-new-tokens", "24"]
+    line = [
+        "calibrate",
+        str(fixtures.TEACHER),
+        "--drafter",
+        str(fixtures.MEDUSA),
+        "--behind",
+        "2600,0",
+        "--max-new-tokens",
+        "24",
+    ]
     prompts = tmp_path / "two.jsonl"
     prompts.write_text("".join(BUILT_IN.read_text().splitlines(keepends=True)[:2]))
     assert main([*line, "--prompts", str(prompts), "--out", str(tmp_path / "x.stats")]) == 0

@@ -9,19 +9,17 @@ import torch
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.teacher import FrozenTeacher
-from draftwood.tests import pangu
-from draftwood.tools import cli, demo
+from draftwood.tests import fixtures, pangu
+from draftwood.tools import cli
 
 
-def test_the_demos_teacher_as_an_openpangu_computes_the_same_bits(tmp_path: Path) -> None:
-    written = pangu.convert(demo.resolve("demo"), tmp_path / "pangu")
+def test_a_trained_teacher_as_an_openpangu_computes_the_same_bits(tmp_path: Path) -> None:
+    written = pangu.convert(fixtures.TEACHER, tmp_path / "pangu")
     assert written.config.family == "pangu-embedded" and written.config.qkv_bias and written.config.o_bias
     ids = torch.randint(0, 8192, (2, 24), generator=torch.Generator().manual_seed(0))
-    llama, ours = (FrozenTeacher.open(folder) for folder in (demo.resolve("demo"), tmp_path / "pangu"))
+    llama, ours = (FrozenTeacher.open(folder) for folder in (fixtures.TEACHER, tmp_path / "pangu"))
     assert torch.equal(llama.states(ids, (0, 4)), ours.states(ids, (0, 4)))
-    assert (tmp_path / "pangu" / "tokenizer.json").read_bytes() == (
-        demo.FOLDER / "teacher" / "tokenizer.json"
-    ).read_bytes()
+    assert (tmp_path / "pangu" / "tokenizer.json").read_bytes() == (fixtures.TEACHER / "tokenizer.json").read_bytes()
 
 
 def test_what_is_no_plain_llama_is_refused(
@@ -40,9 +38,9 @@ def test_what_is_no_plain_llama_is_refused(
 
 @pytest.mark.slow
 def test_an_openpangu_with_its_heads_is_lowered_and_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The shipped heads are of the same function, so they are its heads: 1.5 tokens a step and more."""
-    pangu.convert(demo.resolve("demo"), tmp_path / "pangu")
-    heads = str(demo.resolve("demo-medusa"))
+    """Its heads are of the same function, so they are its heads: 1.5 tokens a step and more."""
+    pangu.convert(fixtures.TEACHER, tmp_path / "pangu")
+    heads = str(fixtures.MEDUSA)
     built = ["build", "--model", str(tmp_path / "pangu"), "--drafter", heads, "--tree", "backbone:4:4", "--kv", "512"]
     assert cli.main([*built, "--target", "onnx,ge", "--out", str(tmp_path / "bundle")]) == 0
     assert cli.main(["check", str(tmp_path / "bundle")]) == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import StagedEngine, register
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tests import fixtures
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.comparison.differences import agreement
-from draftwood.tools.demo import resolve
 from draftwood.tools.lab.conversations import Conversation, tokenizer_of
 from draftwood.tools.prompts import read_prompts
 from draftwood.tools.reference import torchrun as ranks_module
@@ -149,19 +150,18 @@ def test_processes_go_torchairs_way(bundle_of: Build) -> None:
 
 
 @pytest.mark.slow
-def test_the_demos_prompts_on_two_ranks(tmp_path: Path) -> None:
+def test_the_built_in_prompts_on_two_ranks(tmp_path: Path) -> None:
     """Two halves of a sum round otherwise than one: texts may part where two logits are a step of bf16 apart."""
     engines = []
     for ranks in (1, 2):
         trees = (("plain", Topology.plain()), ("backbone", Topology.backbone(3, 2)))
-        demo, heads = resolve("demo"), resolve("demo-medusa")
-        asked = BuildRequest(model=demo, drafter=heads, trees=trees, slots=(128,), targets=("ge",), ranks=ranks)
-        build(asked, tmp_path / str(ranks))
+        pair = BuildRequest(model=fixtures.TEACHER, drafter=fixtures.MEDUSA, trees=trees, slots=(128,))
+        build(replace(pair, targets=("ge",), ranks=ranks), tmp_path / str(ranks))
         engines.append(GeEngine(Bundle.open(tmp_path / str(ranks))))
     texts = list(zip(prompts_decoded(engines[0]), in_processes(engines[1].bundle, "prompts"), strict=True))
     differing = [n for n, (one, two) in enumerate(texts) if one != two]
     assert len(texts) == 12 and len(differing) <= 3, differing
-    prompts = demo_prompts(engines[0])
+    prompts = built_in_prompts(engines[0])
     for n in differing:
         at = agreement(*texts[n])
         for engine in engines:
@@ -237,13 +237,13 @@ def test_ranks_that_cannot_be_are_refused(tiny_teacher: Path, tmp_path: Path, ch
 
 
 def prompts_decoded(engine: StagedEngine) -> list[tuple[int, ...]]:
-    """The demo's prompts, each with the largest tree."""
+    """The built-in prompts, each with the largest tree."""
     bundle = engine.bundle
     policy, options = policy_for(bundle, bundle.manifest.gears[-1].name), Options(max_new_tokens=24)
-    return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in demo_prompts(engine)]
+    return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in built_in_prompts(engine)]
 
 
-def demo_prompts(engine: StagedEngine) -> list[list[int]]:
+def built_in_prompts(engine: StagedEngine) -> list[list[int]]:
     return [Conversation(tokenizer_of(engine)).ask(prompt) for prompt in read_prompts(None)]
 
 

@@ -23,11 +23,13 @@ PRECISIONS = ("exact", "nbits", "nbits-head", "w8a8", "w8a8-head")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, or demo")
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="teacher: a Hugging Face folder, a GGUF file, or demo"
+    )
     parser.add_argument(
         "--drafter",
         metavar="DIR",
-        help="a folder or file of any kind, or demo-medusa, demo-eagle3, demo-fasteagle, demo-dspark",
+        help="a folder or file of any kind",
     )
     parser.add_argument(
         "--tree",

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a bundle, whose own decoding is counted; or a teacher's folder (or demo), with --drafter",
+        help="a bundle, whose own decoding is counted; or a teacher's folder or GGUF file (or demo), with --drafter",
     )
-    parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked; or demo-medusa ...")
+    parser.add_argument("--drafter", metavar="DIR", help="the drafter whose candidates are ranked")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with a "prompt" (default: built in)')
     parser.add_argument(
         "--behind",

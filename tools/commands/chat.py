@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
@@ -31,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     import draftwood
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.tools.commands.serve import DEMO, demo_bundle
+    from draftwood.tools import demo
 
     share_threads()
-    folder = demo_bundle() if args.bundle == DEMO and not Path(DEMO).is_dir() else Path(args.bundle)
+    folder = demo.bundle(args.bundle)
     with draftwood.open(folder, engine=args.engine) as model:
         tokenizer = model.bundle.tokenizer
         if tokenizer is None or not tokenizer.has_chat:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         required=True,
-        metavar="quick|cells|paper|four|FILE",
+        metavar="quick|turns|cells|full|FILE",
         help="what to measure; FILE.toml is one of your own",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="rows and manifest; kept and resumed")
@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--bundle", action="append", default=[], metavar="[NAME=]DIR",
-        help="measure this bundle in the place of the demo pairs; again for more of the same teacher",
+        help="what is measured, or demo; again for more of the same teacher (default: the suite's)",
     )  # fmt: skip
+    parser.add_argument("--model", metavar="MODEL", help="the teacher's checkpoint, which other programs read; or demo")
     add_engine_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -43,14 +44,12 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.lab.run import evaluate
     from draftwood.tools.lab.suite import read_suite
 
-    if args.engine and not args.bundle:
-        raise RequestError(f"--engine {args.engine}: runs bundles; give --bundle as well")
     suite = read_suite(args.suite, SECTIONS).only(args.sections.split(",") if args.sections else (), args.prompts)
-    suite = _over(suite, args) if args.bundle else suite
+    suite = _over(suite, args)
     try:
         work = cache_home() / "draftwood" / "evaluate"
     except OSError as error:
-        raise RequestError(f"no folder for models and bundles ({error}); set XDG_CACHE_HOME") from error
+        raise RequestError(f"no folder for what other programs read ({error}); set XDG_CACHE_HOME") from error
     rows = evaluate(suite, args.out, work).rows
     busy = sum(row["load"]["busy"] for row in rows)
     differing = sum(not one["tie"] for one in differences(rows))
@@ -63,16 +62,22 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _over(suite: Suite, args: argparse.Namespace) -> Suite:
-    """The suite over the bundles that are given; says which sections are left out."""
+    """The suite over the bundles that are given, or its own; says which sections are left out."""
     from draftwood.manifest import Manifest
+    from draftwood.tools.demo import resolve
     from draftwood.tools.lab.given import read_given
     from draftwood.tools.lab.registry import SECTIONS
 
     def takes(name: str, manifest: Manifest) -> bool:
-        given = SECTIONS[name].given
-        return given is not None and given(manifest)
+        return SECTIONS[name].takes(manifest) and bool(args.model or not SECTIONS[name].needs_checkpoint)
 
-    found = suite.of(read_given(args.bundle), args.engine, takes)
+    named = args.bundle or [f"{name}={folder}" for name, folder in suite.bundles.items()]
+    if not named:
+        raise RequestError("--bundle: is needed, a bundle to measure; draftwood make builds one of a model")
+    model = resolve(args.model) if args.model else None
+    if model and not model.exists():
+        raise RequestError(f"--model {args.model}: no such file or folder")
+    found = suite.over(read_given(named), takes, args.engine or suite.engine, model)
     if left := [name for name in suite.sections if name not in found.sections]:
         print(f"left out, for these bundles are not measured so: {', '.join(left)}", file=sys.stderr)
     return found

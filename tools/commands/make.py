@@ -38,7 +38,7 @@ BEST = "best"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, or demo")
+    parser.add_argument("model", metavar="MODEL", help="teacher: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument("--drafter", metavar="DIR", help="its drafter; without one, trees are looked up in the text")
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help=f"like those to be served, {MOST} at most (default: built in)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="model so many of it, which run a step together"
     )
-    parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, or demo")
+    parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
     parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of a packed teacher, as for build")
     parser.add_argument(
@@ -62,7 +63,6 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     from draftwood.compiler.device.table import modelled_table
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.compiler.teachers.kept import in_precision
-    from draftwood.manifest import file_digest
     from draftwood.tools.demo import resolve
 
     chosen = device(args.device)
@@ -80,11 +80,16 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
         slots,
         drafter=drafter,
         int8_drafter=int8,
-        teacher={"name": folder.resolve().name, "config_digest": file_digest(folder / "config.json")},
+        teacher={"name": folder.resolve().name, "config_digest": _digest(config)},
         prefill=PREFILL_ROWS,
         ranks=_ranks(args.ranks, config),
         texts=parse_texts(args.texts) if args.texts else (1,),
     )
+
+
+def _digest(config: TeacherConfig) -> str:
+    """SHA-256 of all that is known of a teacher but its weights, in whichever format they are."""
+    return hashlib.sha256(msgspec.json.encode(config, order="deterministic")).hexdigest()
 
 
 def _ranks(ranks: int, config: TeacherConfig) -> int:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.errors import RequestError
-from draftwood.files import cache_home
+from draftwood.tools import demo
 from draftwood.tools.commands.arguments import add_decoding_arguments, add_engine_argument
 
 if TYPE_CHECKING:
     from draftwood.tools.serve.metrics import ModelMetrics
     from draftwood.tools.serve.model import ServedModel
 
-DEMO = "demo"
 KEYS = "DRAFTWOOD_API_KEYS"
 # By name: the least, the most and the default of each, and what it bounds.
 LIMITS = {
@@ -122,22 +121,14 @@ def named(given: list[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for one in given:
         name, separator, folder = one.partition("=")
-        path = demo_bundle() if (folder or one) == DEMO and not Path(DEMO).is_dir() else Path(folder or one)
-        name = name if separator else DEMO if one == DEMO else path.resolve().name
+        path = demo.bundle(folder or one)
+        name = name if separator else one if one == demo.NAME else path.resolve().name
         if name in found:
             raise RequestError(f"{one}: two bundles are named {name}; give NAME=FOLDER")
         if not path.is_dir():
             raise RequestError(f"{path}: no such folder; expected a bundle, as draftwood build makes it")
         found[name] = path
     return found
-
-
-def demo_bundle() -> Path:
-    """The bundle that ``draftwood demo`` built last; RequestError where there is none."""
-    found = [path for path in (cache_home() / "draftwood").glob("demo-*") if (path / "manifest.json").is_file()]
-    if not found:
-        raise RequestError(f"{DEMO}: not built yet; draftwood demo builds it, in two minutes")
-    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def keys_of(given: str) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 INK = "#1f2a37"
 DPI = 130
-# Colours of a heat map span this far around equal speed, on a scale of factors.
-REACH = 2.5
 COLOURS = {
     "plain": "#7a7a7a",
     "medusa": "#e69f00",
@@ -35,7 +33,7 @@ COLOURS = {
 OTHERS = ("#4c3a86", "#8d80c0", "#cbbfe8", "#a35a1f", "#dba66b", "#56b4e9", "#8a8a8a", "#b8a500")
 # Of a step's time.
 STAGES = ("draft", "verify", "accept and commit", "host")
-# Of methods, whose lines lie on each other.
+# Of bundles by other names.
 MANY = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 # Panels side by side at most; what a further row of them takes, of a picture's height.
 ABREAST, ROW_HEIGHT = 3, 0.75
@@ -77,8 +75,10 @@ def save(drawing: Callable[[Figure], None], size: tuple[float, float], path: Pat
 
 
 def colour(way: str) -> str:
-    """A drafter's colour, by the first word of what is done with it."""
-    return COLOURS.get(way.removeprefix("demo-").split(" ")[0], COLOURS["plain"])
+    """A bundle's colour, by the first word of what is done with it: that of the drafter it is named by, or one that
+    its name decides."""
+    name = way.split(" ")[0]
+    return COLOURS.get(name) or MANY[zlib.crc32(name.encode()) % len(MANY)]
 
 
 def dashes(way: str) -> str:
@@ -124,17 +124,3 @@ def legend(canvas: Figure, axes: Axes, columns: int = 4) -> None:
     """One legend above all panels, of the first panel's names."""
     handles, names = axes.get_legend_handles_labels()
     canvas.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=8)
-
-
-def heat(axes: Axes, values: NDArray[np.float64], columns: Sequence[str], lines: Sequence[str]) -> None:
-    """Factors as colours around equal speed, with their figures; what was not measured stays empty."""
-    from matplotlib.colors import LogNorm
-
-    axes.imshow(values, aspect="auto", cmap="PuOr_r", norm=LogNorm(1 / REACH, REACH), origin="lower")
-    for (y, x), value in np.ndenumerate(values):
-        if value == value:
-            ink = "white" if abs(np.log(value)) > 0.75 * np.log(REACH) else "#1f2933"
-            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=ink)
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(lines)), lines)
-    axes.grid(visible=False)

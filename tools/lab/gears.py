@@ -33,10 +33,10 @@ def tried_gears(engine: CpuEngine, questions: Sequence[str], max_new_tokens: int
             {
                 "gear": gear.name,
                 "rows": bundle.trees[gear.tree][0].rows,
-                "expected_accept_length": tokens / max(steps, 1),
+                "accept_length": tokens / max(steps, 1),
                 "ms_a_step": 1e3 * seconds / max(steps, 1),
-                "expected_tokens_per_s": tokens / max(seconds, 1e-9),
+                "tokens_per_s": tokens / max(seconds, 1e-9),
             }
         )
-    best = max((gear for gear in gears if gear["rows"] > 1), key=lambda gear: gear["expected_tokens_per_s"])
+    best = max((gear for gear in gears if gear["rows"] > 1), key=lambda gear: gear["tokens_per_s"])
     return [{**gear, "fixed": gear is best} for gear in gears]

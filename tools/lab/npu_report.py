@@ -41,6 +41,8 @@ _NUMBER = re.compile(r"\d+\.\d+[\w.]*")
 _FOLDERS = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[^\s/:;,'\"()<>]+/)+")
 # What is kept of the words of a command that failed.
 _LAST = 1500
+# Devices that the demo's model is split over: it has 9 query and 3 key/value heads.
+RANKS = 3
 
 
 def npu_report(doctor: dict[str, Any], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def two_devices(backend: str) -> list[dict[str, Any]]:
 def demo_commands(folder: Path, npus: int = 1) -> dict[str, tuple[list[str], int, Path | None]]:
     """What is run of the demo, in order: name -> command, its limit in seconds, the report that it writes, if any."""
     bundle, draftwood = str(folder / "bundle"), [sys.executable, "-m", "draftwood.tools.cli"]
-    demo = "--model demo --drafter demo-medusa --tree full:3x2x1 --kv 1024 --target onnx,ge --out"
+    demo = "--model demo --tree lookup:chain:3,lookup:chain:7 --kv 1024 --target onnx,ge --out"
     device = "--device ascend-910b3 --model demo --drafter medusa:2 --kv 1024 --rows 1,13 --out"
     build, modelled = ["build", *demo.split()], ["profile", *device.split()]
     bench = ["bench", bundle, "--max-new-tokens", "32", "--json", "--engine"]
@@ -99,11 +101,11 @@ def demo_commands(folder: Path, npus: int = 1) -> dict[str, tuple[list[str], int
         "check om": ([*draftwood, "check", bundle], 1200, checked),
         "bench acl": ([*draftwood, *bench, "acl"], 600, None),
     }
-    if npus > 1:
-        two, torchrun = folder / "two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        check = ["-m", "--", "draftwood.tools.cli", "check", str(two), "--engine", "ranks"]
-        found["build two"] = ([*draftwood, *build, str(two), "--ranks", "2"], 600, None)
-        found["check two"] = ([sys.executable, *torchrun, *check], 1200, two / "check-ranks.json")
+    if npus >= RANKS:
+        split, torchrun = folder / "split", ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        check = ["-m", "--", "draftwood.tools.cli", "check", str(split), "--engine", "ranks"]
+        found["build split"] = ([*draftwood, *build, str(split), "--ranks", str(RANKS)], 600, None)
+        found["check split"] = ([sys.executable, *torchrun, *check], 1200, split / "check-ranks.json")
     if shutil.which("msprof"):
         run = " ".join([*draftwood, "run", bundle, "--engine", "acl", "--prompt", "'The cat sat'"])
         found["msprof"] = (["msprof", f"--output={folder / 'msprof'}", f"--application={run}"], 600, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from draftwood.compiler.teachers.kept import Precision
 from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
@@ -22,16 +20,11 @@ from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_times
 from draftwood.runtime.speculation.sampling import Sampling
-from draftwood.tools import demo
-from draftwood.tools.demo import counted
-from draftwood.tools.demo.sizes import models
-from draftwood.tools.lab import bundles
 from draftwood.tools.lab.conversations import Conversation, by_conversation, long_texts, tokenizer_of
-from draftwood.tools.lab.given import own_trees
 from draftwood.tools.lab.peers import Generate, open_peer
 from draftwood.tools.lab.prefilled import Prefilled
 from draftwood.tools.lab.suite import Ask, Suite
-from draftwood.tools.lab.timer import best_fixed, tune
+from draftwood.tools.lab.timer import tune
 from draftwood.tools.prompts import Prompt, read_families
 
 TUNE_SECONDS = 4.0
@@ -43,16 +36,13 @@ class Opened:
 
     engine: StagedEngine
     runs: str
-    drafter: str
     digest: str
     times: tuple[StepTime, ...]
-    # The same bundle on other engines, by their names.
-    others: dict[str, Engine] = field(default_factory=dict)
     # By name; one serves all texts, as that of a model that is served does.
     _policies: dict[str, Policies] = field(default_factory=dict)
 
     def policies(self, name: str) -> Policies:
-        """``plain``, ``adaptive``, ``tree`` for the one that promises most, or a gear by its name."""
+        """``plain``, ``adaptive``, ``tree`` for the largest one, or a gear by its name."""
         if name not in self._policies:
             self._policies[name] = self._made(name)
         return self._policies[name]
@@ -63,15 +53,7 @@ class Opened:
             return Policies(bundle, "plain")
         if name == "adaptive":
             return Policies(bundle, "adaptive", times=self.times)
-        return Policies(bundle, self.tree if name == "tree" else name)
-
-    @cached_property
-    def tree(self) -> str:
-        """The gear of the fixed tree that promises most; of a bundle of one's own, of which nothing was counted, the
-        largest."""
-        if self.drafter not in demo.ALL_DRAFTERS:
-            return widest_gear(self.engine.bundle)
-        return best_fixed(self.engine.bundle, counted(self.drafter, sampled=False).rank_paths(), self.times)
+        return Policies(bundle, widest_gear(bundle) if name == "tree" else name)
 
     def ids(self, prompt: Prompt) -> list[int]:
         """A prompt, asked first of all, as the bundle reads it."""
@@ -79,16 +61,16 @@ class Opened:
 
 
 class Lab:
-    """The bench of one process. ``work`` keeps widened models and bundles from run to run."""
+    """The bench of one process. ``work`` keeps from run to run what other programs read."""
 
     def __init__(self, suite: Suite, work: Path) -> None:
         self.suite, self.work = suite, work
         work.mkdir(parents=True, exist_ok=True)
         share_threads()
         self._warm: tuple[object, ...] = ()
-        self._open: dict[tuple[object, ...], Opened] = {}
+        self._open: dict[str, Opened] = {}
         self._prefilled: tuple[tuple[object, ...], Prefilled] | None = None
-        self._peers: dict[tuple[str, str], Generate | str] = {}
+        self._peers: dict[str, Generate | str] = {}
 
     @cached_property
     def prompts(self) -> list[Prompt]:
@@ -99,59 +81,15 @@ class Lab:
         """Prompts by conversation; ``limit`` of them, of every source alike."""
         return by_conversation(self.prompts, limit)
 
-    def planned(self, size: str, drafter: str, texts: int = 1, precision: Precision | None = None) -> Opened:
-        """The pair with planned trees, tuned on this machine; one bundle for all sections of the suite, but for those
-        in which ``texts`` share a launch, or whose teacher is in four bits, kept in a ``precision``.
-
-        Where bundles were given, the one of the drafter's name.
-        """
-
-        def bundle() -> Bundle:
-            if drafter in self.suite.bundles:
-                return Bundle.open(Path(self.suite.bundles[drafter]))
-            made = bundles.planned_bundle(size, drafter, self._reach, self.work, self.say, texts, precision)
-            return Bundle.open(made)
-
-        return self._opened(("planned", size, drafter, texts, precision), bundle, tuned=True)
-
-    @property
-    def _reach(self) -> int:
-        """Tokens of the longest text that any section asks for."""
-        return max(max(ask.lengths, default=0) + ask.max_new_tokens for ask in self.suite.sections.values())
-
-    def trees(self, size: str, drafter: str, trees: bundles.Trees, reach: int = 0) -> Opened:
-        """The pair with ``trees``, not tuned; those of a drafter that ranks levels need no build of their own.
-
-        A bundle that was given has the trees that it has.
-        """
-        if drafter in self.suite.bundles:
-            return self.planned(size, drafter)
-
-        def bundle() -> Bundle:
-            found = Bundle.open(bundles.tree_bundle(size, drafter, reach, trees, self.work, self.say))
-            return found if demo.follows_nodes(drafter) else bundles.with_trees(found, trees)
-
-        return self._opened(("trees", size, drafter, bundles.kv_lengths(reach), trees), bundle, tuned=False)
-
-    def own_names(self, drafter: str) -> dict[str, str]:
-        """What a bundle that was given calls its trees, by M and D; nothing of a demo pair."""
-        return own_trees(self.suite.bundles[drafter])[1] if drafter in self.suite.bundles else {}
-
-    def on(self, opened: Opened, engine: str) -> Engine:
-        """The bundle on another engine, opened once; its own is there already."""
-        if engine == opened.runs:
-            return opened.engine
-        if engine not in opened.others:
-            opened.others[engine] = open_engine(opened.engine.bundle, engine)
-        return opened.others[engine]
-
-    def windowed(self, size: str, drafter: str, window: int, reach: int) -> Opened:
-        """The pair whose drafter sees ``window`` tokens; 0 for all."""
-
-        def bundle() -> Bundle:
-            return Bundle.open(bundles.windowed_bundle(size, drafter, reach, window, self.work, self.say))
-
-        return self._opened(("window", size, drafter, window), bundle, tuned=False)
+    def opened(self, name: str) -> Opened:
+        """The bundle of a name, opened once and timed on this machine."""
+        if name not in self._open:
+            bundle = Bundle.open(Path(self.suite.bundles[name]))
+            runs = self.suite.engine or default_engine(bundle)
+            engine = open_engine(bundle, runs)
+            assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
+            self._open[name] = Opened(engine, runs, bundle_digest(bundle), self._times(engine, runs))
+        return self._open[name]
 
     def prompt(self, number: int, limit: int | None) -> Prompt:
         """The first turn of a conversation, by its number among the ``limit`` that are taken."""
@@ -184,32 +122,21 @@ class Lab:
             self._prefilled = key, Prefilled(opened.engine, np.array(ids, np.int64), slots)
         return self._prefilled[1]
 
-    def peer(self, size: str, name: str) -> Generate | str:
-        """Another program on the teacher of a size, opened once, with as many threads as ours; or why it is not."""
-        if (size, name) not in self._peers:
-            threads = len(os.sched_getaffinity(0))
-            self._peers[size, name] = open_peer(name, self.teacher(size), self.work, threads)
-        return self._peers[size, name]
+    def peer(self, name: str) -> Generate | str:
+        """Another program on the teacher's checkpoint, opened once, with as many threads as ours; or why it is not."""
+        if name not in self._peers:
+            self._peers[name] = open_peer(name, self.checkpoint, self.work, len(os.sched_getaffinity(0)))
+        return self._peers[name]
 
-    def teacher(self, size: str) -> Path:
-        """The checkpoint of a size."""
-        return models(size, self.work, demo.DRAFTERS[0])[0]
+    @property
+    def checkpoint(self) -> Path:
+        """The teacher's, which sections that need it have checked to be given."""
+        assert self.suite.checkpoint is not None, "what other programs read"
+        return Path(self.suite.checkpoint)
 
     def say(self, what: str) -> None:
         """Tells the user what is done now, where it is no measurement."""
         print(what, file=sys.stderr, flush=True)
-
-    def _opened(self, key: tuple[object, ...], make: Callable[[], Bundle], tuned: bool) -> Opened:
-        if key not in self._open:
-            # One size at a time, or the memory of a large one would be held beside the next.
-            self._open = {held: one for held, one in self._open.items() if held[1] == key[1]}
-            bundle = make()
-            runs = self.suite.engine or default_engine(bundle)
-            engine = open_engine(bundle, runs)
-            assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
-            times = self._times(engine, runs) if tuned else ()
-            self._open[key] = Opened(engine, runs, str(key[2]), bundle_digest(bundle), times)
-        return self._open[key]
 
     def _times(self, engine: StagedEngine, runs: str) -> tuple[StepTime, ...]:
         """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""

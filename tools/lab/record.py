@@ -19,7 +19,7 @@ from draftwood.tools.lab.suite import Suite
 from draftwood.version import __version__
 
 FILE = "manifest.json"
-VERSION = 2
+VERSION = 3
 PACKAGES = (
     *("numpy", "onnxruntime", "tokenizers", "torch"),
     *("transformers", "onnxruntime-genai", "llama-cpp-python", "openvino-genai"),
@@ -62,12 +62,11 @@ def begin(folder: Path, suite: Suite) -> None:
                 f"--out {folder}: holds a run that asked otherwise of {name!r}, suite {held['name']}; give its"
                 " arguments again, or another --out"
             )
-    fixed = {
-        name: value for name, value in suite.builtins().items() if name in ("seed", "prompts", "bundles", "engine")
-    }
+    settled = ("seed", "prompts", "bundles", "engine", "model", "checkpoint")
+    fixed = {name: value for name, value in suite.builtins().items() if name in settled}
     if any((held.get(name) or None) != (value or None) for name, value in fixed.items()):
         raise RequestError(
-            f"--out {folder}: holds a run of other prompts, bundles, another engine or seed; take another --out"
+            f"--out {folder}: holds a run of other prompts, bundles, another model, engine or seed; take another --out"
         )
     here = machine()
     value["machines"] += [here] if here not in value["machines"] else []

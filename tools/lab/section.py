@@ -18,20 +18,6 @@ Row = dict[str, Any]
 Item = TypeVar("Item")
 
 
-# The shipped drafters with a cache of the text that may slide; Medusa's heads attend to nothing.
-CACHED = ("demo-eagle3", "demo-fasteagle")
-
-
-def any_bundle(manifest: Manifest) -> bool:
-    """``Section.given`` of a section that measures every bundle."""
-    return True
-
-
-def has_cache(manifest: Manifest) -> bool:
-    """``Section.given`` of a section that measures `CACHED` drafters."""
-    return manifest.drafter is not None and f"demo-{manifest.drafter.kind}" in CACHED
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row to be measured: its section, and what tells it from the section's others."""
@@ -78,13 +64,8 @@ def gathered(items: Iterable[Item], key: Callable[[Item], tuple[Any, ...]]) -> d
 
 
 def grouped(rows: Iterable[Row], *of: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by what tells them apart; drafters by their short names."""
-    return gathered(rows, lambda row: tuple(short(row["at"][name]) for name in of))
-
-
-def short(value: Any) -> Any:
-    """A drafter's name in tables and pictures; other values are themselves."""
-    return value.removeprefix("demo-") if isinstance(value, str) else value
+    """Rows by what tells them apart."""
+    return gathered(rows, lambda row: tuple(row["at"][name] for name in of))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,5 +81,7 @@ class Section:
     prepare: Callable[[Task, Ask, Lab], None] = lambda task, ask, lab: None
     measure: Callable[[Task, Ask, Lab], dict[str, Any]]
     show: Callable[[list[Row]], Iterator[Block]]
-    # Whether it measures a bundle of one's own; None where it is of the demo pairs alone.
-    given: Callable[[Manifest], bool] | None = None
+    # Whether it can measure a bundle.
+    takes: Callable[[Manifest], bool] = lambda manifest: True
+    # Whether other programs read the teacher's checkpoint.
+    needs_checkpoint: bool = False

@@ -8,12 +8,9 @@ from typing import Any
 
 import msgspec
 
-from draftwood.compiler.teachers.kept import Precision
 from draftwood.errors import RequestError
 from draftwood.files import read_text
 from draftwood.manifest import Manifest
-from draftwood.tools import demo
-from draftwood.tools.demo.sizes import SIZES
 from draftwood.tools.lab.given import Given
 from draftwood.tools.lab.peers import PEERS
 from draftwood.tools.prompts import split_family
@@ -31,43 +28,30 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         ValueError: a number that makes no sense.
     """
 
-    sizes: tuple[str, ...] = ("native",)
-    drafters: tuple[str, ...] = demo.DRAFTERS
+    # Of the bundles that are measured, by name; all that the section can measure where none is named.
+    bundles: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
-    # "adaptive", "plain" or "tree": the fixed tree that promises most on this machine.
+    # "adaptive", "plain" or "tree": the largest tree of the bundle, always.
     policies: tuple[str, ...] = ("tree",)
     # Tokens of text before the answer.
     lengths: tuple[int, ...] = ()
     # Conversations, or texts of a length; None takes all.
     limit: int | None = None
-    # The same of single sizes, in its place.
-    limits: dict[str, int] = {}
     max_new_tokens: int = 64
     rounds: int = 3
-    # Nodes of trees, and levels: M and D.
-    nodes: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-    # Tokens that a drafter sees at most; 0 for all.
-    windows: tuple[int, ...] = ()
     # Texts that share launches.
     texts: tuple[int, ...] = ()
-    # What the teacher in four bits is kept in; without any the teacher is in fp32.
-    precisions: tuple[Precision, ...] = ()
     # Other programs, by their names; all that are known where none is named.
     peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check("policies", self.policies, POLICIES)
         _check("peers", self.peers, tuple(PEERS))
-        limits = [limit for limit in (self.limit, *self.limits.values()) if limit is not None]
-        if min(self.rounds, self.max_new_tokens, *self.lengths, *self.nodes, *self.depths, *self.texts, *limits) < 1:
-            raise ValueError("rounds, max_new_tokens, lengths, nodes, depths, texts, limit: expected 1 or more")
-        if any(temperature < 0 for temperature in self.temperatures) or min(self.windows, default=0) < 0:
-            raise ValueError("temperatures, windows: expected 0 or more")
-
-    def limit_of(self, size: str) -> int | None:
-        """Conversations or texts at a size; None for all."""
-        return self.limits.get(size, self.limit)
+        limit = self.limit if self.limit is not None else 1
+        if min(self.rounds, self.max_new_tokens, limit, *self.lengths, *self.texts) < 1:
+            raise ValueError("rounds, max_new_tokens, lengths, texts, limit: expected 1 or more")
+        if any(temperature < 0 for temperature in self.temperatures):
+            raise ValueError("temperatures: expected 0 or more")
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,14 +66,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seed: int = 1
     # Prompt files, each FILE or FAMILY=FILE; the built-in prompts where none is given.
     prompts: tuple[str, ...] = ()
-    # Bundles by name, measured in the place of the demo pairs, and the engine that runs them; None for the default one.
+    # What is measured: bundles of one teacher by name, and the engine that runs them; None for the default one.
     bundles: dict[str, str] = {}
     engine: str | None = None
-
-    def __post_init__(self) -> None:
-        for ask in () if self.bundles else self.sections.values():
-            _check("sizes", ask.sizes, tuple(SIZES))
-            _check("drafters", ask.drafters, demo.ALL_DRAFTERS)
+    # The teacher's name in tables, and its checkpoint, which other programs read; None where none is given.
+    model: str = ""
+    checkpoint: str | None = None
 
     def only(self, sections: Sequence[str], prompts: Sequence[str]) -> Suite:
         """The suite with these of its sections, if any are named, and with other prompt files, if any are.
@@ -103,26 +85,42 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         given = tuple(_resolved(one) for one in prompts) or self.prompts
         return msgspec.structs.replace(self, sections=kept, prompts=given)
 
-    def of(self, bundles: Mapping[str, Given], engine: str | None, takes: Callable[[str, Manifest], bool]) -> Suite:
-        """The suite over these bundles in the place of the demo pairs, with lengths that all of them hold.
+    def over(
+        self,
+        bundles: Mapping[str, Given],
+        takes: Callable[[str, Manifest], bool],
+        engine: str | None,
+        model: Path | None,
+    ) -> Suite:
+        """The suite over these bundles, with lengths that all of them hold.
 
-        ``takes`` says whether a section, by its name, measures a bundle; one that measures none is left out.
+        Args:
+            takes: whether a section, by its name, measures a bundle; one that measures none is left out.
+            model: the teacher's checkpoint.
 
         Raises:
-            RequestError: no section is left.
+            RequestError: a section asks for another bundle, or no section is left.
         """
         manifests = [one.manifest for one in bundles.values()]
-        family, context = manifests[0].teacher.config["family"], min(one.dims.context for one in manifests)
+        context = min(one.dims.context for one in manifests)
         kept = {}
         for name, ask in self.sections.items():
+            if strange := [bundle for bundle in ask.bundles if bundle not in bundles]:
+                raise RequestError(f"suite {self.name}: {name} asks for bundle {strange[0]!r}; give it as --bundle")
             lengths = tuple(length for length in ask.lengths if length + ask.max_new_tokens <= context)
-            own = tuple(bundle for bundle, one in bundles.items() if takes(name, one.manifest))
-            if own and (lengths or not ask.lengths):
-                kept[name] = msgspec.structs.replace(ask, sizes=(family,), drafters=own, lengths=lengths)
+            measured = tuple(one for one in ask.bundles or bundles if takes(name, bundles[one].manifest))
+            if measured and (lengths or not ask.lengths):
+                kept[name] = msgspec.structs.replace(ask, bundles=measured, lengths=lengths)
         if not kept:
             raise RequestError(f"--bundle: suite {self.name} has no section that measures it; expected turns, say")
-        folders = {name: one.folder for name, one in bundles.items()}
-        return msgspec.structs.replace(self, sections=kept, bundles=folders, engine=engine)
+        return msgspec.structs.replace(
+            self,
+            sections=kept,
+            bundles={name: one.folder for name, one in bundles.items()},
+            engine=engine,
+            model=model.stem if model else manifests[0].teacher.config["family"],
+            checkpoint=str(model.resolve()) if model else None,
+        )
 
     def builtins(self) -> dict[str, Any]:
         """The suite as JSON has it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,11 +12,9 @@ from draftwood.planned import StepTime
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
-    from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import StagedEngine
     from draftwood.runtime.speculation.sequence import SequenceState
     from draftwood.runtime.speculation.step import Draft
-    from draftwood.trees import RankPaths
 
 # Text lengths, as parts of the KV length, behind which a gear is timed: a line through them is its table.
 PLACES = (0.2, 0.8)
@@ -28,8 +26,6 @@ LEAST_ROUNDS = 3
 IN_A_ROW = 4
 # Tokens of plain decoding or of a prompt that a late draft finds to be written.
 LATE = 128
-# Behind a text of so many tokens gears are weighed, over so many seconds each.
-TYPICAL, WEIGH_SECONDS = 200, 0.3
 
 
 class Spent(NamedTuple):
@@ -180,52 +176,3 @@ def _late(engine: StagedEngine) -> list[StepTime]:
         engine.prefill(state, np.zeros(late, np.int64))
         found.append(sum(time_step(engine, [state], gear)))
     return [StepTime(gear=gear.name, length=length, us=round(float(np.median(found)), 2), late=late)]
-
-
-def weigh(engine: StagedEngine, paths: RankPaths) -> list[dict[str, Any]]:
-    """Times every gear of the bundle and weighs it by its expected accept length: ``bound`` is that of its speed-up
-    over plain decoding, if the host took no time.
-
-    Gears of budget trees and of trees that are looked up are left out: rank paths of the drafter say nothing of them.
-    """
-    trees = engine.bundle.trees
-    gears = [g for g in engine.bundle.manifest.gears if g.tree in trees and not g.looks_up]
-    texts = [(g, min(TYPICAL, g.slots // 2)) for g in gears]
-    found = time_gears(engine, texts, WEIGH_SECONDS * len(texts))
-    plain = min(found[g.name, length].verify for g, length in texts if g.tree == "plain")
-    weighed = []
-    for gear, length in texts:
-        tree, spent = trees[gear.tree][0], found[gear.name, length]
-        draft, expected = spent.draft if gear.draft else 0.0, paths.expected_accept_length(tree)
-        weighed.append(
-            {
-                "gear": gear.name,
-                "tree": gear.tree,
-                "rows": tree.rows,
-                "expected_accept_length": expected,
-                "draft_ms": draft / 1e3,
-                "verify_ms": spent.verify / 1e3,
-                "bound": expected * plain / (draft + spent.verify),
-            }
-        )
-    return weighed
-
-
-def us_at(times: Sequence[StepTime], gear: str, length: int) -> float:
-    """Microseconds of a gear's step behind a text of a length, between the lengths at which it was timed."""
-    timed = sorted((one.length, one.us) for one in times if one.gear == gear and not one.late and one.texts == 1)
-    return float(np.interp(length, [n for n, _ in timed], [us for _, us in timed]))
-
-
-def best_fixed(bundle: Bundle, paths: RankPaths, times: Sequence[StepTime]) -> str:
-    """The gear of the fixed tree that promises most tokens a second, by counted paths and measured steps."""
-    slots = min(gear.slots for gear in bundle.manifest.gears)
-    # Counted paths say nothing of a budget tree.
-    fixed = (
-        gear for gear in bundle.manifest.gears if gear.neural and gear.tree in bundle.trees and gear.slots == slots
-    )
-
-    def worth(gear: Gear) -> float:
-        return paths.expected_accept_length(bundle.trees[gear.tree][0]) / us_at(times, gear.name, TYPICAL)
-
-    return max(fixed, key=worth).name

@@ -16,24 +16,11 @@ from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.dflash.export import check_block
 from draftwood.compiler.drafters.dflash.model import DFlashCost
-from draftwood.compiler.drafters.dspark.checkpoint import DEEPSPEC, is_dspark, read_dspark
+from draftwood.compiler.drafters.dspark.checkpoint import is_dspark, read_dspark
 from draftwood.compiler.drafters.dspark.export import deepspec, dspark_speculators
 from draftwood.compiler.drafters.dspark.network import DSpark, DSparkConfig
 from draftwood.compiler.drafters.model import whole_sizes
-from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening
 from draftwood.compiler.teachers.config import TeacherConfig
-from draftwood.errors import RequestError
-
-_AXES: Axes = {
-    "markov_w1.weight": ("vocabulary", "rank"),
-    "markov_w2.weight": ("draft vocabulary", "rank"),
-    "markov_head.gate_proj.weight": ("rank", "level and token"),
-    "markov_head.gate_proj.bias": ("rank",),
-    "joint_proj.weight": ("gates", "state, token and level"),
-    "joint_proj.bias": ("gates",),
-    "confidence_head.proj.bias": ("confidence",),
-}
-_CONFIDENCE = "confidence_head.proj.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,28 +91,6 @@ class DSparkModel(CachedModel):
 
     def module(self, teacher: TeacherConfig, positions: int) -> DSpark:
         return DSpark(self.config, positions)
-
-    def widening(self) -> Widening:
-        # The heads are as wide beside a large teacher as beside a small one: only what they read of a level grows.
-        R = self.config.markov_rank
-        read = "level and token" if self.config.confidence == "markov" else "hidden"
-        parts: dict[str, tuple[str | int, ...]] = {
-            "rank": (R,),
-            "gates": (3 * R,),
-            "level and token": ("hidden", R),
-            "state, token and level": (2 * R, "hidden"),
-            "confidence": (1,),
-        }
-        own = {**_AXES, _CONFIDENCE: ("confidence", read)}
-        return cached_widening(self.config, own, parts, self._widened_fields)
-
-    def _widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
-        if fields.get("architectures") != [DEEPSPEC]:
-            raise RequestError(
-                f"architectures is {fields.get('architectures')}; a DSpark grows in DeepSpec's layout alone, expected"
-                f" {DEEPSPEC}; write it so with draftwood export"
-            )
-        return cached_fields(self.config, fields, wide)
 
     def cost(self) -> DSparkCost:
         config = self.config

@@ -17,16 +17,12 @@ from draftwood.compiler.drafters.common.ranked import check_rank
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.checkpoint import UNUSED, eagle3_parts, read_eagle3_config
 from draftwood.compiler.drafters.eagle3.export import specforge, speculators
-from draftwood.compiler.drafters.eagle3.layouts import AUX_IDS, OTHERS, WRITERS, Spelling, read_writer
+from draftwood.compiler.drafters.eagle3.layouts import OTHERS, WRITERS, Spelling, read_writer
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
-from draftwood.compiler.drafters.widening import Axes, Widening, cached_fields, cached_widening, size_fields
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.errors import TreeError
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
-
-# Its q, k and v read two hidden states side by side.
-_AXES: Axes = {f"{side}_proj.weight": (axis, "pair") for side, axis in (("q", "query"), ("k", "key"), ("v", "key"))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +103,6 @@ class Eagle3Model(CachedModel):
                 f"tree {name}: {tree.depth} levels deep; expected less than the drafter's window of"
                 f" {self.config.window}; choose a shallower tree"
             )
-
-    def widening(self) -> Widening | None:
-        plain = self.config.block.layers == 1 and not self.config.block.qk_norm
-        return cached_widening(self.config, _AXES, fields=self._widened_fields) if plain else None
-
-    def _widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
-        nested = fields.get("transformer_layer_config")  # where one layout has the block's fields
-        if nested:
-            nested |= size_fields(wide, nested)
-            aux = {"target_hidden_size": wide.hidden, "aux_layer_ids": list(self.config.aux_layers)}
-            fields = fields | aux
-        else:
-            fields = cached_fields(self.config, fields, wide)
-        for listed in (fields, fields.get("eagle_config") or {}):
-            if listed.get(AUX_IDS) is not None:
-                listed[AUX_IDS] = list(self.config.aux_layers)
-        return fields
 
     def cost(self) -> Eagle3Cost:
         config = self.config

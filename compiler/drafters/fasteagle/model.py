@@ -31,7 +31,6 @@ from draftwood.compiler.drafters.common.config import (
 from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
-from draftwood.compiler.drafters.widening import Widening, cached_widening
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
@@ -130,9 +129,6 @@ class FastEagleModel(CachedModel):
 
     def module(self, teacher: TeacherConfig, positions: int) -> FastEagle:
         return FastEagle(self.config, positions)
-
-    def widening(self) -> Widening:
-        return cached_widening(self.config, {"proj.weight": ("hidden", "pair")})
 
     def cost(self) -> FastEagleCost:
         block = self.config.block

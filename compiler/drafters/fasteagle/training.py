@@ -48,7 +48,7 @@ class FastEagleStudent(Student):
         """Begins with copies of the teacher's last layer, or of a part, on the last features; embeddings enter small.
 
         Layers behind the first write nothing at first: each begins with the guess of the one before. Embeddings
-        are often far smaller than states (1 : 50 in the demo teacher), so that steps of equal size would hardly
+        are often far smaller than states (1 : 50 in a teacher of 8 M), so that steps of equal size would hardly
         change what is read of them: in training they are brought to the states' scale.
         """
         last = narrowed(teacher.last_layer(), teacher_sizes(teacher), self.sizes)

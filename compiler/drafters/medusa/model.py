@@ -16,18 +16,11 @@ from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, vllm
 from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
 from draftwood.compiler.drafters.medusa.network import MedusaConfig, MedusaHeads, medusa_step
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, OpenedDrafter, Trees
-from draftwood.compiler.drafters.widening import Axes, Widening
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
-
-_AXES: Axes = {
-    "linear.weight": ("hidden", "hidden"),
-    "linear.bias": ("hidden",),
-    "weight": ("vocabulary", "hidden"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +113,6 @@ class MedusaModel(DraftModel):
             head_dim=0,
             config=asdict(self.config),
         )
-
-    def widening(self) -> Widening | None:
-        """A block x + silu(Wx + b) leaves the padding at zero when W and b are zero there, since silu(0) = 0; the
-        columns of an output matrix that read the padding are zero."""
-        plain = self.config.bias and self.config.vocabulary is None
-        return Widening(axes=_AXES, fields=self._widened_fields) if plain else None
-
-    def _widened_fields(self, fields: dict[str, Any], wide: TeacherConfig) -> dict[str, Any]:
-        return {"medusa_num_heads": self.config.heads, "medusa_num_layers": self.config.blocks}
 
     def cost(self) -> MedusaCost:
         return MedusaCost(levels=self.config.heads, blocks=self.config.blocks, tied=self.config.tied)

@@ -23,14 +23,14 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.tools import demo
+from draftwood.tests import fixtures
 from draftwood.tools.comparison.check import check
 from draftwood.trees import Topology
 
 # Of the drafters here; what reads raw states is left alone, and an output matrix that is the teacher's is one of them.
 LAYERS = {"medusa": 2, "eagle3": 5, "fasteagle": 13}
 # The shipped ones, whose draft vocabulary is the teacher's.
-SHIPPED = {"demo-medusa": 8, "demo-eagle3": 5, "demo-fasteagle": 21, "demo-dspark": 10}
+TRAINED = {"medusa": 8, "eagle3": 5, "fasteagle": 21, "dspark": 10}
 
 
 @pytest.fixture
@@ -38,12 +38,13 @@ def sources(tiny_heads: Path, tiny_drafters: dict[str, Path]) -> dict[str, Path]
     return {"medusa": tiny_heads, **tiny_drafters}
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *SHIPPED])
+@pytest.mark.parametrize("name", [*LAYERS, *(f"trained {name}" for name in TRAINED)])
 def test_layers_are_rounded_as_they_are_read(name: str, sources: dict[str, Path], tiny_teacher: Path) -> None:
-    teacher = Checkpoint.open(demo.resolve("demo") if name in SHIPPED else tiny_teacher)
-    plain = open_drafter(demo.resolve(name) if name in SHIPPED else sources[name], teacher)
+    trained = name.removeprefix("trained ") if name.startswith("trained ") else None
+    teacher = Checkpoint.open(fixtures.TEACHER if trained else tiny_teacher)
+    plain = open_drafter(fixtures.FOLDER / trained if trained else sources[name], teacher)
     made = in_int8(plain, teacher.config)
-    assert len(made.model.quantised) == (LAYERS | SHIPPED)[name] and not plain.model.quantised
+    assert len(made.model.quantised) == (TRAINED[trained] if trained else LAYERS[name]) and not plain.model.quantised
     assert made.digest() != plain.digest()
     for layer in made.model.quantised:
         whole_OH, scale_O1 = rounded(plain.checkpoint.weight(f"{layer}.weight"))

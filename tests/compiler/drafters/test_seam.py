@@ -23,7 +23,6 @@ from draftwood.compiler.drafters import registry
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels, ranked_outputs
 from draftwood.compiler.drafters.kind import Kind, Option
 from draftwood.compiler.drafters.model import DraftModel, OpenedDrafter
-from draftwood.compiler.drafters.widening import Widening
 from draftwood.compiler.steps.step import Step, tensor
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -39,7 +38,6 @@ from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.cli import main
 from draftwood.tools.commands.profile import parse_drafter
-from draftwood.tools.demo.widen import widen, widen_drafter
 from draftwood.tools.training.distill import distill
 from draftwood.tools.training.students import load
 from draftwood.trees import Topology
@@ -184,9 +182,6 @@ class LinearModel(DraftModel):
             features=teacher.hidden, layers=0, kv_heads=0, head_dim=0, config=asdict(self.config),
         )  # fmt: skip
 
-    def widening(self):
-        return Widening(axes={"weight": ("hidden", "hidden")}, fields=lambda fields, wide: fields)
-
     def cost(self):
         return LinearCost(self.config.levels)
 
@@ -271,14 +266,10 @@ def test_the_runtime_needs_no_registry(bundle: Path, monkeypatch: pytest.MonkeyP
     assert decoded(CpuEngine(Bundle.open(bundle)), "full", Sampling()).accept_length_mean > 1
 
 
-def test_it_is_counted_modelled_and_widened(trained: Path, tiny_teacher: Path, tmp_path: Path) -> None:
+def test_it_is_counted_and_modelled(trained: Path, tiny_teacher: Path) -> None:
     assert load(trained, FrozenTeacher.open(tiny_teacher)).levels == 3
     for spec in ("linear:3", str(trained)):
         assert parse_drafter(spec, tiny_teacher)[0].facts == {"kind": "linear", "levels": 3}
-    wide = widen(tiny_teacher, tmp_path / "teacher", hidden=96, heads=6)
-    widen_drafter(trained, tmp_path / "linear", tiny_teacher, wide)
-    small, large = (LinearCheckpoint(folder).weight("turns.0.weight") for folder in (trained, tmp_path / "linear"))
-    assert torch.equal(large[:64, :64], small) and not large[64:].any() and not large[:, 64:].any()
 
 
 def test_what_it_cannot_do_is_refused(trained: Path, tiny_teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:

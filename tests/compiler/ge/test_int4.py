@@ -29,6 +29,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import open_engine
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.tests import fixtures
 from draftwood.tests.compiler.conftest import medusa_tensors
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools.comparison.check import check
@@ -240,9 +241,9 @@ def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle) -> Non
 
 
 @pytest.mark.slow
-def test_the_small_demo_teacher_in_four_bits(tmp_path: Path) -> None:
-    save_packed(resolve("demo"), tmp_path / "teacher", "awq", group=64)
-    request = asked(tmp_path, drafter=resolve("demo-eagle3"), trees=TREES[:2], slots=(256,), prefill_rows=(32,))
+def test_a_trained_teacher_in_four_bits(tmp_path: Path) -> None:
+    save_packed(fixtures.TEACHER, tmp_path / "teacher", "awq", group=64)
+    request = asked(tmp_path, drafter=fixtures.EAGLE3, trees=TREES[:2], slots=(256,), prefill_rows=(32,))
     build(request, tmp_path / "bundle")
     bundle = Bundle.open(tmp_path / "bundle")
     report = check(bundle, [np.arange(3, 30)])

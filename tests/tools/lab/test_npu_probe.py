@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
 from draftwood.environment import torch_npu_installed
+from draftwood.tests import fixtures
+from draftwood.tools.demo import fetch
 from draftwood.tools.lab import npu_probe, npu_report
 from draftwood.tools.lab.npu_probe import PROBES, kernel_engines, verdict
 from draftwood.tools.lab.npu_report import PIECES, demo_commands, describe, operators, tried, two_devices
@@ -107,11 +109,14 @@ def test_how_a_command_ended(tmp_path: Path) -> None:
     assert "No such file" in tried(["/no/such/program"], 1)["said"]
 
 
-def test_the_demos_commands_are_draftwoods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demos_commands_are_draftwoods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each gets as far as what it needs and does not find here: none is misspelt."""
+    monkeypatch.setattr(fetch, "model", lambda: fixtures.TEACHER)
     from draftwood.tools.cli import main
 
-    commands = demo_commands(tmp_path, npus=2)
+    commands = demo_commands(tmp_path, npus=3)
     names = (
         "build",
         "check",
@@ -129,8 +134,8 @@ def test_the_demos_commands_are_draftwoods(tmp_path: Path, capsys: pytest.Captur
     capsys.readouterr()
     for name in ("check", "bench npu", "profile", "bench acl"):
         assert main(commands[name][0][3:]) == 2 and "bundle" in capsys.readouterr().err
-    assert main(commands["check two"][0][-4:]) == 2 and "two" in capsys.readouterr().err
-    assert "build two" in commands and "check two" not in demo_commands(tmp_path)
+    assert main(commands["check split"][0][-4:]) == 2 and "split" in capsys.readouterr().err
+    assert "build split" in commands and "check split" not in demo_commands(tmp_path, npus=2)
 
 
 def test_the_report_on_a_machine_with_an_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

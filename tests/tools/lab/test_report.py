@@ -31,7 +31,7 @@ def figures(seconds: list[float], tokens: int = 9, steps: int = 4, **more: Any) 
 def test_speedups_are_of_medians_and_all_tokens_together() -> None:
     ways = {"plain eagle3": figures([4.0, 9.0, 5.0]), "eagle3 tree": figures([2.0, 2.5, 9.0], depths=[4, 3, 1])}
     turn = {"id": "a", "source": "s", "prompt_tokens": 3, "ways": ways}
-    rows = [{"key": k, "at": {"size": "native", "temperature": 0.0}, "found": {"turns": [turn]}} for k in "ab"]
+    rows = [{"key": k, "at": {"model": "tiny", "temperature": 0.0}, "found": {"turns": [turn]}} for k in "ab"]
     own = [turn for turn in turns_of(rows) if turn.way == "eagle3 tree"]
     assert own[0].speedup == 2.0 and own[0].accept_length == 2.0 and total_speedup(own) == (2.0, 2.0, 2.0)
     assert depth_shares(own) == [75.0, 25.0]
@@ -55,7 +55,7 @@ def test_an_interval_covers_the_ratio_and_narrows_with_more() -> None:
 
 def test_regret_and_break_even_are_against_the_best_in_hindsight() -> None:
     ways = {"plain": figures([1.1]), "adaptive": figures([0.5]), "plain again": figures([0.9]), "tree": figures([0.4])}
-    at = {"size": "native", "drafter": "demo-medusa", "temperature": 0.0, "length": 128}
+    at = {"model": "tiny", "bundle": "medusa", "temperature": 0.0, "length": 128}
     (cell,) = cells_of([{"key": "a", "at": at, "found": {"ways": ways}}])
     assert cell.speedup("adaptive").value == pytest.approx(2.0) and adaptive_regret(cell) == pytest.approx(0.25)
     assert cell.best == "tree" and cell.overhead("tree") == pytest.approx(2.0 / 2.5)
@@ -72,7 +72,7 @@ def test_a_run_becomes_markdown_with_its_pictures(tiny_run: Path, capsys: pytest
     assert all(path.endswith(".png") and Path(path).stat().st_size > 5000 for path in written["figures"])
     assert re.findall(r"!\[.+\]\((.+)\)", text) == [f"figures/{Path(one).name}" for one in written["figures"]]
     assert written["figures"][0].endswith("overview.png") and len(set(written["figures"])) >= 6
-    assert "# Measured" in text and "## Turns" in text and "| native | 0 | eagle3 tree | 6 | 6 of 6 |" in text
+    assert "# Measured" in text and "## Turns" in text and "| llama | 0 | first tree | 6 | 6 of 6 |" in text
     assert [n.question for n in found.numbers] == ["Is it exact?", "How much faster?", "Where not?"]
     assert found.numbers[0].value == "100.0 %" and found.complete and "not complete" not in text
 

@@ -1,19 +1,22 @@
 """A run: rows of every task, a run that was stopped and goes on, a busy machine, runs merged."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from draftwood.errors import RequestError
 from draftwood.tools import cli
 from draftwood.tools.lab import busy, run
+from draftwood.tools.lab.given import read_given
 from draftwood.tools.lab.record import read_record
 from draftwood.tools.lab.registry import SECTIONS
 from draftwood.tools.lab.rows import FILE, Rows, decoded, read_rows
-from draftwood.tools.lab.suite import read_suite
+from draftwood.tools.lab.suite import Suite, read_suite
 
 
 def exact(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -24,18 +27,19 @@ def exact(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return texts
 
 
-def test_every_task_has_a_row_with_equal_texts(tiny_run: Path, suite_file: Path) -> None:
+def test_every_task_has_a_row_with_equal_texts(tiny_run: Path) -> None:
     rows = read_rows(tiny_run)
-    assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(read_suite(str(suite_file), SECTIONS))]
+    suite = msgspec.convert(read_record(tiny_run)["suite"], Suite)
+    assert [row["key"] for row in rows] == [task.key for task in run.tasks_of(suite)]
     assert all(text.figures["equal"] for text in decoded(rows)) and len(list(decoded(rows))) == 6 * 2 * 4 + 4 * 3
     turn = rows[0]["found"]["turns"][1]
     assert turn["turn"] == 2 and turn["prompt_tokens"] > rows[0]["found"]["turns"][0]["prompt_tokens"]
-    tree, plain = turn["ways"]["eagle3 tree"], [turn["ways"][f"plain {name}"] for name in ("eagle3", "fasteagle")]
+    tree, plain = turn["ways"]["first tree"], [turn["ways"][f"plain {name}"] for name in ("first", "second")]
     assert [len(one["seconds"]) for one in plain] == [1, 1] and all(one["equal"] for one in plain)
     assert (
         len(tree["seconds"]) == 2 and sum(tree["accepted"]) >= tree["tokens"] - 1 and tree["depths"][0] == tree["steps"]
     )
-    assert set(rows[0]["found"]["bundles"]) == {"demo-eagle3", "demo-fasteagle"}
+    assert set(rows[0]["found"]["bundles"]) == {"first", "second"}
     assert read_record(tiny_run)["machines"][0]["versions"]["onnxruntime"]
 
 
@@ -69,6 +73,9 @@ def test_a_busy_row_is_measured_again_and_marked(
 ) -> None:
     suite_file.write_text(suite_file.read_text().replace("tries = 1", "tries = 2").replace("100.0", "0.5"))
     suite = read_suite(str(suite_file), SECTIONS).only(("turns",), ())
+    suite = suite.over(
+        read_given([f"{name}={path}" for name, path in suite.bundles.items()]), lambda *_: True, None, None
+    )
     above = iter([True, False, *[True] * 20])
     monkeypatch.setattr(busy.Load, "above", lambda load, cores: cores == 0.5 and next(above))
     rows = run.evaluate(suite, tmp_path / "run", tmp_path / "work").rows
@@ -80,7 +87,8 @@ def test_a_busy_row_is_measured_again_and_marked(
     [
         (lambda text: text.replace("[sections.turns]", "[sections.nope]"), "no section 'nope'"),
         (lambda text: text.replace("rounds = 2", "rounds = 0"), "expected 1 or more"),
-        (lambda text: text.replace("demo-eagle3", "mine"), "'mine' is none of"),
+        (lambda text: text.replace('["second"]', '["mine"]'), "lengths asks for bundle 'mine'"),
+        (lambda text: re.sub("bundles = {.*}", "", text), "--bundle: is needed"),
         (lambda text: text.replace("tries", "tires"), "tires"),
         (lambda text: "not TOML", "--suite"),
     ],
@@ -102,36 +110,21 @@ def test_a_folder_of_another_run_is_refused(
     assert "asked otherwise of 'turns'" in capsys.readouterr().err
 
 
-OWN = """
-[sections.budget]
-limit = 1
-max_new_tokens = 6
-rounds = 1
-
-[sections.peers]
-"""
-
-
-def test_bundles_of_ones_own_take_the_place_of_the_demo_pairs(
+def test_bundles_of_the_command_take_the_place_of_the_suites(
     suite_file: Path, tiny_bundle: Path, tiny_draft_bundles: dict[str, Path], tmp_path: Path, capsys: Any
 ) -> None:
-    """On any engine; what is of the demo pairs alone is left out, and a run does not go on with other bundles."""
-    suite_file.write_text(suite_file.read_text() + OWN)
+    """On any engine; peers are left out without a checkpoint, and a run does not go on with other bundles."""
+    suite_file.write_text(suite_file.read_text().replace('bundles = ["second"]', "") + "[sections.peers]\n")
     given = {"heads": tiny_bundle, "layer": tiny_draft_bundles["eagle3"]}
     line = ["evaluate", "--suite", str(suite_file), "--out", str(tmp_path / "own"), "--engine", "static"]
     line += [word for name, folder in given.items() for word in ("--bundle", f"{name}={folder}")]
     assert cli.main(line) == 0
     assert "not measured so: peers" in capsys.readouterr().err
     rows = read_rows(tmp_path / "own")
-    assert {row["at"]["size"] for row in rows} == {"llama"}
-    assert [row["section"] for row in rows] == ["turns"] * 6 + ["lengths"] * 8 + ["budget"] * 2
+    assert {row["at"]["model"] for row in rows} == {"llama"}
+    assert [row["section"] for row in rows] == ["turns"] * 6 + ["lengths"] * 8
     ways = {"plain heads", "plain layer", *(f"{name} {policy}" for name in given for policy in ("adaptive", "tree"))}
     assert set(rows[0]["found"]["turns"][0]["ways"]) == ways and rows[0]["found"]["bundles"].keys() == given.keys()
-    assert set(rows[-1]["found"]["ways"]) == {"plain", "M 6 D 3"} and set(rows[-2]["found"]["rows"].values()) == {
-        1,
-        3,
-        7,
-    }
     assert all(text.figures["equal"] for text in decoded(rows))
     assert cli.main(["report", str(tmp_path / "own")]) == 0
     assert cli.main([*line[:-2], "--bundle", f"layer={tiny_draft_bundles['fasteagle']}"]) == 2
@@ -144,7 +137,7 @@ def test_bundles_of_ones_own_take_the_place_of_the_demo_pairs(
         (["--bundle", "a b={}"], "its name is 'a b'; expected NAME=DIR"),
         (["--bundle", "one={}", "--bundle", "one={}"], "its name is 'one'"),
         (["--bundle", "{}/none"], "none"),
-        (["--engine", "static"], "--engine static: runs bundles; give --bundle as well"),
+        (["--model", "nowhere"], "--model nowhere: no such file or folder"),
     ],
 )
 def test_bundles_that_make_no_sense_are_one_line(
@@ -170,12 +163,3 @@ def test_the_load_of_a_block_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     load = busy.Meter().stop()
     assert (load.seconds, load.foreign_cores, load.steal_cores) == (10.0, 0.3, 0.1)
     assert load.above(0.39) and not load.above(0.41) and load.peak_mb > 10
-
-
-@pytest.mark.slow
-def test_the_quick_suite_runs_on_the_shipped_pair(tmp_path: Path) -> None:
-    """Builds three bundles, so minutes; under five of them on two quiet cores."""
-    assert cli.main(["evaluate", "--suite", "quick", "--out", str(tmp_path / "run")]) == 0
-    rows = read_rows(tmp_path / "run")
-    assert {row["section"] for row in rows} == {"turns", "lengths"}
-    assert cli.main(["report", str(tmp_path / "run")]) == 0

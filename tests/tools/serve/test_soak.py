@@ -24,6 +24,10 @@ from typing import Any
 import pytest
 
 import draftwood
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.tests import fixtures
+from draftwood.trees import Topology
 
 from .conftest import until
 
@@ -61,7 +65,7 @@ EXPECTED = {"stream": 200, "whole": 200, "slow": 200, "oversized": 413, "long pr
 
 
 def texts() -> list[dict[str, Any]]:
-    """What is asked for: every prompt of the demo, with every sampling in turn, a third of them held to a schema."""
+    """What is asked for: every built-in prompt, with every sampling in turn, a third of them held to a schema."""
     from draftwood.tools.prompts import BUILT_IN, read_prompts
 
     found: list[dict[str, Any]] = []
@@ -159,9 +163,10 @@ def resident(server: Any) -> int:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from draftwood.tools.lab.bundles import planned_bundle
-
-    return planned_bundle("native", "demo-medusa", 1024, tmp_path_factory.mktemp("soak"), print)
+    trees = (("plain", Topology.plain()), *((f"backbone-{d}-2", Topology.backbone(d, 2)) for d in (2, 4)))
+    folder = tmp_path_factory.mktemp("soak") / "bundle"
+    build(BuildRequest(model=fixtures.TEACHER, drafter=fixtures.MEDUSA, trees=trees, slots=(1024,)), folder)
+    return folder
 
 
 def test_sixty_four_clients_at_length(started: Callable[..., Any], bundle: Path) -> None:

@@ -98,14 +98,14 @@ def _chapter(section: Section, record: dict[str, Any], rows: list[Row]) -> Chapt
 def _gains_of_turns(rows: list[Row]) -> Iterable[Gain]:
     turns = turns_of([row for row in rows if row["section"] == "turns"])
     drafted = (turn for turn in turns if not is_plain(turn.way))
-    for (size, temperature, way), own in gathered(drafted, lambda one: (one.size, one.temperature, one.way)).items():
-        yield Gain(f"turns, {size}, T {temperature:g}", way, total_speedup(own))
+    for (model, temperature, way), own in gathered(drafted, lambda one: (one.model, one.temperature, one.way)).items():
+        yield Gain(f"turns, {model}, T {temperature:g}", way, total_speedup(own))
 
 
 def _gains_of_lengths(rows: list[Row]) -> Iterable[Gain]:
     for cell in cells_of([row for row in rows if row["section"] == "lengths"]):
-        where = f"{cell.length} tokens, {cell.size}, T {cell.temperature:g}"
-        yield Gain(where, f"{cell.drafter} adaptive", cell.speedup(ADAPTIVE))
+        where = f"{cell.length} tokens, {cell.model}, T {cell.temperature:g}"
+        yield Gain(where, f"{cell.bundle} adaptive", cell.speedup(ADAPTIVE))
 
 
 def _numbers(rows: list[Row], gains: list[Gain]) -> Iterable[Number]:

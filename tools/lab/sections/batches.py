@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from draftwood.manifest import Manifest
 from draftwood.tools.lab import draw
 from draftwood.tools.lab.batches import TURNS_A_PLACE, bench_batches
-from draftwood.tools.lab.opened import Lab, Opened
-from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped, short
+from draftwood.tools.lab.opened import Lab
+from draftwood.tools.lab.section import Block, Figure, Row, Section, Table, Task, grouped
 from draftwood.tools.lab.suite import Ask, Suite
 
 if TYPE_CHECKING:
@@ -21,37 +21,28 @@ NAME = "batches"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A pair at a temperature, with so many texts at a time."""
-    for size, drafter, temperature, texts in product(ask.sizes, ask.drafters, ask.temperatures, ask.texts):
-        yield Task(NAME, {"size": size, "drafter": drafter, "temperature": temperature, "texts": texts})
-
-
-def _turns(ask: Ask, size: str, texts: int) -> int:
-    """As many as are asked for, a round at least."""
-    return max(ask.limit_of(size) or 0, TURNS_A_PLACE * texts)
-
-
-def _opened(task: Task, ask: Ask, lab: Lab) -> Opened:
-    return lab.planned(task.at["size"], task.at["drafter"], max(ask.texts))
+    """A bundle at a temperature, with so many texts at a time."""
+    for bundle, temperature, texts in product(ask.bundles, ask.temperatures, ask.texts):
+        yield Task(NAME, {"model": suite.model, "bundle": bundle, "temperature": temperature, "texts": texts})
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle; the bench itself warms up."""
-    _opened(task, ask, lab)
+    lab.opened(task.at["bundle"])
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """`bench --texts`, its report."""
-    opened, texts = _opened(task, ask, lab), task.at["texts"]
+    opened, texts = lab.opened(task.at["bundle"]), task.at["texts"]
     prompts = [prompt for conversation in lab.conversations(None) for prompt in conversation]
-    prompts = prompts[: _turns(ask, task.at["size"], texts)]
+    prompts = prompts[: max(ask.limit or 0, TURNS_A_PLACE * texts)]  # a round at least
     options = lab.options(ask, task.at["temperature"])
     ways = opened.policies("plain"), opened.policies("adaptive")
     return {"bench": bench_batches(opened.engine, prompts, options, *ways, texts)}
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
-    """A picture for each pair and temperature, and all as a table."""
+    """A picture for each bundle and temperature, and all as a table."""
     lines = []
     for row in rows:
         at, found = row["at"], row["found"]["bench"]
@@ -59,10 +50,10 @@ def show(rows: list[Row]) -> Iterator[Block]:
         gains = [found[name]["mean"] for name in ("plain_over_alone", "speedup")]
         waits = [full[f"{way}_ms_per_token"] for way in ("plain", "speculative")]
         equal = f"{found['identical']} of {2 * found['turns']}"
-        lines.append([at["size"], short(at["drafter"]), at["temperature"], at["texts"], *gains, *waits, equal])
+        lines.append([at["model"], at["bundle"], at["temperature"], at["texts"], *gains, *waits, equal])
     columns = (
-        "size",
-        "drafter",
+        "model",
+        "bundle",
         "temperature",
         "texts",
         "plain over alone",
@@ -73,9 +64,9 @@ def show(rows: list[Row]) -> Iterator[Block]:
     )
     note = "Steps with every place taken; ms that a text waits for its next token."
     yield Table("Texts that share launches", columns, lines, note)
-    for (size, drafter, temperature), own in grouped(rows, "size", "drafter", "temperature").items():
-        title = f"Texts that share launches, {drafter}, {size}, temperature {temperature:g}"
-        name = f"batches-{size}-{drafter}-{temperature:g}"
+    for (model, bundle, temperature), own in grouped(rows, "model", "bundle", "temperature").items():
+        title = f"Texts that share launches, {bundle}, {model}, temperature {temperature:g}"
+        name = f"batches-{model}-{bundle}-{temperature:g}"
         yield Figure(name, title, partial(_draw, own))
 
 
@@ -86,7 +77,7 @@ def _draw(rows: list[Row], canvas: Canvas) -> None:
     full = [row["found"]["bench"]["occupancies"][-1] for row in rows]
     alone = rows[0]["found"]["bench"]["alone_tokens_per_s"]
     goodput.axhline(alone, color=draw.INK, linewidth=0.9, linestyle=":", label="plain, one text at a time")
-    for way, label, drawn in (("plain", "plain", "plain"), ("speculative", "adaptive", rows[0]["at"]["drafter"])):
+    for way, label, drawn in (("plain", "plain", "plain"), ("speculative", "adaptive", rows[0]["at"]["bundle"])):
         style: Any = {"marker": "o", "markersize": 4, "color": draw.colour(drawn)}
         goodput.plot(texts, [one[f"{way}_tokens_per_s"] for one in full], label=label, **style)
         waiting.plot(texts, [one[f"{way}_ms_per_token"] for one in full], **style)
@@ -113,7 +104,7 @@ def _shares(row: Row) -> dict[str, float]:
     return found
 
 
-def given(manifest: Manifest) -> bool:
+def shares_launches(manifest: Manifest) -> bool:
     """Whether a bundle has graphs of several texts."""
     return max(graph.batch for one in manifest.graph_sets for graph in one.graphs) > 1
 
@@ -127,5 +118,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure,
     show=show,
-    given=given,
+    takes=shares_launches,
 )

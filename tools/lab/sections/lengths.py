@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task, any_bundle
+from draftwood.tools.lab.section import Section, Task
 from draftwood.tools.lab.sections import lengths_shown
 from draftwood.tools.lab.suite import Ask, Suite
 
@@ -21,16 +21,16 @@ TEXTS = 4
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A text of a length at a size, for a drafter and a temperature."""
-    for size, drafter, length in product(ask.sizes, ask.drafters, ask.lengths):
+    """A text of a length, for a bundle and a temperature."""
+    for bundle, length in product(ask.bundles, ask.lengths):
         # Temperatures come last: they share the text's prefill.
-        for text, temperature in product(range(ask.limit_of(size) or TEXTS), ask.temperatures):
-            at = {"size": size, "drafter": drafter, "length": length, "text": text, "temperature": temperature}
+        for text, temperature in product(range(ask.limit or TEXTS), ask.temperatures):
+            at = {"model": suite.model, "bundle": bundle, "length": length, "text": text, "temperature": temperature}
             yield Task(NAME, at)
 
 
 def _opened(task: Task, lab: Lab) -> Opened:
-    return lab.planned(task.at["size"], task.at["drafter"])
+    return lab.opened(task.at["bundle"])
 
 
 def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
@@ -39,13 +39,13 @@ def _ways(opened: Opened, ids: list[int], lab: Lab) -> dict[str, Way]:
     slots = min(gear.slots for gear in gears if gear.slots > len(ids) + 1)
     behind = lab.prefilled(opened, ids, slots)
     names = {PLAIN: PLAIN, "adaptive": "adaptive", "plain again": PLAIN}
-    names |= {gear.tree: gear.name for gear in gears if gear.draft and gear.slots == slots}
+    names |= {gear.tree: gear.name for gear in gears if (gear.draft or gear.looks_up) and gear.slots == slots}
     return {name: Way(behind, opened.policies(policy)) for name, policy in names.items()}
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Opens the bundle, and decodes a text of the length with each way once."""
-    if lab.enters(NAME, task.at["size"], task.at["drafter"], task.at["length"]):
+    if lab.enters(NAME, task.at["bundle"], task.at["length"]):
         opened = _opened(task, lab)
         _, ids = lab.text(opened.engine, task.at["length"], task.at["text"])
         warm_up(_ways(opened, ids, lab), ids, lab.options(ask, task.at["temperature"]))
@@ -75,5 +75,4 @@ SECTION = Section(
     prepare=prepare,
     measure=measure_text,
     show=lengths_shown.show,
-    given=any_bundle,
 )

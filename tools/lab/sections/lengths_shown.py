@@ -22,17 +22,17 @@ AGAIN, ADAPTIVE = "plain again", "adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The texts of a size, drafter, temperature and length; seconds by way, a text each."""
+    """The texts of a model, bundle, temperature and length; seconds by way, a text each."""
 
-    size: str
-    drafter: str
+    model: str
+    bundle: str
     temperature: float
     length: int
     rows: list[Row]
 
     @property
     def place(self) -> tuple[str, float]:
-        return self.size, self.temperature
+        return self.model, self.temperature
 
     @property
     def trees(self) -> list[str]:
@@ -73,8 +73,8 @@ class Cell:
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """Texts by cell, in the order of the run."""
-    cells = grouped(rows, "size", "drafter", "temperature", "length")
-    return [Cell(size, drafter, heat, length, own) for (size, drafter, heat, length), own in cells.items()]
+    cells = grouped(rows, "model", "bundle", "temperature", "length")
+    return [Cell(model, bundle, heat, length, own) for (model, bundle, heat, length), own in cells.items()]
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
@@ -103,14 +103,14 @@ def _summary(cells: list[Cell]) -> Table:
         own = spread((cell.base / cell.seconds(ADAPTIVE)).tolist())
         lines.append(
             [
-                *(cell.size, cell.drafter, cell.temperature, cell.length, len(cell.rows), adaptive),
+                *(cell.model, cell.bundle, cell.temperature, cell.length, len(cell.rows), adaptive),
                 *(round(own["p1"], 2), round(floor["p1"], 2), best, cell.best),
                 *(round(cell.accept_length(cell.best), 2), round(cell.overhead(cell.best), 2), round(100 * regret, 1)),
                 round(100 * cell.host_share, 1),
             ]
         )
     columns = (
-        *("size", "drafter", "temperature", "tokens before", "texts", "adaptive (95 %)", "its p1", "plain's own p1"),
+        *("model", "bundle", "temperature", "tokens before", "texts", "adaptive (95 %)", "its p1", "plain's own p1"),
         *("best tree alone (95 %)", "which", "its accept length", "its overhead", "regret %", "host %"),
     )
     note = (
@@ -132,13 +132,13 @@ def _places(cells: list[Cell]) -> list[tuple[str, float]]:
 
 
 def _lines(cells: list[Cell], place: tuple[str, float]) -> Iterator[tuple[str, list[Cell]]]:
-    for drafter in dict.fromkeys(cell.drafter for cell in cells):
-        if own := sorted((c for c in cells if c.place == place and c.drafter == drafter), key=lambda c: c.length):
-            yield drafter, own
+    for bundle in dict.fromkeys(cell.bundle for cell in cells):
+        if own := sorted((c for c in cells if c.place == place and c.bundle == bundle), key=lambda c: c.length):
+            yield bundle, own
 
 
 def _titles(cells: list[Cell]) -> list[str]:
-    return [f"{size}, temperature {temperature:g}" for size, temperature in _places(cells)]
+    return [f"{model}, temperature {temperature:g}" for model, temperature in _places(cells)]
 
 
 def by_length(axes: Any, cells: Sequence[Cell]) -> None:
@@ -152,13 +152,13 @@ def by_length(axes: Any, cells: Sequence[Cell]) -> None:
 
 def _draw_speedups(cells: list[Cell], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, _titles(cells)), _places(cells), strict=True):
-        for drafter, own in _lines(cells, place):
+        for bundle, own in _lines(cells, place):
             lengths = [cell.length for cell in own]
             for name, found in (
                 ("adaptive", [cell.speedup(ADAPTIVE) for cell in own]),
                 ("best tree", [cell.speedup(cell.best) for cell in own]),
             ):
-                way, ink = f"{drafter} {name}", draw.colour(drafter)
+                way, ink = f"{bundle} {name}", draw.colour(bundle)
                 axes.plot(lengths, [one.value for one in found], draw.dashes(way), color=ink, label=way, marker="o",
                           markersize=3)  # fmt: skip
                 axes.fill_between(lengths, [i.low for i in found], [i.high for i in found], color=ink, alpha=0.12,
@@ -171,12 +171,12 @@ def _draw_speedups(cells: list[Cell], canvas: Canvas) -> None:
 
 def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
     for axes, place in zip(draw.panels(canvas, _titles(cells)), _places(cells), strict=True):
-        for drafter, own in _lines(cells, place):
-            lengths, ink = [cell.length for cell in own], draw.colour(drafter)
+        for bundle, own in _lines(cells, place):
+            lengths, ink = [cell.length for cell in own], draw.colour(bundle)
             gain = [cell.accept_length(cell.best) for cell in own]
             cost = [cell.overhead(cell.best) for cell in own]
-            axes.plot(lengths, gain, color=ink, marker="o", markersize=3, label=f"{drafter} accept length")
-            axes.plot(lengths, cost, ":", color=ink, marker="s", markersize=3, label=f"{drafter} overhead")
+            axes.plot(lengths, gain, color=ink, marker="o", markersize=3, label=f"{bundle} accept length")
+            axes.plot(lengths, cost, ":", color=ink, marker="s", markersize=3, label=f"{bundle} overhead")
         axes.set_ylim(bottom=0)
         by_length(axes, cells)
     canvas.axes[0].set_ylabel("tokens a step; plain steps a step")
@@ -186,14 +186,14 @@ def _draw_overhead(cells: list[Cell], canvas: Canvas) -> None:
 def _break_even(cells: list[Cell]) -> Table:
     lines = []
     for place in _places(cells):
-        for drafter, own in _lines(cells, place):
+        for bundle, own in _lines(cells, place):
             for name, ratios in (
                 ("adaptive", [cell.speedup(ADAPTIVE).value for cell in own]),
                 ("best tree", [cell.speedup(cell.best).value for cell in own]),
             ):
-                lines.append([place[0], drafter, place[1], name, break_even([c.length for c in own], ratios)])
+                lines.append([place[0], bundle, place[1], name, break_even([c.length for c in own], ratios)])
     note = "OpenPangu-Medusa reports 1.35, 1.25, 1.10 and below 1 at 128, 256, 512 and 1024 tokens: break-even at 1024."
-    columns = ("size", "drafter", "temperature", "way", "slower than plain from")
+    columns = ("model", "bundle", "temperature", "way", "slower than plain from")
     return Table("Break-even length", columns, lines, note)
 
 

@@ -30,29 +30,20 @@ LOOKUP = "lookup"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A prompt at a size and a temperature, with every peer."""
-    for size, temperature in product(ask.sizes, ask.temperatures):
-        for prompt in range(ask.limit_of(size) or PROMPTS):
-            yield Task(NAME, {"size": size, "temperature": temperature, "prompt": prompt})
+    """A prompt at a temperature, with every peer."""
+    for temperature, prompt in product(ask.temperatures, range(ask.limit or PROMPTS)):
+        yield Task(NAME, {"model": suite.model, "temperature": temperature, "prompt": prompt})
 
 
 def _ways(task: Task, ask: Ask, lab: Lab) -> dict[str, Generate]:
-    """Ours, plain and with every drafter and policy, in every precision; then the peers that are installed."""
-    size = task.at["size"]
+    """Ours, with every bundle, plain and with every policy; then the peers that are installed."""
     found: dict[str, Generate] = {}
-    for precision in ask.precisions or (None,):
-        for drafter in ask.drafters:
-            opened = lab.planned(size, drafter, precision=precision)
-            for policy in (PLAIN, *ask.policies):
-                drafted = "" if policy == PLAIN else f"{drafter.removeprefix('demo-')} "
-                name = f"{_named(precision)} {drafted}{policy}"
-                found.setdefault(name, partial(_ours, lab, ask, Way(opened.engine, opened.policies(policy))))
-    others = {name: lab.peer(size, name) for name in ask.peers or PEERS}
+    for bundle in ask.bundles:
+        opened = lab.opened(bundle)
+        for policy in (PLAIN, *ask.policies):
+            found[f"{OURS} {bundle} {policy}"] = partial(_ours, lab, ask, Way(opened.engine, opened.policies(policy)))
+    others = {name: lab.peer(name) for name in ask.peers or PEERS}
     return found | {name: peer for name, peer in others.items() if not isinstance(peer, str)}
-
-
-def _named(precision: str | None) -> str:
-    return f"{OURS} {precision}" if precision else OURS
 
 
 def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperature: float) -> Sequence[int]:
@@ -62,14 +53,16 @@ def _ours(lab: Lab, ask: Ask, way: Way, ids: Sequence[int], count: int, temperat
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
     """Exports the checkpoint to whoever needs it, and lets each answer once."""
-    if lab.enters(NAME, task.at["size"]):
+    if lab.enters(NAME):
         for generate in _ways(task, ask, lab).values():
             generate(_ids(task, ask, lab), 8, task.at["temperature"])
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
-    """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on: ours in
-    the same precision, a peer's with that of the first."""
+    """Seconds and tokens of every program, and how many tokens agree with plain decoding's, from the first on.
+
+    Ours are compared with plain decoding of the same bundle, a peer with that of the first.
+    """
     ids, ways = _ids(task, ask, lab), _ways(task, ask, lab)
     takers = {
         name: partial(_timed, generate, ids, ask.max_new_tokens, task.at["temperature"])
@@ -86,7 +79,7 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         }  # fmt: skip
         if name.startswith(OURS):
             found[name]["equal"] = all(text == base for _, text in own)
-    others = {name: lab.peer(task.at["size"], name) for name in ask.peers or PEERS}
+    others = {name: lab.peer(name) for name in ask.peers or PEERS}
     missing = {name: why for name, why in others.items() if isinstance(why, str)}
     compiled = compiled_with() if any(name.startswith("llama.cpp") for name in ways) else ""
     return {"prompt_tokens": len(ids), "programs": found, "missing": missing, "compiled": compiled}
@@ -103,21 +96,19 @@ def _timed(generate: Generate, ids: list[int], count: int, temperature: float) -
 
 
 def _ids(task: Task, ask: Ask, lab: Lab) -> list[int]:
-    prompt = lab.prompt(task.at["prompt"], ask.limit_of(task.at["size"]) or PROMPTS)
-    precision = ask.precisions[0] if ask.precisions else None
-    return lab.planned(task.at["size"], ask.drafters[0], precision=precision).ids(prompt)
+    return lab.opened(ask.bundles[0]).ids(lab.prompt(task.at["prompt"], ask.limit or PROMPTS))
 
 
 def show(rows: list[Row]) -> Iterator[Block]:
     """Tokens a second of every program and its agreement; ours over the best peer; and who is missing."""
-    groups = grouped(rows, "size", "temperature")
+    groups = grouped(rows, "model", "temperature")
     programs = [[*at, *line] for at, own in groups.items() for line in _rates(own)]
-    columns = ("size", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
+    columns = ("model", "T", "program", "tokens/s (95 %)", "same text", "tokens before the first that differs")
     note = "Other programs round otherwise: a close decision may fall either way, and the text goes on from it."
-    yield Table("Programs", columns, programs, f"{note} Ours are held to plain decoding in the same precision.")
+    yield Table("Programs", columns, programs, f"{note} Ours are held to plain decoding with the same bundle.")
     over = [[*at, *line] for at, own in groups.items() for line in _compared(own)]
     if over:
-        yield Table("Ours over others", ("size", "T", "ours", "over", "times as fast (95 %)"), over)
+        yield Table("Ours over others", ("model", "T", "ours", "over", "times as fast (95 %)"), over)
     if compiled := rows[-1]["found"].get("compiled"):
         yield f"llama.cpp was compiled with {compiled}."
     missing = rows[-1]["found"]["missing"]
@@ -136,7 +127,7 @@ def _rates(rows: list[Row]) -> Iterator[tuple[str, Interval, str, str]]:
 
 def _compared(rows: list[Row]) -> Iterator[tuple[str, str, Interval]]:
     """Each of ours over the fastest peer, of which plain decoding meets those that do not speculate, and plain over the
-    fastest of ours in another precision."""
+    fastest of our other bundles."""
     names = list(rows[0]["found"]["programs"])
     for name in (one for one in names if one.startswith(OURS)):
         plain = _plain(name)
@@ -162,4 +153,5 @@ SECTION = Section(
     prepare=prepare,
     measure=measure,
     show=show,
+    needs_checkpoint=True,
 )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, cycle, islice, product
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from draftwood.tools.lab import served
 from draftwood.tools.lab.opened import Lab, Opened
 from draftwood.tools.lab.peers import gguf_of
 from draftwood.tools.lab.runner import in_turns
-from draftwood.tools.lab.section import Block, Row, Section, Table, Task, short
+from draftwood.tools.lab.section import Block, Row, Section, Table, Task
 from draftwood.tools.lab.suite import Ask, Suite
 
 NAME = "service"
@@ -33,34 +33,38 @@ SCHEMA = {
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A pair with so many clients at a time."""
-    for size, drafter, clients in product(ask.sizes, ask.drafters, ask.texts):
-        yield Task(NAME, {"size": size, "drafter": drafter, "clients": clients})
+    """All bundles with so many clients at a time."""
+    for clients in ask.texts:
+        yield Task(NAME, {"model": suite.model, "clients": clients})
 
 
-def _opened(task: Task, ask: Ask, lab: Lab) -> dict[str, Opened]:
-    """The pair in each precision, by the names under which they are served; the first one is held to the goals."""
-    forms = {f"{served.OURS} {form}" if form else served.OURS: form for form in ask.precisions or (None,)}
-    return {name: lab.planned(task.at["size"], task.at["drafter"], TEXTS, form) for name, form in forms.items()}
+def _opened(ask: Ask, lab: Lab) -> dict[str, Opened]:
+    """Bundles by the names under which they are served; the first one is held to the goals."""
+    return {f"{served.OURS} {bundle}": lab.opened(bundle) for bundle in ask.bundles}
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
-    """Builds and times the bundles, and writes llama.cpp's files."""
-    _opened(task, ask, lab)
-    if not served.why_missing():
+    """Times the bundles, and writes llama.cpp's files."""
+    _opened(ask, lab)
+    if not _missing(lab):
         for form in served.LLAMA.values():
-            gguf_of(lab.teacher(task.at["size"]), lab.work, form)
+            gguf_of(lab.checkpoint, lab.work, form)
+
+
+def _missing(lab: Lab) -> str:
+    """Why llama.cpp's server is not measured; nothing where it is."""
+    return served.why_missing() if lab.suite.checkpoint else "llama-server reads the teacher's checkpoint: give --model"
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every server's load by round, in turns; of one client also the library's, and texts held to a JSON schema."""
-    bundles = {name: opened.engine.bundle for name, opened in _opened(task, ask, lab).items()}
+    bundles = {name: opened.engine.bundle for name, opened in _opened(ask, lab).items()}
     bundle, clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
     prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
     commands = {name: served.our_command(own.folder) for name, own in bundles.items()}
-    if not served.why_missing():
+    if not _missing(lab):
         for name, form in served.LLAMA.items():
-            file = gguf_of(lab.teacher(task.at["size"]), lab.work, form)[1]
+            file = gguf_of(lab.checkpoint, lab.work, form)[1]
             commands[name] = served.llama_command(file, min(clients, TEXTS), length + 2 * count)
     with ExitStack() as open_:
         servers = [open_.enter_context(served.serving(name, command)) for name, command in commands.items()]
@@ -75,13 +79,13 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         rounds = in_turns(takers, ask.rounds)
         ready = {server.name: server.ready_seconds for server in servers}
         held = _held(servers[0], lab, count) if clients == 1 else []
-    return {"ready_seconds": ready, "rounds": rounds, "held": held, "missing": served.why_missing()}
+    return {"ready_seconds": ready, "rounds": rounds, "held": held, "missing": _missing(lab)}
 
 
 def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int]]:
     """Texts of ``length`` tokens, cut from the suite's prompts, all different as long as those last."""
     tokenizer = bundle.tokenizer
-    assert tokenizer is not None, "the shipped teacher has one"
+    assert tokenizer is not None, "a bundle without one is refused"
     ids = list(chain.from_iterable(tokenizer.encode(prompt.text) for prompt in lab.prompts))
     starts = islice(cycle(range(0, len(ids) - length + 1, length)), count)
     return [ids[start : start + length] for start in starts]
@@ -109,19 +113,15 @@ def show(rows: list[Row]) -> Iterator[Block]:
     for row in rows:
         for name, rounds in row["found"]["rounds"].items():
             waits = [_percentile(rounds, what, point) for what in ("first_ms", "gap_ms") for point in (50, 99)]
-            lines.append([*_place(row), row["at"]["clients"], name, _rate(rounds), *waits])
+            lines.append([row["at"]["model"], row["at"]["clients"], name, _rate(rounds), *waits])
     waited = [f"ms {what}, {point}" for what in ("to the first token", "a token after") for point in ("median", "p99")]
-    columns = ("size", "drafter", "clients", "program", "tokens/s", *waited)
+    columns = ("model", "clients", "program", "tokens/s", *waited)
     note = "The median round's tokens/s; a drafted step sends its tokens at once."
     yield Table("Servers under clients", columns, lines, note)
-    goals = [[*_place(rows[0]), *line] for line in _goals(rows)]
-    yield Table("The service's own cost", ("size", "drafter", "what", "value"), goals)
+    goals = [[rows[0]["at"]["model"], *line] for line in _goals(rows)]
+    yield Table("The service's own cost", ("model", "what", "value"), goals)
     if missing := rows[-1]["found"]["missing"]:
         yield f"Missing: {missing}."
-
-
-def _place(row: Row) -> list[str]:
-    return [row["at"]["size"], short(row["at"]["drafter"])]
 
 
 def _rate(rounds: Sequence[dict[str, Any]]) -> float:

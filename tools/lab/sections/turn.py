@@ -26,7 +26,7 @@ class Turn:
     """One turn of one way beside plain decoding with its bundle; seconds are medians of the rounds."""
 
     key: str
-    size: str
+    model: str
     temperature: float
     source: str
     way: str
@@ -51,14 +51,15 @@ class Turn:
 def turns_of(rows: Sequence[Row]) -> list[Turn]:
     """Every turn and way; a turn that ended with its first token has no step to compare."""
     found = []
-    factors = {size: bundle_factors(texts_of(rows, size)) for size in dict.fromkeys(row["at"]["size"] for row in rows)}
+    models = dict.fromkeys(row["at"]["model"] for row in rows)
+    factors = {model: bundle_factors(texts_of(rows, model)) for model in models}
     for row in rows:
-        size, temperature = row["at"]["size"], row["at"]["temperature"]
+        model, temperature = row["at"]["model"], row["at"]["temperature"]
         for held in _decoded(row):
             for way, figures in held["ways"].items():
-                turn = (row["key"], size, temperature, held["source"], way, held["prompt_tokens"], figures)
+                turn = (row["key"], model, temperature, held["source"], way, held["prompt_tokens"], figures)
                 plain = held["ways"][plain_of(way, held["ways"])]
-                found.append(Turn(*turn, plain, base_seconds(way, held["ways"], factors[size])))
+                found.append(Turn(*turn, plain, base_seconds(way, held["ways"], factors[model])))
     return found
 
 
@@ -66,9 +67,9 @@ def _decoded(row: Row) -> list[dict[str, Any]]:
     return [held for held in row["found"]["turns"] if all(figures["steps"] for figures in held["ways"].values())]
 
 
-def texts_of(rows: Sequence[Row], size: str) -> list[dict[str, Any]]:
-    """The figures of every turn of a size."""
-    return [held["ways"] for row in rows if row["at"]["size"] == size for held in _decoded(row)]
+def texts_of(rows: Sequence[Row], model: str) -> list[dict[str, Any]]:
+    """The figures of every turn of a model."""
+    return [held["ways"] for row in rows if row["at"]["model"] == model for held in _decoded(row)]
 
 
 def total_speedup(turns: Sequence[Turn]) -> Interval:
@@ -82,7 +83,7 @@ def total_speedup(turns: Sequence[Turn]) -> Interval:
 
 
 def plain_of(way: str, ways: Ways) -> str:
-    """The plain decoding that a way is compared with: ``plain DRAFTER`` of its drafter, or ``plain`` where one bundle
+    """The plain decoding that a way is compared with: ``plain BUNDLE`` of its bundle, or ``plain`` where one bundle
     serves all ways; a plain one itself."""
     own = way if is_plain(way) else f"{PLAIN} {way.split(' ')[0]}"
     return own if own in ways else PLAIN

@@ -1,4 +1,4 @@
-"""Conversations, answered plainly and by every drafter: EAGLE-Pangu's distributions over turns, FastEagle's families.
+"""Conversations, answered plainly and with every bundle: EAGLE-Pangu's distributions over turns, FastEagle's families.
 
 A task is a conversation: a later turn follows the model's own answers to the earlier ones.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from draftwood.tools.lab.conversations import Conversation, by_conversation, tokenizer_of
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.runner import PLAIN, Way, measure, warm_up
-from draftwood.tools.lab.section import Section, Task, any_bundle, short
+from draftwood.tools.lab.section import Section, Task
 from draftwood.tools.lab.sections.turns_shown import show
 from draftwood.tools.lab.suite import Ask, Suite
 from draftwood.tools.prompts import read_families
@@ -20,43 +20,41 @@ NAME = "turns"
 
 
 def tasks(ask: Ask, suite: Suite) -> Iterator[Task]:
-    """A conversation at a size and a temperature."""
-    prompts = read_families(suite.prompts)
-    for size in ask.sizes:
-        whole = by_conversation(prompts, ask.limit_of(size))
-        for temperature in ask.temperatures:
-            for turns in whole:
-                yield Task(NAME, {"size": size, "temperature": temperature, "conversation": turns[0].conversation})
+    """A conversation at a temperature."""
+    whole = by_conversation(read_families(suite.prompts), ask.limit)
+    for temperature in ask.temperatures:
+        for turns in whole:
+            at = {"model": suite.model, "temperature": temperature, "conversation": turns[0].conversation}
+            yield Task(NAME, at)
 
 
-def ways_of(lab: Lab, ask: Ask, size: str) -> dict[str, Way]:
-    """``plain drafter`` of every bundle, then ``drafter policy``. All bundles of a size hold the same teacher.
+def ways_of(lab: Lab, ask: Ask) -> dict[str, Way]:
+    """``plain BUNDLE`` of every bundle, then ``BUNDLE POLICY``. All bundles hold the same teacher.
 
     Plain decoding goes round the bundles: one in each round, or as many as it takes for each to have one.
     """
-    opened = {short(drafter): lab.planned(size, drafter) for drafter in ask.drafters}
+    opened = {bundle: lab.opened(bundle) for bundle in ask.bundles}
     every = min(ask.rounds, len(opened))
     found = {
-        f"{PLAIN} {drafter}": Way(one.engine, one.policies(PLAIN), (at % every, every))
-        for at, (drafter, one) in enumerate(opened.items())
+        f"{PLAIN} {bundle}": Way(one.engine, one.policies(PLAIN), (at % every, every))
+        for at, (bundle, one) in enumerate(opened.items())
     }
-    for drafter, one in opened.items():
+    for bundle, one in opened.items():
         for policy in ask.policies:
-            found[f"{drafter} {policy}"] = Way(one.engine, one.policies(policy))
+            found[f"{bundle} {policy}"] = Way(one.engine, one.policies(policy))
     return found
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
-    """Opens the bundles of the size, and decodes a text with each way once."""
-    size = task.at["size"]
-    if lab.enters(NAME, size):
-        ids = lab.planned(size, ask.drafters[0]).ids(lab.prompts[0])
-        warm_up(ways_of(lab, ask, size), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
+    """Opens the bundles, and decodes a text with each way once."""
+    if lab.enters(NAME):
+        ids = lab.opened(ask.bundles[0]).ids(lab.prompts[0])
+        warm_up(ways_of(lab, ask), ids, lab.options(ask, task.at["temperature"], ignore_eos=False))
 
 
 def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     """Every turn with every way; a turn whose text and answer pass the context ends the conversation."""
-    ways = ways_of(lab, ask, task.at["size"])
+    ways = ways_of(lab, ask)
     options = lab.options(ask, task.at["temperature"], ignore_eos=False)
     (turns,) = (t for t in lab.conversations(None) if t[0].conversation == task.at["conversation"])
     engine = next(iter(ways.values())).engine
@@ -70,7 +68,7 @@ def measure_conversation(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         found.append(
             {"id": prompt.id, "source": prompt.source, "turn": number + 1, "prompt_tokens": len(ids), "ways": by_way}
         )
-    digests = {drafter: lab.planned(task.at["size"], drafter).digest[:16] for drafter in ask.drafters}
+    digests = {bundle: lab.opened(bundle).digest[:16] for bundle in ask.bundles}
     return {"turns": found, "bundles": digests}
 
 
@@ -83,5 +81,4 @@ SECTION = Section(
     prepare=prepare,
     measure=measure_conversation,
     show=show,
-    given=any_bundle,
 )

@@ -26,7 +26,7 @@ LONG = ("1", "2", "3", "4", "5", "6", "7", "8+")
 def show(rows: list[Row]) -> Iterator[Block]:
     """All tables and figures."""
     turns = turns_of(rows)
-    places = list(dict.fromkeys((turn.size, turn.temperature) for turn in turns))
+    places = list(dict.fromkeys((turn.model, turn.temperature) for turn in turns))
     if not turns:
         return
     yield _summary(turns, places)
@@ -50,7 +50,7 @@ def show(rows: list[Row]) -> Iterator[Block]:
 
 
 def _of(turns: Sequence[Turn], place: Place, way: str | None = None) -> list[Turn]:
-    return [t for t in turns if (t.size, t.temperature) == place and (way is None or t.way == way)]
+    return [t for t in turns if (t.model, t.temperature) == place and (way is None or t.way == way)]
 
 
 def _ways(turns: Sequence[Turn]) -> list[str]:
@@ -68,7 +68,7 @@ def _summary(turns: list[Turn], places: list[Place]) -> Table:
             if own := _of(turns, place, way):
                 lines.append([*place, way, *_figures(own)])
     columns = (
-        *("size", "temperature", "way", "turns", "same text", "plain tokens/s", "tokens/s", "speed-up (95 %)", "mean"),
+        *("model", "temperature", "way", "turns", "same text", "plain tokens/s", "tokens/s", "speed-up (95 %)", "mean"),
         *("p1", "p10", "p50", "p90", "p99", "accept length", "median", "p99 "),
         *("first token ms", "plain's", "ms a token", "host %"),
     )
@@ -117,7 +117,7 @@ def _accepted(turns: list[Turn], places: list[Place]) -> Table:
                 lines.append(
                     [*place, way, total, *(round(100 * counts[n] / total, 1) for n in range(1, len(LONG) + 1))]
                 )
-    columns = ("size", "temperature", "way", "steps", *(f"{name}, %" for name in LONG))
+    columns = ("model", "temperature", "way", "steps", *(f"{name}, %" for name in LONG))
     note = "Steps by the tokens that they gained, the bonus counted: EAGLE-Pangu's histogram of L_k."
     return Table("Tokens of a step", columns, lines, note)
 
@@ -125,17 +125,17 @@ def _accepted(turns: list[Turn], places: list[Place]) -> Table:
 def _bundles(rows: list[Row]) -> Table:
     """Plain decoding with each bundle, and against itself: the noise floor of the speed-ups above."""
     lines = []
-    for size in dict.fromkeys(row["at"]["size"] for row in rows):
-        texts = texts_of(rows, size)
+    for model in dict.fromkeys(row["at"]["model"] for row in rows):
+        texts = texts_of(rows, model)
         factors = bundle_factors(texts)
         rounds = [plain_rounds(ways, factors) for ways in texts]
         floor = spread([one / float(np.median(own)) for own in rounds for one in own])
         for name, factor in factors.items():
-            lines.append([size, name, round(factor, 3), *(round(floor[p], 3) for p in ("p1", "p50", "p99"))])
-    columns = ("size", "way", "its time over the bundles' mean", "a round over its text's median, p1", "p50", "p99")
+            lines.append([model, name, round(factor, 3), *(round(floor[p], 3) for p in ("p1", "p50", "p99"))])
+    columns = ("model", "way", "its time over the bundles' mean", "a round over its text's median, p1", "p50", "p99")
     note = (
-        "Bundles of a size hold one teacher; what its features and caches cost a step beside another's is in the first"
-        " figure. Percentiles are of all plain rounds of the size, each over its bundle's figure: the noise floor."
+        "Bundles of a model hold one teacher; what its features and caches cost a step beside another's is in the first"
+        " figure. Percentiles are of all plain rounds of the model, each over its bundle's figure: the noise floor."
     )
     return Table("Plain decoding by bundle", columns, lines, note)
 
@@ -143,12 +143,12 @@ def _bundles(rows: list[Row]) -> Table:
 def _families(turns: list[Turn]) -> Table:
     """FastEagle's table."""
     drafted = (turn for turn in turns if not is_plain(turn.way))
-    groups = gathered(drafted, lambda turn: (turn.source, turn.size, turn.temperature, turn.way))
+    groups = gathered(drafted, lambda turn: (turn.source, turn.model, turn.temperature, turn.way))
     lines = []
     for place, own in sorted(groups.items()):
         accepted = mean([n for turn in own for n in turn.figures["accepted"]])
         lines.append([*place, len(own), total_speedup(own), accepted])
-    columns = ("family", "size", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
+    columns = ("family", "model", "temperature", "way", "turns", "speed-up (95 %)", "accept length (95 %)")
     return Table("By task family", columns, lines)
 
 
@@ -197,9 +197,9 @@ def _draw_stages(turns: list[Turn], places: list[Place], canvas: Canvas) -> None
 def _gears(turns: list[Turn]) -> Table:
     lines = []
     adaptive = (turn for turn in turns if turn.way.endswith("adaptive"))
-    for place, own in gathered(adaptive, lambda turn: (turn.size, turn.temperature, turn.way)).items():
+    for place, own in gathered(adaptive, lambda turn: (turn.model, turn.temperature, turn.way)).items():
         steps = sum((Counter(turn.figures["gears"]) for turn in own), Counter())
         total = sum(steps.values())
         shares = ", ".join(f"{gear} {100 * count / total:.0f} %" for gear, count in steps.most_common())
         lines.append([*place, total, shares])
-    return Table("What the adaptive policy chose", ("size", "temperature", "way", "steps", "gears"), lines)
+    return Table("What the adaptive policy chose", ("model", "temperature", "way", "steps", "gears"), lines)
