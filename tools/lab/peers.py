@@ -1,4 +1,4 @@
-"""Other programs that decode the teacher's checkpoint, as far as they are installed (extra ``peers``)."""
+"""Other programs that decode the teacher's own checkpoint, where they read it and are installed (extra ``peers``)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood.errors import RequestError
+
 if TYPE_CHECKING:
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.compiler.teachers.config import TeacherConfig
 
 # Ids of a prompt, how many tokens at most and a temperature, 0 for greedy: the new tokens, the end token counted. No
 # token is cut off from what is sampled from.
@@ -27,8 +29,8 @@ LOOKED_UP = 8  # tokens that others' speculation takes from the text so far
 
 
 def transformers_generate(model: Path, work: Path, threads: int, **options: Any) -> Generate:
-    """Transformers' own loop, fp32, eager PyTorch with its default attention; its prompt lookup is speculation without
-    a drafter, from n-grams of the text so far."""
+    """Transformers' own loop, fp32, eager PyTorch, default attention, a GGUF file dequantised; its prompt lookup
+    is speculation without a drafter, from n-grams of the text so far."""
     from draftwood.environment import hide_torch_npu
 
     hide_torch_npu()
@@ -36,7 +38,9 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    opened = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    file = gguf_file(model)
+    where = {"gguf_file": file.name} if file else {}
+    opened = AutoModelForCausalLM.from_pretrained(file.parent if file else model, dtype=torch.float32, **where).eval()
     opened.generation_config.pad_token_id = 0  # nothing is padded; unset, it is warned of
 
     def generate(ids: Sequence[int], count: int, temperature: float) -> list[int]:
@@ -52,12 +56,24 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
 
 
 def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
-    """onnxruntime-genai on its own export of the checkpoint; it takes one thread unless told."""
+    """onnxruntime-genai on its own export of the checkpoint, where its builder reads it; it takes one thread unless
+    told."""
     import onnxruntime_genai
 
     folder = work / f"genai-{model.name}{'' if precision == 'fp32' else f'-{precision}'}"
     if not (folder / "genai_config.json").exists():
-        given = ["-i", str(model), "-o", str(folder), "-p", precision, "-e", "cpu", "-c", str(work / "genai-cache")]
+        given = [
+            "-i",
+            str(gguf_file(model) or model),
+            "-o",
+            str(folder),
+            "-p",
+            precision,
+            "-e",
+            "cpu",
+            "-c",
+            str(work / "genai-cache"),
+        ]
         subprocess.run([sys.executable, "-c", BUILDER, *given], check=True, capture_output=True)
     file = folder / "genai_config.json"
     config = json.loads(file.read_text())
@@ -80,16 +96,16 @@ def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Gen
     return generate
 
 
-def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False) -> Generate:
-    """llama.cpp on every matrix in a format of its own; ``lookup`` is its speculation from n-grams of the text."""
+def llama(model: Path, work: Path, threads: int, lookup: bool = False) -> Generate:
+    """llama.cpp on the GGUF file itself; ``lookup`` is its speculation from n-grams of the text."""
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    teacher, path = gguf_of(model, work, form)
+    file, config = read_gguf(model)
     # Row by row below 64 rows with flash attention: slower where rows are verified.
     opened = llama_cpp.Llama(
-        str(path),
-        n_ctx=min(teacher.config.max_positions, 2048),
+        str(file),
+        n_ctx=min(config.max_positions, 2048),
         n_threads=threads,
         n_threads_batch=threads,
         flash_attn=False,
@@ -103,27 +119,31 @@ def llama(model: Path, work: Path, threads: int, form: str, lookup: bool = False
         how = {"temp": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
         for token in opened.generate(list(ids), **how):
             found.append(int(token))
-            if len(found) == count or found[-1] in teacher.config.eos:
+            if len(found) == count or found[-1] in config.eos:
                 break
         return found
 
     return generate
 
 
-def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = False) -> Generate:
-    """OpenVINO GenAI on the matrices of a GGUF file; ``lookup`` is its speculation from n-grams of the text."""
+def openvino(model: Path, work: Path, threads: int, lookup: bool = False) -> Generate:
+    """OpenVINO GenAI on the GGUF file itself; ``lookup`` is its speculation from n-grams of the text."""
     import numpy as np
     import openvino
     import openvino_genai
     from openvino_tokenizers import convert_tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    teacher, path = gguf_of(model, work, form)
+    from draftwood.compiler.teachers.text import write_tokenizer
+
+    file, config = read_gguf(model)
     # It wants a tokenizer to open, and is given ids.
+    folder = work / f"{file.stem}-openvino"
+    folder.mkdir(exist_ok=True)
+    write_tokenizer(file, folder)
     words = convert_tokenizer(
-        PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json")), with_detokenizer=True
+        PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")), with_detokenizer=True
     )
-    folder = work / f"{model.name}-openvino"
     for name, part in zip(("tokenizer", "detokenizer"), words, strict=True):
         openvino.save_model(part, folder / f"openvino_{name}.xml")
     # Else a prompt that comes twice is not computed again.
@@ -131,11 +151,11 @@ def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = Fa
     scheduler.enable_prefix_caching = False
     given = {"INFERENCE_NUM_THREADS": threads, "scheduler_config": scheduler}
     opened = openvino_genai.LLMPipeline(
-        str(path), openvino_genai.Tokenizer(str(folder)), "CPU", **given, **({"prompt_lookup": True} if lookup else {})
+        str(file), openvino_genai.Tokenizer(str(folder)), "CPU", **given, **({"prompt_lookup": True} if lookup else {})
     )
-    asked = openvino_genai.GenerationConfig(stop_token_ids=set(teacher.config.eos))
-    asked.eos_token_id = min(teacher.config.eos, default=0)
-    asked.ignore_eos = not teacher.config.eos
+    asked = openvino_genai.GenerationConfig(stop_token_ids=set(config.eos))
+    asked.eos_token_id = min(config.eos, default=0)
+    asked.ignore_eos = not config.eos
     if lookup:
         asked.num_assistant_tokens, asked.max_ngram_size = LOOKED_UP, 3
 
@@ -149,18 +169,25 @@ def openvino(model: Path, work: Path, threads: int, form: str, lookup: bool = Fa
     return generate
 
 
-def gguf_of(model: Path, work: Path, form: str) -> tuple[Checkpoint, Path]:
-    """The checkpoint, and its file of this format, written unless it is there; a GGUF file is its own, in whatever
-    format it is."""
-    from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.tools.lab.gguf_file import write_gguf
+def gguf_file(model: Path) -> Path | None:
+    """The GGUF file of a checkpoint, of several parts the first one; None where it is a folder of safetensors."""
+    from draftwood.compiler.teachers.gguf import gguf_files
 
-    teacher, path = Checkpoint.open(model), work / f"{model.name}-{form}.gguf"
-    if model.suffix == ".gguf":
-        return teacher, model
-    if not path.exists():
-        write_gguf(teacher, path, form)
-    return teacher, path
+    return next(iter(gguf_files(model)), None)
+
+
+def read_gguf(model: Path) -> tuple[Path, TeacherConfig]:
+    """The GGUF file of a checkpoint and what it describes.
+
+    Raises:
+        RequestError: the checkpoint is no GGUF file.
+    """
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+
+    file = gguf_file(model)
+    if file is None:
+        raise RequestError(f"{model}: this program reads GGUF files; expected MODEL.gguf, the file that ours reads")
+    return file, Checkpoint.describe(model).config
 
 
 # The builder as a program of its own: it imports transformers, which must not see a torch_npu that has no CANN.
@@ -177,18 +204,15 @@ PEERS: dict[str, tuple[str, Open]] = {
     "transformers prompt lookup": ("transformers", partial(transformers_generate, prompt_lookup_num_tokens=LOOKED_UP)),
     "onnxruntime-genai": ("onnxruntime_genai", genai),
     "onnxruntime-genai int4": ("onnxruntime_genai", partial(genai, precision="int4")),
-    "llama.cpp Q8_0": ("llama_cpp", partial(llama, form="Q8_0")),
-    "llama.cpp Q4_0": ("llama_cpp", partial(llama, form="Q4_0")),
-    "llama.cpp Q4_0 prompt lookup": ("llama_cpp", partial(llama, form="Q4_0", lookup=True)),
-    "OpenVINO GenAI int8": ("openvino_genai", partial(openvino, form="Q8_0")),
-    "OpenVINO GenAI int4": ("openvino_genai", partial(openvino, form="Q4_0")),
-    "OpenVINO GenAI int8 prompt lookup": ("openvino_genai", partial(openvino, form="Q8_0", lookup=True)),
-    "OpenVINO GenAI int4 prompt lookup": ("openvino_genai", partial(openvino, form="Q4_0", lookup=True)),
+    "llama.cpp": ("llama_cpp", llama),
+    "llama.cpp prompt lookup": ("llama_cpp", partial(llama, lookup=True)),
+    "OpenVINO GenAI": ("openvino_genai", openvino),
+    "OpenVINO GenAI prompt lookup": ("openvino_genai", partial(openvino, lookup=True)),
 }
 # How to get a package; others are in our own extra.
 INSTALL = {
-    "llama_cpp": "pip install llama-cpp-python gguf",
-    "openvino_genai": "pip install openvino-genai gguf",
+    "llama_cpp": "pip install llama-cpp-python",
+    "openvino_genai": "pip install openvino-genai",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
 import shutil
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
+from draftwood.tools.lab.peers import gguf_file
 
 # To be ready, for one answer, and to end.
 READY_SECONDS, ANSWER_SECONDS, END_SECONDS = 300, 600, 60
 OURS = "draftwood serve"
-# llama.cpp's server, by the format of its weights.
-LLAMA = {"llama-server Q8_0": "Q8_0", "llama-server Q4_0": "Q4_0"}
+LLAMA = "llama-server"
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,16 @@ def our_command(bundle: Path) -> list[str]:
 def llama_command(file: Path, clients: int, context: int) -> list[str]:
     """llama-server on a GGUF file, a slot a client, each of ``context`` tokens, with as many threads as ours has."""
     threads, room = str(len(os.sched_getaffinity(0))), str(clients * context)
-    return ["llama-server", "-m", str(file), "-np", str(clients), "-c", room, "-t", threads, "-tb", threads]
+    return [LLAMA, "-m", str(file), "-np", str(clients), "-c", room, "-t", threads, "-tb", threads]
 
 
-def why_missing() -> str:
-    """Why llama.cpp's server cannot be measured; nothing where it can."""
-    if not shutil.which("llama-server"):
-        return "llama-server is not on PATH"
-    return "" if importlib.util.find_spec("gguf") else "llama-server: its files want a package: pip install gguf"
+def why_missing(checkpoint: str | None) -> str:
+    """Why llama.cpp's server cannot be measured on a checkpoint; nothing where it can."""
+    if checkpoint is None:
+        return f"{LLAMA} reads the teacher's checkpoint: give --model"
+    if gguf_file(Path(checkpoint)) is None:
+        return f"{LLAMA} reads GGUF files; {checkpoint} is none"
+    return "" if shutil.which(LLAMA) else f"{LLAMA} is not on PATH"
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Every section on tiny bundles: its rows and what it shows of them."""
 
+import os
+import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from draftwood.errors import RequestError
+from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.other_programs import broken, crashing, echoing
 from draftwood.tools.lab import draw, opened, peers, served
 from draftwood.tools.lab.given import read_given
@@ -32,8 +35,14 @@ SUITE = Suite(
 
 
 @pytest.fixture
-def suite(tiny_bundle: Path, tiny_teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+def suite(tiny_bundle: Path, tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Over one bundle under two names, with programs that answer or fail in the place of others."""
+    save_gguf(tiny_teacher, tmp_path / "m.gguf")
+    server = tmp_path / "bin" / served.LLAMA
+    server.parent.mkdir()
+    server.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m draftwood.tests.other_programs "$@"\n')
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{server.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
     known = {"nobody": ("no_such_package", broken), "broken": ("json", broken), "crashing": ("json", crashing)}
     known["llama.cpp lookup"] = "json", echoing
@@ -42,7 +51,7 @@ def suite(tiny_bundle: Path, tiny_teacher: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, "PEERS", known)
     monkeypatch.setattr(programs, "compiled_with", lambda: "AVX2")
     given = read_given([f"one={tiny_bundle}", f"two={tiny_bundle}"])
-    return SUITE.over(given, lambda *_: True, None, tiny_teacher)
+    return SUITE.over(given, lambda *_: True, None, tmp_path / "m.gguf")
 
 
 def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
@@ -54,7 +63,8 @@ def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
             assert block.lines and all(len(line) == len(block.columns) for line in block.lines)
     alone, both = (row["found"] for row in rows if row["section"] == "service")
     ours = "draftwood serve one"
-    assert list(alone["rounds"]) == [ours, "draftwood.open"] and list(both["rounds"]) == [ours]
+    assert list(alone["rounds"]) == [ours, served.LLAMA, "draftwood.open"]
+    assert list(both["rounds"]) == [ours, served.LLAMA]
     assert [len(one["first_ms"]) for one in both["rounds"][ours]] == [8, 8] and len(alone["held"]) == 3
     (missing,) = {tuple(row["found"]["missing"].items()) for row in rows if row["section"] == "peers"}
     why = "cannot open the checkpoint: reads no such checkpoint"
@@ -73,15 +83,22 @@ def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
     assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"llama.cpp lookup"}
 
 
-def test_without_a_checkpoint_the_service_is_measured_alone(suite: Suite, tmp_path: Path) -> None:
-    lab = opened.Lab(msgspec.structs.replace(suite, checkpoint=None), tmp_path)
-    assert service._missing(lab) == "llama-server reads the teacher's checkpoint: give --model"
+def test_peers_read_the_teachers_own_file(tiny_teacher: Path, tmp_path: Path) -> None:
+    save_gguf(tiny_teacher, tmp_path / "m.gguf", "Q8_0")
+    file, config = peers.read_gguf(tmp_path)
+    assert file == tmp_path / "m.gguf" and config.eos == (1,)
+    with pytest.raises(RequestError, match=r"reads GGUF files; expected MODEL\.gguf"):
+        peers.read_gguf(tiny_teacher)
 
 
-def test_llama_server_without_its_files_writer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.shutil, "which", lambda _: "/bin/llama-server")
-    monkeypatch.setattr(served.importlib.util, "find_spec", lambda _: None)
-    assert served.why_missing() == "llama-server: its files want a package: pip install gguf"
+def test_llama_server_reads_a_gguf_checkpoint_or_is_missing(
+    tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_gguf(tiny_teacher, tmp_path / "m.gguf")
+    monkeypatch.setattr(served.shutil, "which", lambda name: None)
+    assert served.why_missing(None) == "llama-server reads the teacher's checkpoint: give --model"
+    assert served.why_missing(str(tiny_teacher)) == f"llama-server reads GGUF files; {tiny_teacher} is none"
+    assert served.why_missing(str(tmp_path)) == "llama-server is not on PATH"
 
 
 def test_a_text_of_ours_that_differs_beside_other_programs_is_a_difference() -> None:

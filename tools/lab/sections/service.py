@@ -15,7 +15,7 @@ import draftwood
 from draftwood.runtime.bundle import Bundle
 from draftwood.tools.lab import served
 from draftwood.tools.lab.opened import Lab, Opened
-from draftwood.tools.lab.peers import gguf_of
+from draftwood.tools.lab.peers import gguf_file
 from draftwood.tools.lab.runner import in_turns
 from draftwood.tools.lab.section import Block, Row, Section, Table, Task
 from draftwood.tools.lab.suite import Ask, Suite
@@ -44,16 +44,8 @@ def _opened(ask: Ask, lab: Lab) -> dict[str, Opened]:
 
 
 def prepare(task: Task, ask: Ask, lab: Lab) -> None:
-    """Times the bundles, and writes llama.cpp's files."""
+    """Times the bundles."""
     _opened(ask, lab)
-    if not _missing(lab):
-        for form in served.LLAMA.values():
-            gguf_of(lab.checkpoint, lab.work, form)
-
-
-def _missing(lab: Lab) -> str:
-    """Why llama.cpp's server is not measured; nothing where it is."""
-    return served.why_missing() if lab.suite.checkpoint else "llama-server reads the teacher's checkpoint: give --model"
 
 
 def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
@@ -62,10 +54,9 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
     bundle, clients, (length,) = next(iter(bundles.values())), task.at["clients"], ask.lengths
     prompts, count = _prompts(bundle, lab, length, max(LEAST, TURNS * clients)), ask.max_new_tokens
     commands = {name: served.our_command(own.folder) for name, own in bundles.items()}
-    if not _missing(lab):
-        for name, form in served.LLAMA.items():
-            file = gguf_of(lab.checkpoint, lab.work, form)[1]
-            commands[name] = served.llama_command(file, min(clients, TEXTS), length + 2 * count)
+    missing = served.why_missing(lab.suite.checkpoint)
+    if not missing and (file := gguf_file(lab.checkpoint)):
+        commands[served.LLAMA] = served.llama_command(file, min(clients, TEXTS), length + 2 * count)
     with ExitStack() as open_:
         servers = [open_.enter_context(served.serving(name, command)) for name, command in commands.items()]
         takers: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -79,7 +70,7 @@ def measure(task: Task, ask: Ask, lab: Lab) -> dict[str, Any]:
         rounds = in_turns(takers, ask.rounds)
         ready = {server.name: server.ready_seconds for server in servers}
         held = _held(servers[0], lab, count) if clients == 1 else []
-    return {"ready_seconds": ready, "rounds": rounds, "held": held, "missing": _missing(lab)}
+    return {"ready_seconds": ready, "rounds": rounds, "held": held, "missing": missing}
 
 
 def _prompts(bundle: Bundle, lab: Lab, length: int, count: int) -> list[list[int]]:
@@ -151,10 +142,10 @@ def _goals(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
         if clients > 1 and alone:
             first, one = (_percentile(rounds, "first_ms", 99) for rounds in (ours, alone["rounds"][own]))
             yield f"p99 to the first token, {clients} clients over one", first / one
-        others = [_rate(rounds) for name, rounds in found["rounds"].items() if name in served.LLAMA]
-        if others:
+        if served.LLAMA in found["rounds"]:
             best = max(_rate(rounds) for name, rounds in found["rounds"].items() if name.startswith(served.OURS))
-            yield f"our best tokens/s over llama-server's best, {clients} clients", best / max(others)
+            other = _rate(found["rounds"][served.LLAMA])
+            yield f"our best tokens/s over llama-server's, {clients} clients", best / other
 
 
 SECTION = Section(
