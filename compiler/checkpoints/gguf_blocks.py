@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.compiler.checkpoints.blocks import BLOCK, MIDDLE, rounded_to_eight
 from draftwood.compiler.checkpoints.packed import Grouped
 from draftwood.compiler.checkpoints.weight import Shape
 
 # R rows, N numbers of a row, B blocks of 32, S super-blocks of 256, X bytes
 
-BLOCK, _SUPER = 32, 256
-_MIDDLE = {4: 8, 8: 128}
-_LARGEST = 127
+_SUPER = 256
 PLAIN = ("F32", "F16", "BF16")
 
 
@@ -77,22 +76,13 @@ def whole_numbers(bytes_RX: NDArray[np.uint8], shape: Shape, kind: str) -> Group
     with np.errstate(all="ignore"):
         parts = _READERS[kind](bytes_RX)
     # Four bits with a minimum count from 0; all else from the middle.
-    zero = 0 if width == 4 and parts.minimum is not None else _MIDDLE[width]
+    zero = 0 if width == 4 and parts.minimum is not None else MIDDLE[width]
     whole_RN = (parts.whole.astype(np.int16) + zero).astype(np.uint8).reshape(shape)
     minimum = None if parts.minimum is None else torch.from_numpy(np.ascontiguousarray(parts.minimum))
     scale_RB = torch.from_numpy(np.ascontiguousarray(parts.scale))
     return Grouped(
         torch.from_numpy(whole_RN), torch.full_like(scale_RB, zero, dtype=torch.uint8), scale_RB, width, minimum
     )
-
-
-def rounded_to_eight(matrix_RN: Tensor) -> Grouped:
-    """Every block at the nearest of 255 steps of its largest number."""
-    blocks_RBX = matrix_RN.float().unflatten(1, (-1, BLOCK))
-    scale_RB = blocks_RBX.abs().amax(-1) / _LARGEST
-    steps = torch.where(scale_RB[..., None] > 0, blocks_RBX / scale_RB[..., None], 0.0).round()
-    whole_RN = (steps + _MIDDLE[8]).to(torch.uint8).flatten(1)
-    return Grouped(whole_RN, torch.full_like(scale_RB, _MIDDLE[8], dtype=torch.uint8), scale_RB, 8)
 
 
 def _blocks(bytes_RX: NDArray[np.uint8], *sizes: int) -> list[NDArray[np.uint8]]:

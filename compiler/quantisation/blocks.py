@@ -109,13 +109,16 @@ def _pieces(checkpoint: Checkpoint, hidden_NH: Tensor) -> Iterator[tuple[int, Te
     """Columns of the logits, and the number of the first."""
     name = "embed.weight" if checkpoint.config.tied else "lm_head.weight"
     weight, quantised = checkpoint.weight(name), "lm_head" in checkpoint.config.quantised
-    packed = any(one.name == "lm_head" for one in checkpoint.config.packed)
+    packed = next((one for one in checkpoint.config.packed if one.name == "lm_head"), None)
     scale = checkpoint.weight("lm_head.weight_scale") if quantised or packed else None
+    zero = checkpoint.weight("lm_head.weight_zero") if packed and packed.zeros else None
+    minimum = checkpoint.weight("lm_head.weight_minimum") if packed and packed.minimum else None
     for start in range(0, checkpoint.config.vocabulary, _PIECE):
         piece = slice(start, start + _PIECE)
         if scale is None:
             yield start, hidden_NH @ weight[piece].float().t()
         elif packed:
-            yield start, torch.ops.draftwood.nbits_linear(hidden_NH, weight[piece], scale[piece], None, None)
+            more = None if zero is None else zero[piece], None, None if minimum is None else minimum[:, piece]
+            yield start, torch.ops.draftwood.nbits_linear(hidden_NH, weight[piece], scale[piece], *more)
         else:
             yield start, torch.ops.draftwood.quantised_linear(hidden_NH, weight[:, piece], scale[piece])

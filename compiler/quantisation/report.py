@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,19 +43,31 @@ def difference(
     original: Checkpoint, quantised: Checkpoint, texts: Sequence[Tensor], progress: Callable[[str], None]
 ) -> Difference:
     """Runs both block by block, side by side, on texts of token ids int64 [T]."""
-    pair, errors = (Blocks(original, texts), Blocks(quantised, texts)), []
-    states: tuple[list[State], list[State]] = ([], [])
-    for i, ((_, one), (_, other)) in enumerate(zip(pair[0].run(), pair[1].run(), strict=True)):
+    return differences(original, {"": quantised}, texts, progress)[""]
+
+
+def differences(
+    original: Checkpoint, others: Mapping[str, Checkpoint], texts: Sequence[Tensor], progress: Callable[[str], None]
+) -> dict[str, Difference]:
+    """The same of several teachers, one block of each in memory."""
+    all_of = [Blocks(one, texts) for one in (original, *others.values())]
+    errors: list[list[float]] = [[] for _ in others]
+    states: list[list[State]] = []
+    for i, found in enumerate(zip(*(blocks.run() for blocks in all_of), strict=True)):
         progress(f"comparing block {i + 1} of {original.config.layers}")
-        want_NH, got_NH = (torch.cat([state.total_TH for state in side]) for side in (one, other))
-        errors.append(float((got_NH - want_NH).norm() / want_NH.norm()))
-        states = (one, other)
-    (want_N, best_N), (got_N, other_N) = (blocks.scores(side) for blocks, side in zip(pair, states, strict=True))
-    return Difference(
-        texts=len(texts),
-        tokens=len(want_N),
-        perplexity=float((-got_N).mean().exp()),
-        original_perplexity=float((-want_N).mean().exp()),
-        agreement=float((best_N == other_N).double().mean()),
-        errors=tuple(errors),
-    )
+        states = [side for _, side in found]
+        want_NH, *got = (torch.cat([state.total_TH for state in side]) for side in states)
+        for error, got_NH in zip(errors, got, strict=True):
+            error.append(float((got_NH - want_NH).norm() / want_NH.norm()))
+    (want_N, best_N), *scored = (blocks.scores(side) for blocks, side in zip(all_of, states, strict=True))
+    return {
+        name: Difference(
+            texts=len(texts),
+            tokens=len(want_N),
+            perplexity=float((-got_N).mean().exp()),
+            original_perplexity=float((-want_N).mean().exp()),
+            agreement=float((best_N == other_N).double().mean()),
+            errors=tuple(error),
+        )
+        for name, error, (got_N, other_N) in zip(others, errors, scored, strict=True)
+    }

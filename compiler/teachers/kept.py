@@ -1,5 +1,5 @@
-"""A teacher of whole numbers in another precision than as it is: a packed one as it is packed, or requantised to W8A8;
-one of W8A8 in packed blocks of eight bits."""
+"""A teacher in another precision than its files': one of plain numbers rounded to blocks or to W8A8, a packed one as it
+is packed or requantised, one of W8A8 in packed blocks of eight bits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from draftwood.compiler.checkpoints.weight import Parts
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import PackedLayer
 from draftwood.compiler.teachers.quantised import SCALE, linear_layers
+from draftwood.compiler.teachers.reader import WholeMatrix
+from draftwood.compiler.teachers.rounding import HEAD, grouped, rounded_layers, whole_matrices
 from draftwood.errors import RequestError
 from draftwood.kernels.int4 import GROUPS, OUTPUTS, packed_words
 from draftwood.kernels.nbits import BLOCK, packed_blocks
@@ -25,66 +27,76 @@ from draftwood.kernels.nbits import BLOCK, packed_blocks
 
 ZERO, OFFSET, MINIMUM = "weight_zero", "weight_offset", "weight_minimum"
 # With -head the output matrix is in W8A8, too.
-Precision = Literal["exact", "nbits", "nbits-head", "w8a8", "w8a8-head"]
-_HEAD = "lm_head"
+Precision = Literal["exact", "nbits", "nbits8", "nbits-head", "w8a8", "w8a8-head"]
 T = TypeVar("T")
 
 
 def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False) -> Checkpoint:
-    """The teacher, its packed linear layers kept in ``precision``, as the kernels of a CPU or an NPU read them.
+    """The teacher, its linear layers kept in ``precision``, as the kernels of a CPU or an NPU read them.
 
-    For a CPU, ``nbits`` also takes a W8A8 teacher, all of whose quantised layers it keeps in eight bits.
+    For a CPU, ``nbits`` keeps a layer as it is packed; one of plain numbers is rounded to four bits in blocks of 32
+    inputs, as ``nbits8`` to eight. The output matrix has eight bits at least, and so has what is plain in a packed
+    teacher. A W8A8 teacher's layers are kept in eight bits.
 
-    Experts stay the exact product, and without ``-head`` so does the output matrix, unless it is packed itself and kept
-    as ``nbits`` for a CPU. So does, as ``nbits``, a layer that mixes groups or whose groups are no multiple of 32
-    inputs; on an NPU one that mixes bits, or has eight, with groups that are no multiple of 64 inputs, or with a number
-    of outputs that is none of 64. On a CPU a layer of four and eight bits is kept in eight.
+    ``w8a8`` rounds every linear layer but the output matrix, whatever it is kept in. Experts and routers stay the exact
+    product in all of them. So does, as ``nbits``, a layer that mixes groups or whose groups are no multiple of 32
+    inputs; on an NPU one that mixes bits, or has eight or plain numbers, with groups that are no multiple of 64 inputs,
+    or with a number of outputs that is none of 64. On a CPU a layer of four and eight bits is kept in eight.
 
     Raises:
         RequestError: it has no layer that can be kept so.
     """
     if precision == "exact":
         return checkpoint
-    if precision == "nbits" and checkpoint.config.quantised and not npu:
+    if precision in ("nbits", "nbits8") and checkpoint.config.quantised and not npu:
         return _eight_bits(checkpoint)
-    scored = precision == "nbits" and not npu
-    checkpoint = _untied(checkpoint) if scored else checkpoint
-    layers = [name for name in linear_layers(checkpoint.parts) if _matrices(checkpoint, name)]
-    layers = [name for name in layers if scored or name != _HEAD]
     if precision in ("w8a8", "w8a8-head"):
-        made = {layer: _requantised(checkpoint, layer) for layer in layers}
+        made = {layer: _requantised(checkpoint, layer) for layer in rounded_layers(checkpoint) if layer != HEAD}
         found = replace(checkpoint, config=replace(checkpoint.config, quantised=tuple(made)))
     else:
-        kept = [one for layer in layers if (one := _kept(checkpoint, layer, npu))]
-        made = {one.name: _weights(checkpoint, one) for one in kept}
+        scored = precision != "nbits-head" and not npu
+        checkpoint = _untied(checkpoint) if scored else checkpoint
+        whole = checkpoint.packed if npu else whole_matrices(checkpoint, 8 if precision == "nbits8" else 4)
+        layers = [name for name in linear_layers(checkpoint.parts) if scored or name != HEAD]
+        kept = [one for layer in layers if (one := _kept(checkpoint, layer, whole, npu))]
+        made = {one.name: _weights(checkpoint, one, whole) for one in kept}
         found = replace(checkpoint, config=replace(checkpoint.config, packed=tuple(kept)))
-    if not made:
-        raise RequestError(
-            f"--precision {precision}: {checkpoint.path} has no packed layer that it fits; expected an AWQ, GPTQ,"
-            f" GGUF or pack-quantized checkpoint {'of four bits ' if npu else ''}with groups of a multiple of"
-            f" {GROUPS[-1] if npu else BLOCK} inputs; leave the option out"
-        )
+    if not made or checkpoint.config.quantised or (npu and precision == "nbits8"):
+        raise _refused(checkpoint, precision, npu)
     found = replace(found, parts=_with(checkpoint.parts, made))
     return _with_int8_head(found) if precision.endswith("-head") else found
 
 
+def _refused(checkpoint: Checkpoint, precision: Precision, npu: bool) -> RequestError:
+    if checkpoint.config.quantised:
+        reason, way_out = "is in W8A8 as it is", "leave the option out, or for a CPU choose nbits"
+    elif npu and precision == "nbits8":
+        reason, way_out = "an NPU's kernel takes packed weights of four bits alone", "choose w8a8"
+    elif npu:
+        reason = f"has no matrix that is packed in four bits with groups of a multiple of {GROUPS[-1]} inputs"
+        way_out = "choose w8a8, or leave the option out"
+    else:
+        reason, way_out = f"has no layer with groups of a multiple of {BLOCK} inputs", "leave the option out"
+    return RequestError(f"--precision {precision}: {checkpoint.path}: {reason}; {way_out}")
+
+
 def _untied(checkpoint: Checkpoint) -> Checkpoint:
-    """The teacher with an output matrix of its own, where its embedding is one of whole numbers and serves as both."""
+    """The teacher with an output matrix of its own, which a tied one's embedding is rounded to."""
     embedding = checkpoint.parts["embed.weight"]
-    if not checkpoint.config.tied or embedding.tensors[0][0] not in checkpoint.packed:
+    if not checkpoint.config.tied or embedding.tensors[0][1][1] % BLOCK:
         return checkpoint
-    parts = {**checkpoint.parts, f"{_HEAD}.weight": embedding}
+    parts = {**checkpoint.parts, f"{HEAD}.weight": embedding}
     return replace(checkpoint, config=replace(checkpoint.config, tied=False), parts=parts)
 
 
 def _with_int8_head(checkpoint: Checkpoint) -> Checkpoint:
     """The teacher with its output matrix in W8A8; a tied one gets values of its own."""
-    config, matrix = checkpoint.config, "embed" if checkpoint.config.tied else _HEAD
-    made = {f"{_HEAD}.{kind}": part for kind, part in _requantised(checkpoint, matrix).items()}
+    config, matrix = checkpoint.config, "embed" if checkpoint.config.tied else HEAD
+    made = {f"{HEAD}.{kind}": part for kind, part in _requantised(checkpoint, matrix).items()}
     return replace(
         checkpoint,
-        config=replace(config, tied=False, quantised=(*config.quantised, _HEAD)),
-        parts={name: part for name, part in checkpoint.parts.items() if name != f"{_HEAD}.weight"} | made,
+        config=replace(config, tied=False, quantised=(*config.quantised, HEAD)),
+        parts={name: part for name, part in checkpoint.parts.items() if name != f"{HEAD}.weight"} | made,
     )
 
 
@@ -129,11 +141,6 @@ def _with(parts: Mapping[str, Parts], made: Mapping[str, Mapping[str, Parts]]) -
     return found
 
 
-def _matrices(checkpoint: Checkpoint, layer: str) -> bool:
-    """Whether all that makes a layer is packed."""
-    return all(name in checkpoint.packed for name, _ in checkpoint.parts[f"{layer}.weight"].tensors)
-
-
 def _requantised(checkpoint: Checkpoint, layer: str) -> dict[str, Parts]:
     """int8 [H, O] and scales [O] of the exact product."""
 
@@ -166,8 +173,11 @@ class _Once(Generic[T]):
         return value
 
 
-def _kept(checkpoint: Checkpoint, layer: str, npu: bool) -> PackedLayer | None:
-    found = [checkpoint.packed[name] for name, _ in checkpoint.parts[f"{layer}.weight"].tensors]
+def _kept(checkpoint: Checkpoint, layer: str, whole: Mapping[str, WholeMatrix], npu: bool) -> PackedLayer | None:
+    names = [name for name, _ in checkpoint.parts[f"{layer}.weight"].tensors]
+    found = [whole[name] for name in names if name in whole]
+    if len(found) < len(names):
+        return None
     groups, widths = {one.shape[1] // one.groups for one in found}, {one.bits for one in found}
     inputs, bits = groups.pop(), max(widths)
     group = next((size for size in GROUPS if inputs % size == 0 and size < found[0].shape[1]), None) if npu else None
@@ -187,13 +197,13 @@ def _kept(checkpoint: Checkpoint, layer: str, npu: bool) -> PackedLayer | None:
 _Made = dict[str, tuple[Callable[[Grouped], Tensor], Callable[[Tensor], Tensor], torch.dtype | None]]
 
 
-def _weights(checkpoint: Checkpoint, layer: PackedLayer) -> dict[str, Parts]:
+def _weights(checkpoint: Checkpoint, layer: PackedLayer, whole: Mapping[str, WholeMatrix]) -> dict[str, Parts]:
     """What the kernel of the layer reads: of every matrix something by outputs, which is joined and then laid out."""
     part = checkpoint.parts[f"{layer.name}.weight"]
     join: Callable[[Sequence[Tensor]], Tensor] = part.combine or (lambda tensors: torch.cat(tuple(tensors)))
 
     def read() -> list[Grouped]:
-        return _alike([checkpoint.grouped(name) for name, _ in part.tensors])
+        return _alike([grouped(checkpoint, name, whole[name]) for name, _ in part.tensors])
 
     def made(of: Callable[[Grouped], Tensor], laid: Callable[[Tensor], Tensor], found: list[Grouped]) -> Tensor:
         return laid(join([of(one) for one in found]))

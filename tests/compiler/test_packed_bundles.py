@@ -30,7 +30,7 @@ from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures
 from draftwood.tests.packed_checkpoints import save_packed
-from draftwood.tools.comparison.check import check
+from draftwood.tools.comparison.check import check, sample_prompts
 from draftwood.tools.comparison.compare import Pair, compare_gear
 from draftwood.tools.reference.eager import EagerEngine
 from draftwood.trees import Topology
@@ -237,8 +237,10 @@ def test_packed_layers_are_kept_number_by_number(
     save_packed(tmp_path / "plain", tmp_path / "packed", layout, **asked)
     exact = Checkpoint.open(tmp_path / "packed")
     found = in_precision(exact, "nbits")
-    assert len(found.config.packed) == 8
-    for layer in found.config.packed:
+    *layers, head = found.config.packed
+    # The publishers leave the output matrix unpacked.
+    assert len(layers) == 8 and (head.name, head.bits, head.minimum) == ("lm_head", 8, False)
+    for layer in layers:
         assert (layer.bits, layer.zeros) == (asked.get("bits", 4), not asked.get("symmetric"))
         assert torch.equal(multiplied(found, layer.name), 127 * exact.weight(f"{layer.name}.weight"))
 
@@ -279,7 +281,7 @@ def test_a_w8a8_teacher_of_odd_width_is_not_kept_in_blocks(
             "packs weights for one target; expected --target onnx or ge",
         ),
         ({"precision": "w8a8", "targets": ("ge",), "weights": "none"}, "makes weights that no checkpoint holds"),
-        ({"precision": "q4"}, "--precision q4: expected one of exact, nbits, nbits-head, w8a8"),
+        ({"precision": "q4"}, "--precision q4: expected one of exact, nbits, nbits8, nbits-head, w8a8"),
     ],
 )
 def test_what_cannot_be_kept_so_is_refused(four_bits: Path, tmp_path: Path, fields: dict, said: str) -> None:
@@ -287,6 +289,7 @@ def test_what_cannot_be_kept_so_is_refused(four_bits: Path, tmp_path: Path, fiel
         bundled(four_bits, None, tmp_path / "bundle", TREES[:1], **fields)
 
 
-def test_a_plain_teacher_has_nothing_to_keep(tiny_teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="has no packed layer that it fits; expected an AWQ, GPTQ"):
-        bundled(tiny_teacher, None, tmp_path / "bundle", TREES[:1], precision="nbits")
+def test_a_plain_teacher_is_rounded_and_decodes(tiny_teacher: Path, tmp_path: Path) -> None:
+    bundle = bundled(tiny_teacher, None, tmp_path / "bundle", TREES[:1], precision="nbits")
+    assert {one["bits"] for one in bundle.manifest.teacher.config["packed"]} == {4, 8}
+    assert check(bundle, list(sample_prompts(bundle, None, 1)))["ok"]

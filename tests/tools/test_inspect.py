@@ -133,6 +133,12 @@ def test_a_teacher_with_weights_and_tokenizer(tiny_teacher: Path, capsys: pytest
     assert found["weights"] == {"tensors": 21, "files": 1, "bytes": stored}
     assert found["tokenizer"]["chat"] and found["tokenizer"]["tokens"] <= found["vocabulary"] == 300
     assert found["cache_bytes_a_slot"] == 2 * 2 * 2 * 16 * 4
+    none = dict.fromkeys(("kept", "four_bits", "eight_bits", "w8a8"), 0)
+    assert found["precisions"] == {
+        "nbits": none | {"four_bits": 14, "eight_bits": 1},
+        "w8a8": none | {"w8a8": 14},
+        "nbits8": none | {"eight_bits": 15},
+    }
     assert told(capsys, tiny_teacher)["ends a text"] == "1"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Those of `draftwood.compiler.teachers.kept`, which takes seconds to import.
-PRECISIONS = ("exact", "nbits", "nbits-head", "w8a8", "w8a8-head")
+PRECISIONS = ("exact", "nbits", "nbits8", "nbits-head", "w8a8", "w8a8-head")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="exact",
         choices=PRECISIONS,
-        help="of a four-bit teacher's layers: their exact product; as they are packed, rows rounded block by block, and"
-        " also those of a W8A8 teacher; or requantised to W8A8; with -head the output matrix in W8A8, too",
+        help="of the teacher's linear layers: exact numbers; packed ones as they are and plain ones rounded to four"
+        " bits (nbits) or eight (nbits8), rows rounded block by block; or rounded to W8A8; with -head the output"
+        " matrix in W8A8, too",
     )
     parser.add_argument(
         "--bitwise", action="store_true", help="also the CPU's step in which a row has the same bits in every tree"

@@ -1,7 +1,7 @@
 """``draftwood quantize``: a teacher in, the same in W8A8 out, and how much it differs.
 
 Of a four-bit teacher it also says how much its packed layers with rows in int8 differ from their exact product. Without
-``--out`` nothing is written, and what a build makes of a quantised teacher's precisions is compared alone.
+``--out`` nothing is written, and what a build makes of the teacher's precisions is compared alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from draftwood.compiler.quantisation.report import Difference
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.kept import Precision
 
 REPORT = "quantisation.json"
 # At most so many texts, and tokens of a text, are calibrated with.
@@ -38,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
-        help="folder to make; must not exist; without it, a quantised teacher is compared with what build --precision"
-        " makes of it",
+        help="folder to make; must not exist; without it, the teacher is compared with what build --precision makes of"
+        " it",
     )  # fmt: skip
     parser.add_argument("--head", action="store_true", help="quantise the output matrix, too")
     parser.add_argument(
@@ -85,14 +84,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
-    """Every precision of a quantised teacher beside its own function, on all texts."""
-    from draftwood.compiler.quantisation.report import difference
+    """Every precision of a teacher beside its own function, on all texts."""
+    from draftwood.compiler.quantisation.report import differences
     from draftwood.compiler.teachers.kept import in_precision
+    from draftwood.compiler.teachers.precisions import precisions
 
-    if not (original.packed or original.config.quantised):
-        raise RequestError(f"--model {original.path}: is not quantised, so there is nothing to compare; give --out")
-    names: tuple[Precision, ...] = ("nbits", "w8a8") if original.packed else ("nbits",)
-    found = {name: difference(original, in_precision(original, name), texts, _say) for name in names}
+    others = {name: in_precision(original, name) for name in precisions(original) if name != "exact"}
+    if not others:
+        raise RequestError(f"--model {original.path}: has no layer that is rounded or kept packed; nothing to compare")
+    found = differences(original, others, texts, _say)
     if as_json:
         print(json.dumps({name: one.figures() for name, one in found.items()}))
     else:

@@ -13,6 +13,7 @@ from draftwood.compiler.checkpoints.fields import read_json
 from draftwood.compiler.drafters.registry import kind_named, kind_of, open_drafter
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.gguf import gguf_files
+from draftwood.compiler.teachers.precisions import matrices_in, precisions
 from draftwood.compiler.teachers.registry import FAMILIES
 from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import CheckpointError
@@ -57,6 +58,7 @@ def teacher_figures(folder: Path) -> dict[str, Any]:
         "cache_bytes_a_slot": config.layers * 2 * config.kv_heads * config.head_dim * opened.dtype.itemsize,
         "weights": _weights(opened) if opened.entries else None,
         "packed": _packed(opened),
+        "precisions": _precisions(opened),
         "tokenizer": _tokenizer(folder),
     }
 
@@ -81,6 +83,11 @@ def _packed(opened: Checkpoint) -> list[dict[str, Any]]:
         {"layout": layout, "bits": bits, "group": group or None, "rounded": rounds, "modules": modules}
         for (layout, bits, group, rounds), modules in found.items()
     ]
+
+
+def _precisions(opened: Checkpoint) -> dict[str, dict[str, int]]:
+    """By precision of a CPU's bundle, how many matrices are kept, and how many are rounded to each form."""
+    return {name: matrices_in(opened, name) for name in precisions(opened) if name != "exact"}
 
 
 def _tokenizer(folder: Path) -> dict[str, Any] | None:
@@ -134,6 +141,7 @@ def _teacher_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{found['parameters']:,}, {found['dtype']}"),
         *([("quantised", f"W8A8, {len(found['quantised'])} linear layers")] if found["quantised"] else []),
         *((f"{one['bits']} bits", _packed_text(one)) for one in found["packed"]),
+        *((f"as {name}", _rounded_text(counts)) for name, counts in found["precisions"].items()),
         *_block_rows(found),
         ("context", f"{found['max_positions']} tokens"),
         ("cache", f"{found['cache_bytes_a_slot'] / 1024:g} KiB a slot in {found['dtype']}"),
@@ -150,6 +158,12 @@ def _packed_text(packed: Mapping[str, Any]) -> str:
     group = f"groups of {packed['group']}" if packed["group"] else "a scale an output"
     rounded = ", rounded by nbits" if packed["rounded"] else ""
     return f"{packed['layout']}, {group}{rounded}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+
+
+def _rounded_text(counts: Mapping[str, int]) -> str:
+    forms = {"four_bits": "four bits", "eight_bits": "eight bits", "w8a8": "W8A8"}
+    rounded = [f"{counts[form]} rounded to {name}" for form, name in forms.items() if counts[form]]
+    return ", ".join(([f"{counts['kept']} matrices kept"] if counts["kept"] else []) + rounded)
 
 
 def _block_rows(block: Mapping[str, Any]) -> list[tuple[str, str]]:
