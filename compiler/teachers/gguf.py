@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.compiler.checkpoints import gguf_blocks as blocks
+from draftwood.compiler.checkpoints.blocks import BLOCK
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.checkpoints.gguf_header import Header, Stored, read_header
 from draftwood.compiler.checkpoints.packed import Grouped
@@ -46,7 +47,7 @@ class BlockMatrix:
 
     @property
     def groups(self) -> int:
-        return self.shape[1] // blocks.BLOCK
+        return self.shape[1] // BLOCK
 
     @property
     def minimum(self) -> bool:
@@ -93,7 +94,7 @@ class Gguf:
         packed = {
             name: BlockMatrix(entry.kind, name.rpartition(".")[0], entry.shape)
             for name, entry in entries.items()
-            if len(entry.shape) == 2 and entry.kind not in blocks.PLAIN and not entry.shape[1] % blocks.BLOCK
+            if len(entry.shape) == 2 and entry.kind not in blocks.PLAIN and not entry.shape[1] % BLOCK
         }
         return cls(path, files, header, described, config, parts, entries, packed)
 

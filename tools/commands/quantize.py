@@ -89,7 +89,9 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
     from draftwood.compiler.teachers.kept import in_precision
     from draftwood.compiler.teachers.precisions import precisions
 
-    others = {name: in_precision(original, name) for name in precisions(original) if name != "exact"}
+    others: dict[str, Checkpoint] = {
+        name: in_precision(original, name) for name in precisions(original) if name != "exact"
+    }
     if not others:
         raise RequestError(f"--model {original.path}: has no layer that is rounded or kept packed; nothing to compare")
     found = differences(original, others, texts, _say)
