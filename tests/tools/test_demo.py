@@ -59,7 +59,7 @@ def test_its_name_is_the_model_where_one_is_asked_for(
     assert main([*device, "--model", "demo", "--out", str(table)]) == 0
     assert json.loads(table.read_text())["teacher"]["name"] == "model.gguf"
     assert main(["build", "--model", "demo", "--drafter", "demo-eagle3", "--out", str(tmp_path / "b")]) == 2
-    assert "demo-eagle3: no such" in capsys.readouterr().err
+    assert "demo-eagle3: no drafter; expected a folder" in capsys.readouterr().err
     # A folder of that name is a folder.
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,33 @@
+"""Plans from what was counted of drafters that were trained: real counts, unlike those that other tests make up."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.tests import fixtures
+from draftwood.trees import Topology
+from draftwood.trees.prior import counted_prior
+
+BOTH = pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+
+
+@BOTH
+@pytest.mark.parametrize("drafter", fixtures.DRAFTERS, ids=lambda drafter: drafter.name)
+def test_a_tree_promises_less_than_it_has_levels(sampled: bool, drafter: Path) -> None:
+    counted = fixtures.counted(drafter, sampled)
+    assert counted.contexts.total > 2_000 and counted.grouped
+    assert counted.sampled == (counted.contexts.total if sampled else 0)
+    paths = counted.rank_paths()
+    tree = paths.best_tree(15)
+    assert 1.5 < paths.expected_accept_length(tree) < 1 + tree.depth
+
+
+@BOTH
+@pytest.mark.parametrize("drafter", fixtures.DRAFTERS[1:], ids=lambda drafter: drafter.name)
+def test_texts_behind_documents_are_believed_to_be_harder(drafter: Path, sampled: bool) -> None:
+    """By every drafter that looks at the text; Medusa's heads look at one state."""
+    prior = counted_prior(fixtures.counted(drafter, sampled).contexts, [Topology.chain(4)], ())
+    accepted = [np.cumprod(hazards).sum() for (hazards,) in (one.hazards for one in prior.classes)]
+    found = {one.tokens: float(np.dot(one.weights, accepted)) for one in prior.lengths}
+    assert set(found) == {0, 256, 512, 1024} and found[0] > 1.05 * found[1024]
