@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract, op
-from draftwood.kernels.onnxruntime_ops import ort
+from draftwood.kernels.contract import Contract, op, ort
 
 # T query rows, C cache slots, S visible slots, N query heads, K key/value heads, G = N / K, X = G * T,
 # D head dimension

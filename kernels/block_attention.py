@@ -12,13 +12,11 @@ kernel. So no factor here is 1, and columns come 64 at a time.
 
 from __future__ import annotations
 
-import onnx
 import torch
 from torch import Tensor
 
 from draftwood.kernels.attention import eager_attention
-from draftwood.kernels.contract import Contract, op
-from draftwood.kernels.onnxruntime_ops import ort
+from draftwood.kernels.contract import Contract, op, ort
 
 # T query rows, N query heads, K key/value heads, G = N / K, X = G * T, D head dimension, B slots of a block,
 # F settled blocks, A open blocks, O = A * B open slots, S = (F + A) * B, Z blocks that the open tokens belong to
@@ -132,7 +130,9 @@ def _ints(*values: int):  # type: ignore[no-untyped-def]
     return op.Constant(value_ints=list(values))
 
 
-def _ones() -> onnx.TensorProto:
+def _ones():  # type: ignore[no-untyped-def]
+    import onnx  # where a form is built, and nowhere else
+
     return onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
 
 

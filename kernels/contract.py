@@ -10,13 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
-from onnxscript.onnx_opset import opset18
 
-op: Any = opset18  # its stubs tie the element types of a whole expression together
+
+class _Opset:
+    """An opset that is imported when its first operator is asked for: a machine with an NPU needs no ONNX."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __getattr__(self, operator: str) -> Any:
+        return getattr(getattr(import_module(self._module), self._name), operator)
+
+
+# Any: onnxscript's stubs tie the element types of a whole expression together.
+op: Any = _Opset("onnxscript.onnx_opset", "opset18")
 """Builds standard operators of opset 18."""
+ort: Any = _Opset("draftwood.kernels.onnxruntime_ops", "opset")
+"""Builds onnxruntime's own operators."""
 
 _libraries: list[torch.library.Library] = []  # a Library unregisters its operators when collected
 

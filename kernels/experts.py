@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from onnxscript import FLOAT, INT32, script
 from torch import Tensor
 
 from draftwood.kernels.contract import Contract, op
@@ -167,33 +166,10 @@ def _experts_fake(x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, down:
     return x.new_empty(x.shape)
 
 
-# What follows is read as a graph, not run: one round of the loop is one expert that some row has chosen.
-@script()
-def _experts_loop(x: FLOAT, ids: INT32, shares: FLOAT, gate_up: FLOAT, down: FLOAT) -> FLOAT:
-    zero = op.Constant(value_ints=[0])
-    last = op.Constant(value_ints=[-1])
-    experts = op.Slice(op.Shape(gate_up), zero, op.Constant(value_ints=[1]))
-    rows = op.Slice(op.Shape(x), zero, op.Constant(value_ints=[1]))
-    none_TE = op.ConstantOfShape(op.Concat(rows, experts, axis=0))
-    share_TE = op.ScatterElements(none_TE, op.Cast(ids, to=7), shares, axis=1)
-    chosen, _, _, _ = op.Unique(op.Cast(ids, to=7), sorted=1)
-    total = op.ConstantOfShape(op.Shape(x))
-    count = op.Size(chosen)
-    for i in range(count):
-        expert = op.Gather(chosen, i)
-        share_T = op.Gather(share_TE, expert, axis=1)
-        rows_N = op.Squeeze(op.NonZero(share_T), zero)
-        both = op.Gemm(op.Gather(x, rows_N), op.Gather(gate_up, expert), transB=1)
-        gate, up = op.Split(both, num_outputs=2, axis=-1)
-        product = op.Mul(op.Mul(gate, op.Sigmoid(gate)), up)
-        out = op.Gemm(product, op.Gather(down, expert), transB=1)
-        weighed = op.Mul(out, op.Unsqueeze(op.Gather(share_T, rows_N), last))
-        total = op.ScatterND(total, op.Unsqueeze(rows_N, last), weighed, reduction="add")
-    return total
-
-
 def _experts_onnx(x, ids, shares, gate_up, down):  # type: ignore[no-untyped-def]
-    return _experts_loop(x, ids, shares, gate_up, down)
+    from draftwood.kernels.experts_onnx import experts_loop  # where a form is built, and nowhere else
+
+    return experts_loop(x, ids, shares, gate_up, down)
 
 
 EXPERTS = Contract(

@@ -8,12 +8,10 @@ checks it on any other machine.
 
 from __future__ import annotations
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract, op
-from draftwood.kernels.onnxruntime_ops import ort
+from draftwood.kernels.contract import Contract, op, ort
 
 # T rows, H inputs, O outputs, B = H / 32 blocks of inputs, X bytes
 
@@ -72,10 +70,17 @@ def _onnx(x, weight, weight_scale, weight_zero=None, bias=None, weight_minimum=N
     # Of three axes and without a bias, for an HTP takes no other.
     first = op.Constant(value_ints=[0])
     product = _onnx_cpu(op.Unsqueeze(x, first), weight, weight_scale, weight_zero)
-    product.shape = ir.Shape((1, *x.shape[:-1], weight.shape[0]))  # onnx knows no rule for this operator
+    _declare(product, 1, *x.shape[:-1], weight.shape[0])
     out = op.Squeeze(product, first)
     out = out if weight_minimum is None else op.Add(out, _minima(x, weight_minimum))
     return out if bias is None else op.Add(out, bias)
+
+
+def _declare(product, *shape) -> None:  # type: ignore[no-untyped-def]
+    """Says the shape of a result, for onnx knows no rule for its operator."""
+    import onnx_ir  # where a form is built, and nowhere else
+
+    product.shape = onnx_ir.Shape(shape)
 
 
 def _minima(x, weight_minimum):  # type: ignore[no-untyped-def]
@@ -102,7 +107,7 @@ def _onnx_cpu(x, weight, weight_scale, weight_zero=None, bias=None, weight_minim
     )
     if weight_minimum is None:
         return product
-    product.shape = ir.Shape((*x.shape[:-1], outputs))
+    _declare(product, *x.shape[:-1], outputs)
     return op.Add(product, _minima(x, weight_minimum))
 
 

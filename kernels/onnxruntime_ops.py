@@ -93,5 +93,5 @@ for _one in _SCHEMAS:
     if not onnx.defs.has(_one.name, DOMAIN):
         onnx.defs.register_schema(_one)
 
-ort = Opset(DOMAIN, VERSION)
+opset = Opset(DOMAIN, VERSION)
 """Builds onnxruntime's operators in a translation, as ``opset18`` builds the standard ones."""

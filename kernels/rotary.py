@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract, op
-from draftwood.kernels.onnxruntime_ops import ort
+from draftwood.kernels.contract import Contract, op, ort
 
 # T rows, N heads, D head dimension
 

@@ -72,6 +72,18 @@ class Clone:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
+    def machine(self, variables: dict[str, str]) -> list[str]:
+        """The folders that the launcher finds in a process of its own."""
+        code = (
+            "import sys; from importlib.machinery import SourceFileLoader as L; from importlib.util import *;"
+            f"l = L('draft', {str(self.folder / 'draft')!r}); m = module_from_spec(spec_from_loader('draft', l));"
+            "l.exec_module(m); print(*m.machine(), sep=chr(10))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True
+        )
+        return done.stdout.split()
+
     def installs(self) -> list[str]:
         """What pip was asked for since the last time, without what is the same every time."""
         lines = [line for line in self.calls.read_text().splitlines() if line.startswith("-m pip")]
@@ -151,8 +163,8 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
     assert code == 2
     assert (
         err.splitlines()[-1]
-        == "draft: error: DRAFT_EXTRAS=gpu: expected of build, cluster, dev, npu, openvino, peers, qnn, reference,"
-        " report, serve"
+        == "draft: error: DRAFT_EXTRAS=gpu: expected of build, cluster, dev, device, npu, openvino, peers, qnn,"
+        " reference, report, serve"
     )
 
 
@@ -167,6 +179,40 @@ def test_extras_can_be_asked_for(clone: Clone) -> None:
 def test_engines_and_targets_bring_what_they_need(clone: Clone, line: str, extras: str) -> None:
     clone.run(*line.split())
     assert clone.installs()[-1] == f"--editable .[{extras}]"
+
+
+@pytest.fixture
+def npu_machine(tmp_path: Path) -> dict[str, str]:
+    """Variables of a machine with an NPU: CANN's set_env.sh was read, and Python has torch_npu."""
+    site = tmp_path / "machine" / "site-packages"
+    (site / "torch_npu").mkdir(parents=True)
+    (site / "torch_npu" / "__init__.py").touch()
+    return {"ASCEND_HOME_PATH": str(tmp_path / "cann"), "PYTHONPATH": str(site)}
+
+
+@pytest.mark.parametrize("line", ["doctor --npu", "build --model demo --target ge", "run BUNDLE --engine npu"])
+def test_beside_the_machines_torch_npu_nothing_is_pinned(clone: Clone, npu_machine: dict[str, str], line: str) -> None:
+    """Neither its torch is replaced nor its numpy, and GE still finds CANN's Python in PYTHONPATH."""
+    folders = clone.machine(npu_machine)
+    assert npu_machine["PYTHONPATH"] in folders
+    clone.module.write_stamp(
+        root=str(clone.folder), python=clone.module.this_python(), key="", extras=[], machine=folders
+    )
+    assert clone.run(*line.split(), **npu_machine)[0] == 7
+    assert "-m pip install --quiet --editable .[device]" in clone.calls.read_text().splitlines()
+    assert clone.run(*line.split(), **npu_machine)[2] == "" == clone.run(*line.split())[2], "without set_env.sh, too"
+
+
+def test_an_environment_beside_torch_npu_sees_the_machines_packages(
+    clone: Clone, npu_machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clone.module, "machine", lambda: [npu_machine["PYTHONPATH"]])
+    monkeypatch.setattr(clone.module, "run", lambda lock, command: clone.site.mkdir(parents=True))
+    clone.site = clone.module.VENV / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
+    clone.module.new_environment(None)
+    assert [path.read_text().split() for path in clone.site.glob("*.pth")] == [[npu_machine["PYTHONPATH"]]]
+    monkeypatch.setenv("PYTHONPATH", "of-cann")
+    assert clone.module.environment()["PYTHONPATH"] == "of-cann"
 
 
 def test_what_is_no_flag_brings_nothing(clone: Clone) -> None:

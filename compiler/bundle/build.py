@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import shutil
 from collections.abc import Sequence
@@ -181,5 +182,9 @@ def _tree(name: str, tree: Topology | Budget) -> m.Tree:
 
 
 def _provenance() -> dict[str, str]:
-    packages = ("torch", "onnx", "onnxscript", "onnx-ir")
-    return {"draftwood": __version__, **{p: importlib.metadata.version(p) for p in packages}}
+    """Versions of what graphs are made with, as far as it is installed: those for an NPU are made without ONNX."""
+    found = {"draftwood": __version__}
+    for package in ("torch", "onnx", "onnxscript", "onnx-ir"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

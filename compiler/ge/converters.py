@@ -64,6 +64,8 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         # With torchair's int64 k no kernel of the AI Core takes it, and GE would leave it to the AI CPU.
         count = ge.Const(k, dtype=ge.DataType.DT_INT32)
         values, indices = ge.TopKV2(x, count, sorted=sorted, dim=dim, largest=largest)
+        # torch_npu 2.13 alone writes it, no CANN knows it, and without it all releases make one graph.
+        values.node.attr.pop("sort_policy", None)
         return values, ge.Cast(indices, dst_type=_INT64)
 
     def cat(tensors: Any, dim: int = 0, meta_outputs: Any = None) -> Any:

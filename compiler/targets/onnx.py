@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftwood import manifest as m
-from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.bitwise import bitwise_step
@@ -44,6 +43,8 @@ class OnnxTarget(Target):
             )
 
     def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
+        from draftwood.compiler.onnx.lowering import lower_to_onnx  # an NPU's machine need not have ONNX
+
         lowering.progress("weights")
         file = lowering.folder / WEIGHTS_FILE
         file.parent.mkdir()

@@ -18,7 +18,7 @@ from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.tools.lab import machine
 from draftwood.tools.lab.npu_report import describe, npu_report
-from draftwood.tools.packages import BUILD, EXTRAS, RUN, SERVE, install, version
+from draftwood.tools.packages import BUILD, DEVICE, EXTRAS, RUN, SERVE, install, version
 from draftwood.version import __version__
 from draftwood.versions import LEAST, acl_problem, npu_problem, unsupported
 
@@ -31,7 +31,7 @@ NEEDS = {
     "run with OpenVINO": (*RUN, "openvino"),
     "run for an HTP": (*RUN, "onnxruntime_qnn"),
     "lower for the NPU": (*RUN, *BUILD, "torch_npu"),
-    "run on an NPU (npu)": (*RUN, *BUILD, "torch_npu", "cann", "npu"),
+    "run on an NPU (npu)": (*RUN, "torch_npu", *DEVICE, "cann", "npu"),
     "run on an NPU (acl)": (*RUN, "cann", "npu"),
     "train": (*RUN, *BUILD),
     "check --teacher": (*RUN, *BUILD, "transformers"),

@@ -49,13 +49,8 @@ register("ScatterNdUpdate", ScatterNdUpdate, writes=True)
 
 
 @operator
-def TopKV2(
-    x: Tensor, k: int, *, sorted: bool = True, dim: int = -1, largest: bool = True, sort_policy: Literal[1] = 1
-) -> tuple[Tensor, Tensor]:
-    """The definition does not order equal values; they come as torch.topk has them.
-
-    ``sort_policy`` is not in the definition: torchair sets it on every node.
-    """
+def TopKV2(x: Tensor, k: int, *, sorted: bool = True, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The definition does not order equal values; they come as torch.topk has them."""
     one_type(NUMBERS, x)
     values, indices = torch.topk(x, k, dim, largest, sorted)
     return values, indices.int()

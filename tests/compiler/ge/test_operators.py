@@ -441,7 +441,7 @@ def test_other_attributes_out_of_range() -> None:
         ("Cast", {"dst_type": 11}, {"x": x}),
         ("Shape", {"dtype": 0}, {"x": x}),
         ("ArgMaxV2", {"dtype": 0}, {"x": x, "dimension": 0}),
-        ("TopKV2", {"sort_policy": 0}, {"x": x, "k": 1}),
+        ("TopKV2", {"sort_policy": 1}, {"x": x, "k": 1}),
         ("ScatterNdUpdate", {"use_locking": True}, {"var": x, "indices": [[0]], "updates": x[:1]}),
         ("RotaryMul", {"rotary_mode": "interleave"}, {"x": x, "r1": x, "r2": x}),
         ("Exp", {"base": -2.0}, {"x": x}),
