@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxscript import FLOAT, INT32, script
-from onnxscript.onnx_opset import opset18 as op
+from onnxscript.onnx_opset import opset18
 
 # T rows, E experts, N rows of one of them
+
+op: Any = opset18  # its stubs tie the element types of a whole expression together
 
 
 # One round of the loop is one expert that some row has chosen.

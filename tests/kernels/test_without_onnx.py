@@ -1,0 +1,14 @@
+"""A machine with an NPU has no ONNX: all that lowers, compiles and checks there is imported without it."""
+
+from collections.abc import Callable
+
+ONNX = ("onnx", "onnxscript", "onnx_ir", "matplotlib", "gguf")
+MODULES = (
+    *("compiler.bundle.build", "compiler.targets.online", "compiler.targets.captured", "tools.comparison.check"),
+    *("tools.lab.npu_probe", "tools.lab.ranks_probe", "tools.commands.profile", "tools.commands.bench"),
+)
+
+
+def test_the_modules_of_a_device_need_no_onnx(python: Callable[..., str]) -> None:
+    code = f"import importlib\nfor name in {MODULES}: importlib.import_module('draftwood.' + name)\nprint('imported')"
+    assert python(code, blocked=ONNX) == "imported\n"
