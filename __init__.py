@@ -41,7 +41,7 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
     """Freezes a checkpoint and its draft trees into the bundle ``out``, whole or not at all.
 
     Args:
-        request: what to build (`BuildRequest`).
+        request: what to build (`BuildRequest`). A drafter that no tree of it is drafted by is left out.
         progress: is told each stage by name.
 
     Raises:
@@ -50,8 +50,16 @@ def build(request: BuildRequest, out: str | Path, progress: Callable[[str], None
     from pathlib import Path
 
     from draftwood.compiler.bundle.build import build as write
+    from draftwood.errors import BundleError, InvariantError
+    from draftwood.runtime.bundle import Bundle
 
-    return write(request, Path(out), progress or (lambda _: None))
+    def prove(folder: Path) -> None:
+        try:
+            Bundle.open(folder, "fast")
+        except BundleError as error:
+            raise InvariantError(f"what was built cannot be opened: {error}") from error
+
+    return write(request, Path(out), progress or (lambda _: None), prove)
 
 
 def plan(

@@ -5,6 +5,7 @@ Errors are OSError, whose ``strerror`` says what the file is, so that a caller n
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -16,6 +17,14 @@ from pathlib import Path
 # Of what is read whole: JSON, text, statistics. Weights are mapped or streamed and have no limit.
 MOST_BYTES = 1 << 30
 _PART_BYTES = 1 << 20
+
+# UTF-32's little-endian mark begins with UTF-16's.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -56,12 +65,37 @@ def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MOST_BYTES) -> str:
-    """The UTF-8 text of a regular file, line ends as \\n; OSError also where it is not UTF-8."""
+    """The UTF-8 text of a regular file, without a byte order mark, line ends as \\n; OSError also where it is another.
+
+    So all files are read that a person writes: editors write marks, and ends of their own.
+    """
+    content = read_regular(path, limit)
+    if (other := _other_encoding(content)) is not None:
+        raise OSError(errno.EILSEQ, f"{other} text, expected UTF-8; save it as UTF-8")
     try:
-        text = read_regular(path, limit).decode()
+        text = content.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
-        raise OSError(errno.EILSEQ, f"not UTF-8 text at byte {error.start}") from error
+        at = error.start + len(content) - len(content.removeprefix(codecs.BOM_UTF8))
+        raise OSError(errno.EILSEQ, f"not UTF-8 text at byte {at}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text that `read_text` gave; ``str.splitlines`` would part strings of JSON, too."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _other_encoding(content: bytes) -> str | None:
+    """The encoding that a byte order mark names, or that every other byte of the beginning shows by being zero."""
+    for mark, name in _MARKS.items():
+        if content.startswith(mark):
+            return name
+    begin = content[:64]
+    if len(begin) >= 4 and len(begin) % 2 == 0:
+        for zeros, others in ((begin[1::2], begin[::2]), (begin[::2], begin[1::2])):
+            if not any(zeros) and all(others):
+                return "UTF-16"
+    return None
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ position alone, so the text is the same for every gear and policy, plain decodin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -20,13 +20,17 @@ from draftwood.runtime.caches import Wanted
 from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.policy import Asking, Policy
 from draftwood.runtime.sharing import Sharing, advance
-from draftwood.runtime.speculation.guide import Guide
+from draftwood.runtime.speculation.apart import ApartGrammar, ApartGuide
+from draftwood.runtime.speculation.constraint import Constraint
+from draftwood.runtime.speculation.guide import Guide, Guiding
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import match_class
+from draftwood.runtime.speculation.restriction import Restriction, Wishes, words_of
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.step import HostParts, Outcome, Prefill
 from draftwood.runtime.stream import Stream
 from draftwood.runtime.text.grammar import Grammar, TextGrammar
+from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import StepEvent, Trace
 
 # Likeliest tokens that are kept beside a drawn one, as other servers bound them.
@@ -55,8 +59,17 @@ class Asked(TypedDict, total=False):
     logprobs: int | None
     # Special tokens, as the vocabulary spells them, that stand in the text; others leave nothing there.
     shown: Sequence[str]
-    # What the text has to be: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax.
-    grammar: Grammar | None
+    # What the text has to be: a JSON schema as an object, or a grammar in Lark's or GBNF's syntax; or one that has been
+    # compiled in a process of its own.
+    grammar: Grammar | ApartGrammar | None
+    # Token ids that alone may come; texts that may not; tokens before which no end counts; by token id, what is added
+    # to its logit (`draftwood.runtime.speculation.restriction.Wishes`).
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    min_tokens: int
+    logit_bias: Mapping[int, float]
+    # The text ends behind a stop text and not before it.
+    include_stop_str_in_output: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +84,9 @@ class Options:
     # Of every token, and of so many of the likeliest ones beside it.
     logprobs: int | None = None
     shown: tuple[str, ...] = ()
-    grammar: Grammar | None = None
+    grammar: Grammar | ApartGrammar | None = None
+    wishes: Wishes = field(default_factory=Wishes)
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -80,6 +95,11 @@ class Options:
             raise RequestError(f"logprobs: expected a number from 0 to {_MOST_LOGPROBS}, got {self.logprobs}")
         if self.grammar is not None and self.ignore_eos:
             raise RequestError("grammar: says when the text ends; leave ignore_eos out")
+        if self.grammar is not None and self.wishes.min_tokens:
+            raise RequestError("min_tokens: the grammar says when the text ends; leave one of them out")
+        if self.wishes.min_tokens > self.max_new_tokens:
+            most = self.max_new_tokens
+            raise RequestError(f"min_tokens: {self.wishes.min_tokens}, but the text has at most {most} tokens")
 
     @classmethod
     def of(cls, **given: Unpack[Asked]) -> Options:
@@ -91,7 +111,10 @@ class Options:
         stop = rest.pop("stop", ())
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
         rest["shown"] = tuple(rest.get("shown", ()))
-        return cls(sampling=sampling, stop_strings=stop_strings, **rest)
+        wishes = {one.name: rest.pop(one.name) for one in fields(Wishes) if one.name in rest}
+        for name in wishes.keys() & {"allowed_token_ids", "bad_words"}:
+            wishes[name] = tuple(wishes[name])
+        return cls(sampling=sampling, stop_strings=stop_strings, wishes=Wishes(**wishes), **rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,12 +165,13 @@ class Decoding:
         self.last: Outcome | None = None
         if options.stop_strings and bundle.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this bundle has none; stop by token ids instead")
-        self._grammar = None if options.grammar is None else _grammar(engine, options.grammar)
-        self._stream = (
-            Stream(bundle.tokenizer, options.stop_strings, options.shown) if bundle.tokenizer is not None else None
-        )
-        self._pieces: list[str] = []
         self._ends = frozenset() if options.ignore_eos else frozenset(bundle.manifest.teacher.eos)
+        self._grammar: TextGrammar | ApartGrammar | None = (
+            None if options.grammar is None else _grammar(engine, options.grammar)
+        )
+        self._constraint: Constraint | None = self._restriction() if options.wishes else self._grammar
+        self._stream = _stream(bundle.tokenizer, options) if bundle.tokenizer is not None else None
+        self._pieces: list[str] = []
         self._looks_up = any(gear.looks_up for gear in bundle.manifest.gears)
         self._steps = self._late = self._prefix = 0
         # Tokens that the last draft's step gained: writing them belongs to every draft.
@@ -242,8 +266,31 @@ class Decoding:
 
     def _hold(self) -> None:
         """The state keeps what is asked for, and to what the text is held."""
-        self.state.top, self.state.constraint = self.options.logprobs, self._grammar
-        self.state.guide = None if self._grammar is None else Guide(self._grammar.copied(), len(self.prompt))
+        self.state.top, self.state.constraint = self.options.logprobs, self._constraint
+        self.state.guide, self.state.bias = self._guide(), self.options.wishes.bias()
+
+    def _restriction(self) -> Constraint | None:
+        """What is restricted, the grammar included; None where logits are biased alone."""
+        wishes, tokenizer = self.options.wishes, self.engine.bundle.tokenizer
+        if not _draws_here(self.engine):
+            name = next(one.name for one in fields(Wishes) if getattr(wishes, one.name))
+            raise RequestError(f"{name}: this engine draws on its device, which knows none; leave it out")
+        vocabulary = self.engine.bundle.manifest.dims.vocabulary
+        wishes.check(vocabulary)
+        if wishes.bad_words and tokenizer is None:
+            raise RequestError("bad_words: this bundle has no tokenizer, which says what its tokens spell")
+        words = words_of(wishes.bad_words, tokenizer) if tokenizer is not None else set()
+        if not (words or wishes.allowed_token_ids or wishes.min_tokens):
+            return self._grammar
+        return Restriction(wishes, words, self._ends, vocabulary, len(self.prompt), self._grammar)
+
+    def _guide(self) -> Guiding | None:
+        match self._grammar:
+            case ApartGrammar():
+                return ApartGuide(self._grammar, len(self.prompt))
+            case TextGrammar():
+                return Guide(self._grammar.copied(), len(self.prompt))
+        return None
 
     def _started(self, done: Prefill) -> str:
         if self.trace is not None:
@@ -390,10 +437,20 @@ def _checked_prompt(bundle: Bundle, prompt: Sequence[int]) -> tuple[int, ...]:
     return tuple(prompt)
 
 
-def _grammar(engine: Engine, grammar: Grammar) -> TextGrammar:
-    if not (isinstance(engine, StagedEngine) and isinstance(engine.parts, HostParts)):
+def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | ApartGrammar:
+    if not _draws_here(engine):
         raise RequestError("grammar: this engine draws on its device, which knows none; leave it out, or take a CPU's")
-    return engine.bundle.grammars.begin(grammar)
+    return grammar if isinstance(grammar, ApartGrammar) else engine.bundle.grammars.begin(grammar)
+
+
+def _draws_here(engine: Engine) -> bool:
+    """Whether the host draws, from logits that it is given."""
+    return isinstance(engine, StagedEngine) and isinstance(engine.parts, HostParts)
+
+
+def _stream(tokenizer: Tokenizer, options: Options) -> Stream:
+    shows, least = options.include_stop_str_in_output, options.wishes.min_tokens
+    return Stream(tokenizer, options.stop_strings, options.shown, shows_stop=shows, least=least)
 
 
 def _now_us() -> float:

@@ -107,7 +107,7 @@ class OpenedBundle:
                 of one's own, made for this text.
             trace: takes an event a step.
             options: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``stop``, ``ignore_eos``,
-                ``logprobs``, ``shown`` and ``grammar``, described at `draftwood.runtime.decoding.Asked`.
+                ``logprobs``, ``grammar`` and others, described at `draftwood.runtime.decoding.Asked`.
         """
         if self._closed:
             raise RequestError(f"{self.bundle.folder}: is closed; open it again")

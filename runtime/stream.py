@@ -25,15 +25,26 @@ class Stream:
         >>> stream.push(ids), stream.stopped, stream.finish()  # doctest: +SKIP
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...] = (), shown: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: tuple[str, ...] = (),
+        shown: Sequence[str] = (),
+        *,
+        shows_stop: bool = False,
+        least: int = 0,
+    ) -> None:
         """``shown`` are special tokens that stand in the text by their spelling; others leave nothing in it.
+
+        ``shows_stop``: the text ends behind the stop string and not before it. What the ``least`` first tokens give
+        ends no text.
 
         Raises RequestError if ``stop_strings`` is a bare string or holds an empty one.
         """
         if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
             raise RequestError(f"stop strings: expected a tuple of non-empty strings, got {stop_strings!r}")
         self._pieces: _Pieces = _Bytes(tokenizer) if tokenizer.decoders == ["ByteLevel"] else _Window(tokenizer)
-        self._stops = tuple(stop_strings)
+        self._stops, self._shows_stop, self._least = tuple(stop_strings), shows_stop, least
         self._shown = {tokenizer.special_id(token): token for token in shown}
         self._held = ""  # final text that may be the beginning of a stop string
         self._tokens_used = 0
@@ -74,11 +85,13 @@ class Stream:
         if self._stopped or not piece:
             return ""
         text = self._held + piece
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
-        self._stopped = bool(starts)
-        end = min(starts) if starts else len(text) - self._overlap(text)
-        self._held = "" if starts else text[end:]
-        return text[:end]
+        if self._tokens_used <= self._least:
+            return text
+        found = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
+        self._stopped = bool(found)
+        start, size = min(found) if found else (len(text) - self._overlap(text), 0)
+        self._held = "" if found else text[start:]
+        return text[: start + size] if self._shows_stop else text[:start]
 
     def _overlap(self, text: str) -> int:
         """Characters at the end of ``text`` that may be the beginning of a stop string."""

@@ -1,13 +1,17 @@
 """Reading what may be anything."""
 
+import json
 import os
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from draftwood.errors import UserError
-from draftwood.files import cache_home, open_regular, read_regular, read_text, write_whole
+from draftwood.files import cache_home, lines_of, open_regular, read_regular, read_text, write_whole
+from draftwood.tools.prompts import numbered_lines
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
@@ -16,6 +20,36 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a")
     assert read_regular(tmp_path / "link") == path.read_bytes()
     assert read_text(path) == "é\nb\n"
+
+
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"])), max_size=5),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    mark=st.booleans(),
+    last=st.booleans(),
+)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_is_read_whatever_editor_wrote_it(
+    tmp_path: Path, lines: list[str], end: str, mark: bool, last: bool
+) -> None:
+    """Of all planes; JSON lines come back as they were."""
+    path, values = tmp_path / "a", [{"prompt": line} for line in lines]
+    for written in (lines, [json.dumps(value, ensure_ascii=False) for value in values]):
+        text = end.join(written) + (end if last and written else "")
+        if not mark and text.startswith("\ufeff"):
+            continue  # a mark, as far as a file tells
+        path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + text.encode())
+        assert read_text(path) == text.replace(end, "\n")
+    assert [json.loads(line) for line in lines_of(read_text(path))] == values
+    found = [(prompt["prompt"]) for prompt in (json.loads(line) for _, line in numbered_lines(path))]
+    assert found == lines
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-le", "utf-16-be"])
+def test_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a").write_bytes('{"prompt": "the cat"}\n'.encode(encoding))
+    with pytest.raises(OSError, match=f"{encoding[:6].upper()} text, expected UTF-8"):
+        read_text(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["fifo", "folder", "/dev/zero", "/dev/stdin", "nowhere", "a\0b", "x" * 300])

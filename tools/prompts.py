@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text
+from draftwood.files import lines_of, read_text
 from draftwood.runtime.text.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).parent / "demo" / "prompts.jsonl"
@@ -81,7 +81,7 @@ def _prompts(path: Path) -> list[Prompt]:
 def numbered_lines(path: Path) -> list[tuple[int, str]]:
     """A file's lines but empty ones, each with its number; RequestError where it cannot be read."""
     try:
-        lines = read_text(path).splitlines()
+        lines = lines_of(read_text(path))
     except OSError as error:
         raise RequestError(f"{path}: not a readable text file ({error})") from error
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

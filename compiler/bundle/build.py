@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,11 +30,21 @@ from draftwood.trees.topology import branches
 from draftwood.version import __version__
 
 
-def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None) -> m.Manifest:
-    """Writes the bundle ``out``; raises UserError before anything is written where the inputs do not fit."""
+def build(
+    request: BuildRequest,
+    out: Path,
+    progress: Progress = lambda _: None,
+    prove: Callable[[Path], object] = lambda _: None,
+) -> m.Manifest:
+    """Writes the bundle ``out``; raises UserError before anything is written where the inputs do not fit.
+
+    What ``prove`` raises of the folder leaves nothing, either.
+    """
     check_request(request, out)
     sources = Sources.open(request)
     check_fit(request, sources)
+    if not any(tree.nodes for _, tree in request.shapes.drafted):
+        sources = replace(sources, drafter=None)  # no step would ask it for anything
     if not request.bitwise and _needs_bitwise(request, sources):
         _check_alone(request)
         request = replace(request, bitwise=True)
@@ -47,6 +57,7 @@ def build(request: BuildRequest, out: Path, progress: Progress = lambda _: None)
             shutil.copyfile(request.corpus, folder / m.CORPUS_FILE)
         manifest = _manifest(request, sources, graph_sets, tokenizer, _files(folder))
         (folder / m.MANIFEST_FILE).write_bytes(m.encode(manifest))
+        prove(folder)
     return manifest
 
 

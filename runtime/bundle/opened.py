@@ -121,7 +121,7 @@ class Bundle:
         """What texts can be held to; RequestError where they cannot."""
         if self.tokenizer is None:
             raise RequestError(f"grammar: {self.folder} has no tokenizer, which says what its tokens spell")
-        return Grammars(self.tokenizer, self.manifest.dims.vocabulary, self.manifest.teacher.eos)
+        return Grammars(self.tokenizer.to_json(), self.manifest.dims.vocabulary, self.manifest.teacher.eos)
 
     def graph(self, name: str) -> GraphSignature:
         """A graph for onnxruntime by its name; BundleError where the bundle holds none."""

@@ -27,11 +27,15 @@ class Constraint(Protocol):
     def allowed(self, position: int) -> NDArray[np.bool_]:
         """bool [V]: the tokens that may stand there, at least one."""
 
-    def forced(self, position: int) -> int | None:
-        """The token that the only way on begins with, as the tokenizer spells it; None where there are several."""
-
     def take(self, position: int, token: int) -> None:
         """The text goes on with a token that is allowed there."""
+
+
+class Foreseeing(Constraint, Protocol):
+    """One that can tell of what is forced."""
+
+    def forced(self, position: int) -> int | None:
+        """The token that the only way on begins with, as the tokenizer spells it; None where there are several."""
 
 
 def constrained_draw(logits_V: Logits, sampling: Sampling, position: int, constraint: Constraint) -> int:

@@ -17,7 +17,7 @@ from draftwood.errors import BundleError
 from draftwood.manifest import Gear, GraphSignature, Manifest, TensorSignature, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.speculation.draft_cache import DraftCache
-from draftwood.runtime.speculation.guide import Guide
+from draftwood.runtime.speculation.guide import Guiding
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros
 from draftwood.runtime.speculation.lookup import Levels, TextIndex, levels, match_class
 from draftwood.runtime.speculation.merging import merged
@@ -180,7 +180,7 @@ class Drafting:
             return merged(draft, index.ahead(self._ahead, state.sampling, state.length))
         return _guided(state.guide, draft)
 
-    def _again(self, state: SequenceState, gear: Gear, draft: Draft, guide: Guide) -> Draft:
+    def _again(self, state: SequenceState, gear: Gear, draft: Draft, guide: Guiding) -> Draft:
         """A draft whose nodes depend on those above them, made anew while that brings it nearer to the grammar.
 
         A launch settles one level more of its best path: what is allowed there is known once the level above is right.
@@ -324,7 +324,7 @@ def _may_branch(manifest: Manifest) -> bool:
     return not manifest.quantised or any(branches(tree.rows, tree.depth) for tree in manifest.trees)
 
 
-def _followed(state: SequenceState) -> Guide | None:
+def _followed(state: SequenceState) -> Guiding | None:
     """What guides drafts behind the text's root, where it is held to a grammar."""
     if state.guide is not None and not state.guide.follow(state.tokens, state.root):
         state.guide = None
@@ -335,7 +335,7 @@ def _same(one: Sequence[NDArray[np.bool_]], other: Sequence[NDArray[np.bool_]]) 
     return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 
-def _guided(guide: Guide | None, draft: Draft) -> Draft:
+def _guided(guide: Guiding | None, draft: Draft) -> Draft:
     """A draft of what a grammar allows. A level's candidates then differ from path to path, so that none are told."""
     if guide is None:
         return draft

@@ -13,12 +13,13 @@ A guide follows the text with a matcher of its own. Whatever becomes of that, th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.runtime.speculation.constraint import Constraint
+from draftwood.runtime.speculation.constraint import Foreseeing
 from draftwood.trees import TreeBuffers
 
 # T tree rows, V vocabulary, I levels, K candidates
@@ -29,26 +30,69 @@ MANY = 32
 LIKELY = float(np.log(0.25))
 
 
-class Guide:
-    """Of one text, whose first token that is held to the grammar stands at ``position``."""
+class Shape(Protocol):
+    """What is read of a tree: its rows' parents and ranks."""
 
-    def __init__(self, grammar: Constraint, position: int) -> None:
+    @property
+    def parents(self) -> NDArray[np.int64]: ...
+
+    @property
+    def ranks(self) -> NDArray[np.int64]: ...
+
+
+class Guiding(Protocol):
+    """What drafts ask a guide, wherever that is."""
+
+    def follow(self, tokens: Sequence[int], root: int) -> bool:
+        """Goes on to a root behind committed tokens, prompt and all; False where the grammar's bounds end that."""
+
+    def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
+        """bool [V] of at most so many levels behind the root: what may stand there, as far as that is known."""
+
+    def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
+        """Those of some tokens that may stand behind a path, which begins behind the root."""
+
+    def levels(
+        self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
+    ) -> list[NDArray[np.bool_]]:
+        """bool [V] of every level as far as it is known: what may stand behind the best path that is allowed.
+
+        None where the best child of every likely row of that path is allowed; ``scores`` are the nodes' as a draft has
+        them.
+        """
+
+    def filled(
+        self, tree: TreeBuffers, tokens_T: NDArray[np.int64], candidates_IK: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """A tree's tokens int64 [T], of which those that are forbidden are exchanged where others are known.
+
+        ``candidates`` are those of every level, best first, where levels are ranked.
+        """
+
+
+class Guide:
+    """Of one text, whose first token that is held to the grammar stands at ``position``; see `Guiding`."""
+
+    def __init__(self, grammar: Foreseeing, position: int) -> None:
         self._grammar, self._known, self._next = grammar, position, position
         self._lost = False
 
     def follow(self, tokens: Sequence[int], root: int) -> bool:
-        """Goes on to a root behind committed tokens, prompt and all; False where the grammar's bounds end that."""
+        known = min(self._known, len(tokens))
+        return self.follow_on(known, tokens[known:], root)
+
+    def follow_on(self, position: int, tokens: Sequence[int], root: int) -> bool:
+        """`follow`, given the committed tokens from a position on."""
+        root_at = position + len(tokens)
         try:
-            for position in range(self._known, len(tokens)):
-                self._grammar.take(position, tokens[position])
-            self._grammar.take(len(tokens), root)
+            for at, token in enumerate((*tokens, root), position):
+                self._grammar.take(at, token)
         except RequestError:
             self._lost = True
-        self._known, self._next = len(tokens), len(tokens) + 1
+        self._known, self._next = root_at, root_at + 1
         return not self._lost
 
     def first_levels(self, count: int) -> list[NDArray[np.bool_]]:
-        """bool [V] of at most so many levels behind the root: what may stand there, as far as that is known."""
         found = list[NDArray[np.bool_]]()
         try:
             for level in range(count):
@@ -62,7 +106,6 @@ class Guide:
         return found
 
     def allowed(self, path: Sequence[int], tokens: Collection[int]) -> set[int]:
-        """Those of some tokens that may stand behind a path, which begins behind the root."""
         at = self._next + len(path)
         try:
             if self._lost or not self._goes(path):
@@ -76,13 +119,8 @@ class Guide:
             return set()
 
     def levels(
-        self, tree: TreeBuffers, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
+        self, tree: Shape, tokens_T: NDArray[np.int64], scores_M: NDArray[np.float32]
     ) -> list[NDArray[np.bool_]]:
-        """bool [V] of every level as far as it is known: what may stand behind the best path that is allowed.
-
-        None where the best child of every likely row of that path is allowed; ``scores`` are the nodes' as a draft has
-        them.
-        """
         tokens, scores = tokens_T.tolist(), [0.0, *scores_M.tolist()]
         try:
             if self._lost or all(
@@ -96,12 +134,8 @@ class Guide:
             return []
 
     def filled(
-        self, tree: TreeBuffers, tokens_T: NDArray[np.int64], candidates_IK: NDArray[np.int64] | None = None
+        self, tree: Shape, tokens_T: NDArray[np.int64], candidates_IK: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """A tree's tokens int64 [T], of which those that are forbidden are exchanged where others are known.
-
-        ``candidates`` are those of every level, best first, where levels are ranked.
-        """
         if self._lost:
             return tokens_T
         tokens, ranks = tokens_T.tolist(), tree.ranks.tolist()
@@ -119,7 +153,7 @@ class Guide:
             return tokens_T
         return np.array(tokens, np.int64)
 
-    def _rows(self, tree: TreeBuffers, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    def _rows(self, tree: Shape, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         """The rows that have children, depth first, along what is allowed: where the children stand, and those.
 
         The grammar has taken the row. Whoever is given it may still exchange its children's ``tokens``.
@@ -137,7 +171,7 @@ class Guide:
 
         return from_(0, self._next)
 
-    def _best_path(self, tree: TreeBuffers, tokens: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+    def _best_path(self, tree: Shape, tokens: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
         """The rows that have children, each the best one allowed behind the last: a row, where its children stand, and
         those. The grammar has taken the row."""
         below, at = _children(tree), self._next
@@ -176,7 +210,7 @@ class Guide:
         return True
 
 
-def _children(tree: TreeBuffers) -> dict[int, list[int]]:
+def _children(tree: Shape) -> dict[int, list[int]]:
     """The rows below every row that has any, by rank."""
     found: dict[int, list[int]] = {}
     for row, parent in enumerate(tree.parents.tolist()[1:], 1):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftwood.errors import InvariantError
 from draftwood.runtime.speculation.constraint import Constraint, constrained_draw
 from draftwood.runtime.speculation.draft_cache import DeviceRows, DraftCache
-from draftwood.runtime.speculation.guide import Guide
+from draftwood.runtime.speculation.guide import Guiding
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.speculation.lookup import TextIndex
 from draftwood.runtime.speculation.sampling import Logits, Sampling, draw
@@ -39,7 +39,9 @@ class SequenceState:
         self.kv, self.draft, self.sampling = kv, draft, sampling or Sampling()
         # What tokens may be drawn, where not all, and what is to be drafted then.
         self.constraint: Constraint | None = None
-        self.guide: Guide | None = None
+        self.guide: Guiding | None = None
+        # Token ids and what is added to their logits before a draw.
+        self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
         self.root = 0
         # The committed tokens; their index, beside a corpus if one was given, is made where a gear looks tokens up.
         self.tokens: list[int] = []
@@ -72,6 +74,10 @@ class SequenceState:
         Raises:
             NumericError: the logits are no numbers.
         """
+        if self.bias is not None:
+            ids, added = self.bias
+            logits_V = logits_V.copy()
+            logits_V[ids] += added
         if self.constraint is None:
             return draw(logits_V, self.sampling, position)
         return constrained_draw(logits_V, self.sampling, position, self.constraint)
@@ -135,7 +141,7 @@ class SequenceState:
 
     def rewind(self, length: int) -> None:
         """Goes back to the text's first ``length`` tokens; the next one to be read is the one that followed them."""
-        self._open = self._index = self.logprobs = self.constraint = self.guide = None
+        self._open = self._index = self.logprobs = self.constraint = self.guide = self.bias = None
         del self.tokens[length:]
         self.kv.rollback(length)
         if self.draft:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError, RequestError
-from draftwood.runtime.text.tokenizer import Tokenizer
 
 # V vocabulary, W = ceil(V / 32) words of a bit mask
 
@@ -33,13 +32,14 @@ _SPACE = r"\n?[ \t]{0,20}"
 class Grammars:
     """What a tokenizer's texts can be held to.
 
-    ``ends`` are the teacher's end tokens; a grammar says when they may come.
+    ``source`` is the tokenizer as ``tokenizer.json`` has it; ``ends`` are the teacher's end tokens, of which a grammar
+    says when they may come.
 
     Raises:
         RequestError: llguidance is not installed, or cannot read the tokenizer; no token ends a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
+    def __init__(self, source: str, vocabulary: int, ends: Sequence[int]) -> None:
         try:
             import llguidance
         except ImportError:
@@ -48,7 +48,7 @@ class Grammars:
             raise RequestError("grammar: this bundle's teacher has no end token, by which a text could end")
         self._library, self._vocabulary, self._ends = llguidance, vocabulary, frozenset(ends)
         try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=vocabulary, eos_token=list(ends))
+            self._tokenizer = llguidance.LLTokenizer(source, n_vocab=vocabulary, eos_token=list(ends))
         except Exception as error:  # it raises nothing narrower
             raise RequestError(f"grammar: this bundle's tokenizer cannot be used: {error}") from error
         self._compiled = lru_cache(_KEPT)(self._compile)

@@ -18,13 +18,17 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class Chat:
     """A chat, its fields named as in the chat requests of vLLM and SGLang.
 
-    ``chat_template_kwargs`` are the template's own switches, such as ``{"enable_thinking": False}`` for Qwen3.
+    ``chat_template_kwargs`` are the template's own switches, such as ``{"enable_thinking": False}`` for Qwen3. Without
+    ``add_generation_prompt`` the prompt ends with the last message; with ``continue_final_message`` inside of it, and
+    the answer goes on with its text.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @classmethod
     def of(cls, given: Any) -> Chat:
@@ -40,12 +44,49 @@ class Chat:
         switches = given.get("chat_template_kwargs") or {}
         if not isinstance(switches, Mapping):
             raise RequestError(f"chat: chat_template_kwargs: expected an object, got {type(switches).__name__}")
-        return cls(
+        continued = _switch(given, "continue_final_message", False)
+        chat = cls(
             _messages(given.get("messages")),
             _objects(given.get("tools"), "tools"),
             _objects(given.get("documents"), "documents"),
             _json(switches, "chat_template_kwargs"),
+            _switch(given, "add_generation_prompt", not continued),
+            continued,
         )
+        if continued and chat.add_generation_prompt:
+            raise RequestError("chat: continue_final_message: goes on with a message; leave add_generation_prompt out")
+        if continued and not _final(chat.messages[-1]):
+            raise RequestError("chat: continue_final_message: the last message has no text to go on with")
+        return chat
+
+    def continued(self, rendered: str) -> str:
+        """What a template has made of the chat, up to the end of the last message's text.
+
+        Raises:
+            RequestError: the template did not write that text.
+        """
+        final = _final(self.messages[-1])
+        at = rendered.rfind(final.strip())
+        if at < 0:
+            raise RequestError("chat: continue_final_message: the template does not write the last message as it is")
+        whole = final.lstrip()  # a template may cut the space at its end
+        return rendered[: at + len(whole if rendered.startswith(whole, at) else final.strip())]
+
+
+def _final(message: dict[str, Any]) -> str:
+    """A message's text, which may be the last of its parts; "" where there is none but white space."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        content = texts[-1] if texts else ""
+    return content if isinstance(content, str) and content.strip() else ""
+
+
+def _switch(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"chat: {name}: expected true or false, got {value!r:.40}")
+    return default if value is None else value
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:

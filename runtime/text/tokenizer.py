@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -19,6 +21,8 @@ _Parsed = TypeVar("_Parsed", bound=msgspec.Struct)
 
 # Of a text: about a million tokens, more than any context; four times as much takes a minute and gigabytes.
 MOST_BYTES = 4 << 20
+# Up to so many bytes a text takes milliseconds; of those with more than so many one at a time is encoded.
+_SHORT_BYTES, _LONG_BYTES = 1 << 12, 1 << 18
 # By how much all replacements of a tokenizer together may lengthen a text: those that people use keep its length.
 _MOST_GROWTH = 1000
 
@@ -103,6 +107,7 @@ class Tokenizer:
         self._path, self._vocabulary = path, vocabulary
         self.decoders = decoders
         self._templates = templates
+        self._long = threading.Lock()
         self._template_tokens = tokens
         self._skipped = {i for i, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
@@ -147,8 +152,13 @@ class Tokenizer:
             ) from error
         if size > MOST_BYTES:
             raise RequestError(f"prompt: {size} bytes; expected at most {MOST_BYTES}, which no context holds")
-        ids: list[int] = _called(self._path, self._vocabulary.encode, text, add_special_tokens=special).ids
-        return ids
+        if size <= _SHORT_BYTES:
+            ids: list[int] = _called(self._path, self._vocabulary.encode, text, add_special_tokens=special).ids
+            return ids
+        # Of several texts alone the library lets other threads of Python run meanwhile.
+        with self._long if size > _LONG_BYTES else contextlib.nullcontext():
+            (found,) = _called(self._path, self._vocabulary.encode_batch, [text], add_special_tokens=special)
+        return [*found.ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids without special tokens; ids that the tokenizer does not know are skipped."""
@@ -194,8 +204,7 @@ class Tokenizer:
         """The prompt that the chat template makes of a chat, up to where the assistant is to speak.
 
         Args:
-            chat: a list of messages, or an object with ``messages``, ``tools``, ``documents`` and
-                ``chat_template_kwargs``, as `draftwood.runtime.text.messages.Chat` has them.
+            chat: a list of messages, or an object of the fields of `draftwood.runtime.text.messages.Chat`.
 
         Raises:
             RequestError: no template, a malformed chat (by field and index), or one that the template refuses.
@@ -206,8 +215,9 @@ class Tokenizer:
             raise RequestError("chat: this bundle has no chat template; send a plain prompt")
         # tools and documents are None, not undefined: templates ask `tools is not none`.
         fixed: dict[str, Any] = {"messages": asked.messages, "tools": asked.tools, "documents": asked.documents}
-        fixed["add_generation_prompt"] = True
-        return self._templates.render(name, self._template_tokens | asked.chat_template_kwargs | fixed)
+        fixed["add_generation_prompt"] = asked.add_generation_prompt
+        rendered = self._templates.render(name, self._template_tokens | asked.chat_template_kwargs | fixed)
+        return asked.continued(rendered) if asked.continue_final_message else rendered
 
     def _named(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._templates else "default"

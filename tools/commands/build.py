@@ -151,6 +151,8 @@ def main(args: argparse.Namespace) -> int:
     watch = Stopwatch()
     manifest = draftwood.build(request, args.out, progress=watch.next)
     stages = watch.stop()
+    if args.drafter and manifest.drafter is None:
+        print(f"--drafter {args.drafter}: no tree is drafted by it, so it is left out", file=sys.stderr)
     summary = {
         "bundle": str(args.out),
         "seconds": round(sum(stage["seconds"] for stage in stages), 1),

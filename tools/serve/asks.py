@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: T
     if isinstance(body, ChatBody):
         chat: dict[str, Any] = {"messages": chat_messages(body.messages)}
         chat |= {"tools": told or None, "chat_template_kwargs": body.chat_template_kwargs or {}}
+        chat |= {"add_generation_prompt": body.add_generation_prompt}
+        chat |= {"continue_final_message": bool(body.continue_final_message)}
         given = [chat]
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         tokens = getattr(body, name)
@@ -71,6 +74,11 @@ def asks(body: ChatBody | CompletionBody, limit: int, form: Form | None, told: T
             logprobs=logprobs,
             shown=shown,
             grammar=held_to,
+            allowed_token_ids=body.allowed_token_ids or [],
+            bad_words=body.bad_words or [],
+            min_tokens=body.min_tokens or 0,
+            logit_bias={int(one): bias for one, bias in (body.logit_bias or {}).items()},
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
             steps=extra.steps and bool(body.stream),
         )
         for prompt in given
@@ -144,14 +152,17 @@ def grammar(body: Common, form: Form | None, told: Tools) -> str | dict[str, Any
         RequestRefused: two things at once, or a format without its schema.
     """
     asked = None if body.response_format is None or body.response_format.type == "text" else body.response_format
-    if asked is not None and body.grammar:
-        raise RequestRefused("grammar: expected either grammar or response_format", "grammar")
-    if told and (asked is not None or body.grammar):
-        name = "grammar" if body.grammar else "response_format"
-        raise RequestRefused(f"{name}: not together with tools, whose calls have a form of their own", name)
+    given = {"grammar": body.grammar, "regex": body.regex, "response_format": asked}
+    named = [name for name, value in given.items() if value]
+    if len(named) > 1:
+        raise RequestRefused(f"{named[0]}: expected one of {' and '.join(named)}", named[0])
+    if told and named:
+        raise RequestRefused(f"{named[0]}: not together with tools, whose calls have a form of their own", named[0])
     if told and isinstance(body, ChatBody) and form is not None and body.tool_choice not in (None, "auto"):
         chosen = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         return forced(form, [tool for tool in told if chosen in (None, tool["function"]["name"])])
+    if body.regex:
+        return _lark(body.regex)
     if asked is None:
         return body.grammar or None
     if asked.type == "json_object":
@@ -159,6 +170,13 @@ def grammar(body: Common, form: Form | None, told: Tools) -> str | dict[str, Any
     if asked.json_schema is None:
         raise RequestRefused("response_format.json_schema: is missing", "response_format.json_schema")
     return asked.json_schema.schema_
+
+
+def _lark(pattern: str) -> str:
+    """A grammar, in Lark's syntax, of the texts that a regular expression matches whole."""
+    written = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+    escaped = re.sub(r"\\.|[/\n\r]", lambda one: written.get(one[0], one[0]), pattern, flags=re.DOTALL)
+    return f"start: /{escaped}/"
 
 
 def prompts(given: str | list[str | int | Ids]) -> list[str | list[int]]:

@@ -23,6 +23,8 @@ Choices = Annotated[int, Meta(ge=1, le=16)]
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Meta(max_length=16)]
 FunctionName = Annotated[str, Meta(pattern=r"^[\w.-]{1,128}$")]
+TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Ids = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 
 
@@ -128,6 +130,13 @@ class Common(Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     # Of Lark's or GBNF's syntax.
     grammar: str | None = None
+    # That the whole answer matches.
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(max_length=1000)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=10000)] | None = None
+    include_stop_str_in_output: bool | None = False
     draftwood: Extra | None = None
 
 
@@ -140,6 +149,9 @@ class ChatBody(Common, kw_only=True):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # False: the prompt ends with the last message; or, with the other one, inside of it.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
     tools: list[Tool] | None = None
     # With ``required`` or a tool's name the answer is one call, and nothing else.
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -168,7 +180,6 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "min_p": (0,),
     "typical_p": (1,),
     "repeat_penalty": (1,),
@@ -180,7 +191,6 @@ MISSING: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "min_tokens": (0,),
     "stop_token_ids": ([],),
     "functions": ([],),
     "function_call": ("none", "auto"),

@@ -134,7 +134,7 @@ class Completion:
                 if param == "messages" and isinstance(self.body, CompletionBody):
                     param = "prompt"
                 if param == "grammar" and not self.body.grammar:
-                    param = "tools" if self._calls else "response_format"
+                    param = "tools" if self._calls else "regex" if self.body.regex else "response_format"
                 raise RequestRefused(letter.message, param, code=letter.code)
             case Failed():
                 raise failed(letter.message)

@@ -6,6 +6,8 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
+from draftwood.errors import RequestError
+
 
 class ErrorBody(Struct):
     message: str
@@ -33,6 +35,7 @@ class RequestRefused(Exception):
         code: str | None = None,
         retry: int | None = None,
     ) -> None:
+        message = str(RequestError(message))  # one printable line, whatever of the request it quotes
         super().__init__(message)
         self.status, self.retry = status, retry
         self.body = ErrorAnswer(ErrorBody(message, type, param, code))

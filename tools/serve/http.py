@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import h11
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -115,18 +118,40 @@ async def _soon(send: Send, message: Message) -> None:
 
 
 def protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol with what it lacks: a connection whose request does not become whole in time is closed."""
+    """uvicorn's protocol with what it lacks: a connection whose request does not become whole in time is closed, and
+    who sends what is no request reads why."""
 
     class Deadline(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _refused = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._watch()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
+            if not self._refused:
+                super().data_received(data)
+                self._watch()
+
+        def send_400_response(self, msg: str) -> None:
+            """As the error says, 431 for headers that are too large. To close while more comes would reset the
+            connection, and the answer with it: until the deadline the rest is read, and dropped."""
+            error = sys.exception()
+            status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+            refused = RequestRefused(f"{msg.rstrip('.')}: {HTTPStatus(status).phrase}", status=status)
+            content = msgspec.json.encode(refused.body)
+            headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
+            for part in (
+                h11.Response(status_code=status, headers=[*headers, ("connection", "close")]),
+                h11.Data(data=content),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(part) or b"")
+            self._refused = True
+            self.transport.write_eof()
+            self._forget()
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()

@@ -13,7 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from draftwood.errors import RequestError
-from draftwood.files import read_text
+from draftwood.files import lines_of, read_text
 from draftwood.tools.serve.app import Service
 from draftwood.tools.serve.http import protocol
 
@@ -110,7 +110,7 @@ async def _first(starting: Sequence[asyncio.Task[None]], server: uvicorn.Server)
 def read_keys(path: Path) -> tuple[str, ...]:
     """The keys of a file, one a line; RequestError where there is none."""
     try:
-        keys = tuple(line.strip() for line in read_text(path, 1 << 20).splitlines() if line.strip())
+        keys = tuple(line.strip() for line in lines_of(read_text(path, 1 << 20)) if line.strip())
     except OSError as error:
         raise RequestError(f"--api-key-file {path}: cannot be read: {error.strerror}") from error
     if not keys or not all(key.isascii() and key.isprintable() and " " not in key for key in keys):

@@ -49,6 +49,11 @@ class Ask(Struct, tag=True, kw_only=True):
     shown: list[str]
     # A JSON schema, or a grammar's text.
     grammar: str | dict[str, Any] | None
+    allowed_token_ids: list[int]
+    bad_words: list[str]
+    min_tokens: int
+    logit_bias: dict[int, float]
+    include_stop_str_in_output: bool
     # Whether every step's tree is wanted.
     steps: bool
     # Texts of one session find what is kept of each other's prompts where they are decoded in one place; "" is none.

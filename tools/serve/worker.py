@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from draftwood.runtime.decoding import Decoding
 from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
+from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
 from draftwood.runtime.speculation.logprobs import TokenLogprobs
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.serve import messages
@@ -56,6 +58,13 @@ from draftwood.tools.serve.messages import (
 )
 
 WARM_TOKENS = 3
+# Of a request, that an error may begin with.
+FIELDS = (
+    *("temperature", "top_p", "top_k", "seed", "logprobs", "stop", "policy", "grammar", "allowed_token_ids"),
+    *("bad_words", "min_tokens", "logit_bias", "continue_final_message", "add_generation_prompt"),
+)
+# Grammars that are read at the same time: each may take a processor for seconds.
+COMPILED_AT_ONCE = 2
 
 log = logging.getLogger("draftwood.engine")
 
@@ -65,7 +74,17 @@ class _Here:
     """A text that has been asked for and has not ended; ``decoding`` is there once its prompt is known to be good."""
 
     decoding: Decoding | None = None
+    # To what it is held, in a process of its own.
+    grammar: ApartGrammar | None = None
     cancelled: bool = False
+
+    def cancel(self) -> None:
+        """From another thread. Whoever sets what is ended here looks at ``cancelled`` afterwards."""
+        self.cancelled = True
+        if self.decoding is not None:
+            self.decoding.cancel()
+        elif self.grammar is not None:
+            self.grammar.close()
 
 
 class Worker:
@@ -76,6 +95,8 @@ class Worker:
         self._sending = threading.Lock()
         self._texts: dict[int, _Here] = {}
         self._encoding = ThreadPoolExecutor(1, "encode")
+        self._grammars = _grammars(model)
+        self._compiling = threading.BoundedSemaphore(COMPILED_AT_ONCE)
 
     def run(self, source: IO[bytes]) -> None:
         """Answers until the other side ends."""
@@ -99,9 +120,7 @@ class Worker:
 
     def _cancel(self, text: int) -> None:
         if (here := self._texts.get(text)) is not None:
-            here.cancelled = True  # before the look at ``decoding``: whoever sets that looks here afterwards
-            if here.decoding is not None:
-                here.decoding.cancel()
+            here.cancel()
 
     def _answer(self, ask: Ask) -> None:
         """One text; whatever happens, it has a last message."""
@@ -119,7 +138,9 @@ class Worker:
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("text %d", ask.id)
             last = Failed(ask.id, f"the engine failed: {type(error).__name__}")
-        del self._texts[ask.id]
+        here = self._texts.pop(ask.id)
+        if here.grammar is not None:
+            here.grammar.close()
         try:
             self._tell_caches()
         finally:
@@ -170,8 +191,25 @@ class Worker:
             ignore_eos=ask.ignore_eos,
             logprobs=ask.logprobs,
             shown=ask.shown,
-            grammar=ask.grammar,
+            allowed_token_ids=ask.allowed_token_ids,
+            bad_words=ask.bad_words,
+            min_tokens=ask.min_tokens,
+            logit_bias=ask.logit_bias,
+            include_stop_str_in_output=ask.include_stop_str_in_output,
+            grammar=None if ask.grammar is None else self._held(ask.id, ask.grammar, len(ids)),
         )
+
+    def _held(self, text: int, grammar: str | dict[str, Any], position: int) -> ApartGrammar:
+        """A grammar in a process of its own, which a text's end ends wherever that is."""
+        if self._grammars is None:
+            raise RequestError("grammar: this bundle has no tokenizer, which says what its tokens spell")
+        here = self._texts[text]
+        with self._compiling:
+            here.grammar = held = self._grammars.begin()
+            if here.cancelled:
+                held.close()
+            held.compile(grammar, position)
+        return held
 
     def _pieces(self, ask: Ask, decoding: Decoding, texts: Iterator[str]) -> Iterator[Piece]:
         """A message for every step."""
@@ -236,12 +274,22 @@ class Worker:
             self._send(Failed(message.id, f"the engine failed: {type(error).__name__}"))
 
 
+def _grammars(model: OpenedBundle) -> ApartGrammars | None:
+    """Of a bundle's tokenizer; their program is started, so that the first text need not wait for it."""
+    tokenizer = model.bundle.tokenizer
+    if tokenizer is None:
+        return None
+    made = ApartGrammars(tokenizer, model.manifest.dims.vocabulary, model.manifest.teacher.eos)
+    made.warm()
+    return made
+
+
 def _refusal(text: int, message: str) -> Refused:
     """What our errors say, with the field of the request that they are about, where that is known."""
     if "context is" in message:
         return Refused(id=text, message=message, param="messages", code="context_length_exceeded")
-    names = ("temperature", "top_p", "top_k", "seed", "logprobs", "stop", "policy", "grammar")
-    param = next((name for name in names if message.startswith((f"sampling: {name}", f"{name}", f"--{name}"))), None)
+    named = re.match(r"(?:sampling: |chat: |--)?(\w+)", message)
+    param = named[1] if named and named[1] in FIELDS else None
     return Refused(id=text, message=message, param=param)
 
 

@@ -517,3 +517,21 @@ def test_a_broken_file_is_named(tmp_path, name, content, said):
     with pytest.raises(BundleError, match=said) as caught:
         Tokenizer.load(tmp_path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["half of a", "half of a ", " half\n\n", "a a a"])
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_prompt_goes_on_with_the_last_message(tmp_path, content, trims):
+    """As transformers cuts it."""
+    said = "message.content | trim" if trims else "message.content"
+    template = "{% for message in messages %}<{{ message.role }}>{{ " + said + " }}</s>{% endfor %}"
+    template += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level(), chat_template=template)
+    text = Tokenizer.load(save(tmp_path, byte_level(), chat_template=template))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
+    for asked in ({"continue_final_message": True}, {"add_generation_prompt": False}, {"add_generation_prompt": True}):
+        expected = oracle.apply_chat_template(messages, tokenize=False, **asked)
+        assert text.render({"messages": messages} | asked) == expected
+    for wrong in ({"continue_final_message": True, "add_generation_prompt": True}, {"continue_final_message": 1}):
+        with pytest.raises(RequestError, match="chat: continue_final_message: "):
+            text.render({"messages": messages} | wrong)

@@ -1,6 +1,7 @@
 """What clients of OpenAI's interface get: the library's own texts, whole and in chunks, and errors they understand."""
 
 import json
+import re
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -163,7 +164,9 @@ def test_malformed_bodies(server: Any, content: bytes) -> None:
     assert server.ask("/v1/completions", content)[0] == 400
 
 
-@pytest.mark.parametrize("field", ["prompt", "stop", "response_format", "draftwood", "nothing_known", "logit_bias"])
+@pytest.mark.parametrize(
+    "field", ["prompt", "stop", "response_format", "draftwood", "nothing_known", "frequency_penalty"]
+)
 def test_deep_bodies(server: Any, field: str) -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         for depth in (500, 3000):
@@ -214,3 +217,40 @@ def test_the_openai_client(server: Any, plain: Any) -> None:
     with pytest.raises(openai.BadRequestError) as found:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
     assert found.value.param == "messages[0].content[0]"
+
+
+def test_fields_of_other_servers_are_done(server: Any) -> None:
+    """Each changes the answer as it says."""
+    body = {"prompt": "the cat", "max_tokens": 8, "temperature": 0}
+
+    def text(**more: Any) -> str:
+        status, answer, _ = server.ask("/v1/completions", body | more)
+        assert status == 200, answer
+        found: str = answer["choices"][0]["text"]
+        return found
+
+    free = text(ignore_eos=True)
+    assert text(ignore_eos=True, stop=free[2:4], include_stop_str_in_output=True) == free[: free.index(free[2:4]) + 2]
+    assert set(text(ignore_eos=True, logit_bias={"65": 100})) == set(text(ignore_eos=True, allowed_token_ids=[65]))
+    assert free[:1] not in text(ignore_eos=True, bad_words=[free[:1]])[:1]
+    assert text(logit_bias={"1": 100}) == "" != text(logit_bias={"1": 100}, min_tokens=2)
+    pytest.importorskip("llguidance")
+    assert re.fullmatch(r"[xq]{3}/(yes|no)", text(regex=r"[xq]{3}/(yes|no)", max_tokens=20))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"999999": 1}),
+        ("logit_bias", {"1": 101}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [999999]),
+        ("bad_words", [""]),
+        ("min_tokens", 99),
+        ("regex", "(["),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_its_field(server: Any, field: str, value: Any) -> None:
+    status, answer, _ = server.ask("/v1/completions", {"prompt": "the cat", "max_tokens": 8, field: value})
+    assert status == 400 and answer["error"]["param"].startswith(field) and "\n" not in answer["error"]["message"]

@@ -294,3 +294,24 @@ def test_several_bundles_by_name(started: Callable[..., Any], tiny_bundle: Path,
     os.kill(one, signal.SIGKILL)
     assert server.ask("/v1/completions", body | {"model": "two"})[0] == 200
     assert two in server.engines() and server.end() == 0
+
+
+def test_headers_that_are_too_large_are_told_so(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + (b"x: " + b"x" * 4096 + b"\r\n") * 256)
+        content = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert content.startswith(b"HTTP/1.1 431 ") and b"invalid_request_error" in content
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("schema", [{"const": -(2**63)}, {"multipleOf": 2147483647}], ids=["deadly", "endless"])
+def test_a_schema_ends_no_text_but_its_own(server: Any, schema: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance")
+    beside, engines = begun(server, LONG), server.engines()
+    asked = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {"prompt": "the cat", "max_tokens": 40, "response_format": asked}
+    status, answer, _ = server.ask("/v1/completions", body)
+    assert status == 400 and answer["error"]["param"] == "response_format" and "\n" not in answer["error"]["message"]
+    assert beside.getresponse().read().endswith(b"data: [DONE]\n\n") and server.engines() == engines

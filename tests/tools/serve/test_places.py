@@ -1,7 +1,6 @@
 """A text's place is given back, whatever raises between its request and its answer; what a body says is done or 400."""
 
 import asyncio
-import json
 import random
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from draftwood.tests.fuzz.bodies import bodies
 from draftwood.tools.serve import completions
 from draftwood.tools.serve.app import Service, Settings
 from draftwood.tools.serve.bodies import MISSING, PASS, ChatBody, CompletionBody, parse
@@ -103,70 +103,10 @@ def test_tools_that_are_refused_count_for_no_key(monkeypatch: pytest.MonkeyPatch
     assert isinstance(asyncio.run(asked("", body, monkeypatch)), RequestRefused)
 
 
-def values(rng: random.Random, depth: int = 0) -> Any:
-    """Values of JSON as nobody should send them."""
-    odd = (
-        -(10**19),
-        2**63,
-        2**64,
-        -(2**63) - 1,
-        10 ** rng.randrange(19, 400),
-        1.5e308,
-        "\0",
-        "__class__",
-        None,
-        True,
-        0,
-    )
-    kind = rng.randrange(6 if depth < 4 else 3)
-    if kind < 3:
-        return rng.choice(odd)
-    if kind == 3:
-        return [values(rng, depth + 1) for _ in range(rng.randrange(4))]
-    names = ("__class__", "__dict__", "", "type", "properties", "const", "enum", "minimum")
-    made = {rng.choice(names): values(rng, depth + 1) for _ in range(rng.randrange(4))}
-    return {"a": made} if rng.random() < 0.9 else deep(made, rng.choice((90, 400)))
-
-
-def deep(value: Any, levels: int) -> Any:
-    for _ in range(levels):
-        value = {"a": value}
-    return value
-
-
-def test_no_body_of_any_content_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every body becomes texts that an engine can be sent, or is refused with 400 in one line."""
-    rng, refused = random.Random(0), 0
-    for number in range(1500):
-        value = values(rng)
-        body: dict[str, Any] = {"messages": MESSAGES}
-        match number % 6:
-            case 0:
-                body["response_format"] = {"type": "json_schema", "json_schema": {"schema": {"const": value}}}
-            case 1:
-                body["chat_template_kwargs"] = {"a": value}
-            case 2:
-                call = {"function": {"name": "f", "arguments": msgspec.json.encode({"a": value}).decode()}}
-                body["messages"] = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
-            case 3:
-                body[rng.choice(("metadata", "user", "seed", "stop", "tools", "messages", "n", "logprobs"))] = value
-            case 4:
-                body["metadata"] = value
-            case _:
-                body["messages"] = [{"role": "user", "content": value, "name": value}]
-        try:
-            error = asyncio.run(asyncio.wait_for(asked("", parsed(body), monkeypatch), 20))
-            assert error is None or isinstance(error, RequestRefused)
-        except RequestRefused as caught:
-            error = caught
-        if error is not None:
-            refused += 1
-            assert error.status == 400 and "\n" not in str(error), body
-    assert 300 < refused < 1400
-
-
-def parsed(body: Any) -> ChatBody:
-    return parse(json.dumps(body).encode(), ChatBody)
+def test_no_body_of_any_content_fails() -> None:
+    """The fuzz stage asks ten times as many (`draftwood.tests.fuzz.bodies`)."""
+    counts, wrong = asyncio.run(bodies(1000, 1))
+    assert wrong == [] and counts[200] > 100 and counts[400] > 100
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])

@@ -1,0 +1,121 @@
+"""What a request restricts beside a grammar: tokens that alone may come, words that may not, and the earliest end.
+
+A restriction is a constraint (`draftwood.runtime.speculation.constraint`): it follows the draws, so a tree changes
+nothing of the text. A bias is added to the teacher's logits before anything else looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.errors import RequestError
+from draftwood.runtime.speculation.constraint import Constraint
+from draftwood.runtime.text.tokenizer import Tokenizer
+
+# V vocabulary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """As other servers name it; empty where nothing is wishes.
+
+    A bad word is never drawn as the tokens that the tokenizer makes of it, at the beginning of a text or behind a
+    space. Fewer than ``min_tokens`` end no text, by an end token or a stop string.
+    """
+
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.allowed_token_ids or self.bad_words or self.min_tokens or self.logit_bias)
+
+    def check(self, vocabulary: int) -> None:
+        """Raises RequestError where an id is none of the vocabulary's, or a number is none."""
+        for name, ids in (("allowed_token_ids", self.allowed_token_ids), ("logit_bias", self.logit_bias)):
+            bad = next((one for one in ids if not 0 <= one < vocabulary), None)
+            if bad is not None:
+                raise RequestError(f"{name}: token id {bad} is outside the vocabulary 0 to {vocabulary - 1}")
+        if not np.isfinite([*self.logit_bias.values()]).all():
+            raise RequestError("logit_bias: expected finite numbers")
+        if self.min_tokens < 0:
+            raise RequestError(f"min_tokens: expected 0 or more, got {self.min_tokens}")
+
+    def bias(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Ids and what is added to their logits."""
+        if not self.logit_bias:
+            return None
+        return np.array([*self.logit_bias], np.int64), np.array([*self.logit_bias.values()], np.float32)
+
+
+class Restriction:
+    """Of one text, whose first drawn token stands at ``first``; ``grammar`` restricts it, too."""
+
+    def __init__(
+        self,
+        wishes: Wishes,
+        words: Collection[tuple[int, ...]],
+        ends: Collection[int],
+        vocabulary: int,
+        first: int,
+        grammar: Constraint | None,
+    ) -> None:
+        self._words, self._ends, self._first, self._grammar = words, sorted(ends), first, grammar
+        self._earliest = first + wishes.min_tokens
+        self._allowed_V = np.ones(vocabulary, np.bool_)
+        if wishes.allowed_token_ids:
+            self._allowed_V[:] = False
+            self._allowed_V[list(wishes.allowed_token_ids)] = True
+        self._tokens: list[int] = []
+
+    def allows(self, position: int, token: int) -> bool:
+        if not self._own(position)[token]:
+            return False
+        return self._grammar is None or self._grammar.allows(position, token)
+
+    def allowed(self, position: int) -> NDArray[np.bool_]:
+        allowed_V = self._own(position)
+        if self._grammar is not None:
+            allowed_V &= self._grammar.allowed(position)
+        if not allowed_V.any():
+            raise RequestError("allowed_token_ids: with what else is asked for, no token can go on with the text")
+        return allowed_V
+
+    def take(self, position: int, token: int) -> None:
+        del self._tokens[position - self._first :]
+        self._tokens.append(token)
+        if self._grammar is not None:
+            self._grammar.take(position, token)
+
+    def _own(self, position: int) -> NDArray[np.bool_]:
+        """bool [V]: what may stand there but for the grammar."""
+        del self._tokens[position - self._first :]
+        allowed_V = self._allowed_V.copy()
+        if position < self._earliest:
+            allowed_V[self._ends] = False
+        for *before, last in self._words:
+            if not before or self._tokens[-len(before) :] == before:
+                allowed_V[last] = False
+        return allowed_V
+
+
+def words_of(words: Sequence[str], tokenizer: Tokenizer) -> set[tuple[int, ...]]:
+    """The tokens of words, at the beginning of a text and behind a space.
+
+    Raises:
+        RequestError: one is empty.
+    """
+    found: set[tuple[int, ...]] = set()
+    for word in words:
+        bare = word.lstrip()
+        spelled = [tuple(tokenizer.encode(text, special=False)) for text in (bare, " " + bare)]
+        if not bare or not all(spelled):
+            raise RequestError("bad_words: expected words, got an empty one")
+        # A space that is a token of its own begins other words, too.
+        found |= {spelled[0]} | ({spelled[1]} if len(spelled[1]) == len(spelled[0]) else set())
+    return found

@@ -1,0 +1,116 @@
+"""What a request restricts or biases: exact, and the same with every tree."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import draftwood
+from draftwood.errors import RequestError
+from draftwood.runtime.opened import OpenedBundle
+from draftwood.runtime.policy import PLAIN
+from draftwood.runtime.speculation.restriction import Restriction, Wishes, words_of
+from draftwood.runtime.speculation.sampling import Sampling, draw
+from draftwood.runtime.speculation.sequence import SequenceState
+
+PROMPT = "the cat sat on the mat"
+END = 1
+
+
+@pytest.fixture(scope="module", params=["medusa", "eagle3", "fasteagle"])
+def model(request: pytest.FixtureRequest, tiny_bundles: dict[str, Path]) -> Iterator[OpenedBundle]:
+    """Drafts that rank levels, that follow nodes, and that choose their tree."""
+    with draftwood.open(tiny_bundles[request.param], threads=1, prefixes=False) as opened:
+        yield opened
+
+
+def of_every_tree(model: OpenedBundle, **asked: Any) -> Any:
+    """The result, which is that of every tree."""
+    plain = model.generate(PROMPT, policy=PLAIN, **asked)
+    for gear in model.manifest.gears:
+        assert model.generate(PROMPT, policy=gear.name, **asked).token_ids == plain.token_ids, (gear.name, asked)
+    return plain
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.3, "seed": 3}, {"temperature": 1.0, "top_p": 0.6}], ids=str)
+def test_every_field_is_exact_with_every_tree(model: OpenedBundle, sampling: dict) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 24} | sampling
+    free = of_every_tree(model, ignore_eos=True, **asked)
+    some = tuple(sorted({*free.token_ids[:3], 7, 40, 41, 42}))
+    held = of_every_tree(model, ignore_eos=True, allowed_token_ids=some, **asked)
+    assert set(held.token_ids) <= set(some) and len(held.token_ids) == 24
+    pushed = of_every_tree(model, ignore_eos=True, logit_bias={77: 100.0}, **asked)
+    assert set(pushed.token_ids) == {77}
+    shunned = of_every_tree(model, ignore_eos=True, logit_bias={free.token_ids[0]: -100.0}, **asked)
+    assert free.token_ids[0] not in shunned.token_ids
+    ended = of_every_tree(model, logit_bias={END: 100.0}, min_tokens=9, **asked)
+    assert ended.token_ids.index(END) == 9 == len(ended.token_ids) - 1
+    assert of_every_tree(model, logit_bias={END: 100.0}, **asked).token_ids == (END,)
+
+
+def test_a_bad_word_does_not_come(model: OpenedBundle) -> None:
+    tokenizer = model.bundle.tokenizer
+    assert tokenizer is not None
+    asked: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    free = of_every_tree(model, **asked)
+    for word in ("cat", "the", "a", tokenizer.decode(free.token_ids[4:6]).strip() or "hat"):
+        words = words_of([word], tokenizer)
+        found = of_every_tree(model, bad_words=[word], **asked).token_ids
+        for tokens in words:
+            assert tokens not in [found[at : at + len(tokens)] for at in range(len(found))], word
+
+
+def test_a_stop_string_waits_for_the_least_tokens_and_may_be_shown(model: OpenedBundle) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    text = of_every_tree(model, **asked).text
+    stop = text[4:6]
+    cut, shown = (of_every_tree(model, stop=stop, include_stop_str_in_output=one, **asked) for one in (False, True))
+    assert cut.text == text[: text.index(stop)] and shown.text == cut.text + stop
+    late = of_every_tree(model, stop=stop, min_tokens=20, **asked)
+    assert len(late.token_ids) >= 20 and late.text.startswith(cut.text + stop)
+
+
+def test_a_bias_is_added_before_anything_else() -> None:
+    random = np.random.default_rng(0)
+    for position in range(100):
+        logits_V = random.normal(0, 2, 300).astype(np.float32)
+        state = SequenceState(None, None, Sampling(temperature=0.9, top_k=20, seed=2))
+        ids = random.choice(300, 5, replace=False)
+        state.bias = ids, random.normal(0, 9, 5).astype(np.float32)
+        biased_V, before_V = logits_V.copy(), logits_V.copy()
+        biased_V[ids] += state.bias[1]
+        assert state.draw(logits_V, position) == draw(biased_V, state.sampling, position)
+        assert (logits_V == before_V).all()
+
+
+def test_a_restriction_goes_back_with_the_text() -> None:
+    wishes = Wishes(allowed_token_ids=(1, 2, 3, 4), min_tokens=2)
+    one = Restriction(wishes, {(2, 3), (4,)}, [1], 6, 10, None)
+    assert np.flatnonzero(one.allowed(10)).tolist() == [2, 3]
+    one.take(10, 2)
+    assert np.flatnonzero(one.allowed(11)).tolist() == [2] and not one.allows(11, 3)
+    one.take(11, 2)
+    assert np.flatnonzero(one.allowed(12)).tolist() == [1, 2]
+    one.take(10, 3)
+    assert np.flatnonzero(one.allowed(11)).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"allowed_token_ids": [300]}, "allowed_token_ids: token id 300 is outside the vocabulary"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias: token id -1 is outside"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias: expected finite numbers"),
+        ({"bad_words": [" "]}, "bad_words: expected words"),
+        ({"min_tokens": 9, "max_new_tokens": 8}, "min_tokens: 9, but the text has at most 8"),
+        ({"min_tokens": 2, "grammar": "start: /a*/"}, "min_tokens: the grammar says"),
+        ({"min_tokens": 2, "allowed_token_ids": [END]}, "allowed_token_ids: with what else is asked for"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(tiny_bundle: Path, asked: dict, said: str) -> None:
+    with draftwood.open(tiny_bundle, threads=1) as model, pytest.raises(RequestError) as found:
+        model.generate(PROMPT, **asked)
+    assert str(found.value).startswith(said)
