@@ -7,6 +7,7 @@ over a socket; a draft's step asks two or three times, a draw once or twice.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -135,7 +136,11 @@ class ApartGrammar:
         Raises:
             RequestError: it is no grammar, or takes too much.
         """
-        self.ask("compile", grammar, position)
+        try:  # as JSON's text, which holds whole numbers of any size
+            text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"grammar: the schema is not JSON: {error}") from None
+        self.ask("compile", text, not isinstance(grammar, str), position)
 
     def close(self) -> None:
         _close(self._talk, self._life)

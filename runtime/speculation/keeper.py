@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import resource
 import select
@@ -69,9 +70,9 @@ class _Answers:
         self._grammar: TextGrammar | None = None
         self._guide: Guide | None = None
 
-    def compile(self, grammar: Any, position: int) -> None:
+    def compile(self, text: str, is_schema: bool, position: int) -> None:
         """``position``: of the first token that is held to it."""
-        self._grammar = self._grammars.begin(grammar)
+        self._grammar = self._grammars.begin(json.loads(text) if is_schema else text)
         self._guide = Guide(self._grammar.copied(), position)
 
     def allows(self, taken: list[tuple[int, int]], position: int, token: int) -> bool:

@@ -79,7 +79,7 @@ class Grammars:
             else:
                 made = library.grammar_from("grammar", text)
         except ValueError as error:
-            raise RequestError(f"grammar: {error}") from None
+            raise _refused(str(error)) from None
         matcher = library.LLMatcher(self._tokenizer, made, log_level=0)
         _check(matcher)
         return matcher
@@ -160,5 +160,11 @@ class TextGrammar:
 
 def _check(matcher: Any) -> None:
     if matcher.is_error():
-        # Its messages have several lines, of which the first may say nothing.
-        raise RequestError(f"grammar: {' '.join(matcher.get_error().split())}")
+        raise _refused(matcher.get_error())
+
+
+def _refused(told: str) -> RequestError:
+    """The library's message, which has several lines, of which the first may say nothing, and names switches that
+    whoever asks cannot reach."""
+    line = " ".join(told.split()).partition(" Enable '")[0]
+    return RequestError(f"grammar: it cannot be followed: {line}")

@@ -239,8 +239,9 @@ def parse(content: bytes, kind: type[_Body]) -> _Body:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        param = where.rstrip("`") or (re.findall(r"required field `(\w+)`", what) or [None])[0]
+        what, _, where = str(error).partition(" - at ")
+        where = "".join(re.findall(r"`\$\.(.*)`$", where))  # beside it a key may be named
+        param = where or (re.findall(r"required field `(\w+)`", what) or [None])[0]
         raise RequestRefused(f"{param}: {what}" if where else what, param=param) from None
 
 

@@ -62,10 +62,15 @@ def grammars(tiny_bundle: Path) -> ApartGrammars:
         (DEADLY, "grammar: is given up, for it ended the process that it was read in"),
         (ENDLESS, "grammar: takes more than "),
         ({"type": "nonsense"}, "grammar: "),
-        ("start: (", "grammar: "),
-        (3, "grammar: expected a JSON schema or a grammar's text, got int"),
+        ("start: (", "grammar: it cannot be followed: "),
+        (
+            {"oneOf": [{"type": "string"}, {"minLength": 3}]},
+            "grammar: it cannot be followed: oneOf constraints are not supported.",
+        ),
+        ({"enum": [object()]}, "grammar: the schema is not JSON"),
+        ({"maximum": 10**400, "type": "integer", "minimum": 10**399}, "grammar: "),
     ],
-    ids=["deadly", "endless", "schema", "lark", "number"],
+    ids=["deadly", "endless", "schema", "lark", "one of", "object", "long number"],
 )
 def test_what_a_grammar_does_is_its_texts_alone(grammars: ApartGrammars, grammar: Any, said: str) -> None:
     beside, held = grammars.begin(), grammars.begin()
