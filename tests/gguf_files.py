@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,9 @@ def write_tokens(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+
+
+def real_files() -> list[Path]:
+    """Those that DRAFTWOOD_GGUF names: a folder, or files."""
+    given = [Path(name) for name in os.environ.get("DRAFTWOOD_GGUF", "").split(os.pathsep) if name]
+    return [file for path in given for file in (sorted(path.glob("*.gguf")) if path.is_dir() else [path])]

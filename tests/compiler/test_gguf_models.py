@@ -3,7 +3,6 @@ and of real files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer
 from draftwood.compiler.teachers.registry import family_of, make_decoder
 from draftwood.errors import CheckpointError
 from draftwood.runtime.text.tokenizer import Tokenizer
-from draftwood.tests.gguf_files import save_gguf
+from draftwood.tests.gguf_files import real_files, save_gguf
 from draftwood.tests.many_lines import lines
 
 Save = Callable[..., Path]
@@ -172,12 +171,6 @@ def test_llama_3s_factors_are_held_to_its_rule_and_stand_alone(save_tiny: Save, 
     save_gguf(folder, tmp_path / "other.gguf")
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight holds 8 factors up to 32 that are not Llama 3's"):
         Checkpoint.open(tmp_path / "other.gguf")
-
-
-def real_files() -> list[Path]:
-    """Those that DRAFTWOOD_GGUF names: a folder, or files."""
-    given = [Path(name) for name in os.environ.get("DRAFTWOOD_GGUF", "").split(os.pathsep) if name]
-    return [file for path in given for file in (sorted(path.glob("*.gguf")) if path.is_dir() else [path])]
 
 
 @pytest.mark.slow
