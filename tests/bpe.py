@@ -1,4 +1,4 @@
-"""Tokenizers like the demo teacher's: byte-level BPE with a chat template."""
+"""Tokenizers like the small teacher's: byte-level BPE with a chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo teacher's trainer and what drafters learn from: texts, states and losses."""
+"""What drafters learn from: texts, states and losses."""
 
 import json
 from collections import Counter

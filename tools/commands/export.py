@@ -18,7 +18,7 @@ FORMATS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     said = "; ".join(f"{name}: {line}" for name, line in FORMATS.items())
     parser.add_argument("format", choices=FORMATS, metavar="FORMAT", help=said)
-    parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder, or a shipped one's name")
+    parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder")
     parser.add_argument("--model", required=True, metavar="DIR", help="its teacher's folder, or demo")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write, not there yet")
 
@@ -42,7 +42,7 @@ def _write_drafter(args: argparse.Namespace) -> dict[str, Any]:
     with staged(args.out.resolve()) as folder:
         teacher = Checkpoint.open(resolve(args.model))
         verifier = teacher.path.resolve().name  # what its reader finds the teacher by
-        opened = open_drafter(resolve(args.drafter), teacher)
+        opened = open_drafter(Path(args.drafter), teacher)
         made = opened.model.exported(opened.checkpoint, teacher, args.format, verifier)
         (folder / "config.json").write_text(json.dumps(made.fields, indent=2) + "\n")
         save_file(made.tensors, folder / made.file, metadata={"format": "pt"})

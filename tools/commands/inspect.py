@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 TENSOR_FILES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
 # What is shown of a graph: texts of a launch, rows of each.
 GRAPH = ("name", "kind", "texts", "rows", "slots", "bytes")
-# How the names of shipped models and shapes begin.
+# How names of models and shapes begin.
 NAMED = ("demo", "shape:")
 # Engines by the kind of a graph that each needs.
 ONNX_ENGINES = {

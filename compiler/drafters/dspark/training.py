@@ -220,7 +220,7 @@ def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
     rows_VR[:, :width] = found_VX * (size / found_VX.square().mean().sqrt())
 
 
-# Ids at random, beside those of its texts, that a step's cross-entropy looks at: the shipped drafter's.
+# Ids at random, beside those of its texts, that a step's cross-entropy looks at.
 _NEGATIVES = 1024
 
 

@@ -29,7 +29,7 @@ from draftwood.trees import Topology
 
 # Of the drafters here; what reads raw states is left alone, and an output matrix that is the teacher's is one of them.
 LAYERS = {"medusa": 2, "eagle3": 5, "fasteagle": 13}
-# The shipped ones, whose draft vocabulary is the teacher's.
+# Trained ones, whose draft vocabulary is the teacher's.
 TRAINED = {"medusa": 8, "eagle3": 5, "fasteagle": 21, "dspark": 10}
 
 
