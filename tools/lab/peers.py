@@ -56,9 +56,15 @@ def transformers_generate(model: Path, work: Path, threads: int, **options: Any)
 
 
 def genai(model: Path, work: Path, threads: int, precision: str = "fp32") -> Generate:
-    """onnxruntime-genai on its own export of the checkpoint, where its builder reads it; it takes one thread unless
-    told."""
+    """onnxruntime-genai on its own export of a folder; it takes one thread unless told.
+
+    Raises:
+        RequestError: the checkpoint is a GGUF file, of which its builder looks for the rest on a hub.
+    """
     import onnxruntime_genai
+
+    if gguf_file(model):
+        raise RequestError("its builder looks for a GGUF file's tokenizer and configuration on a hub")
 
     folder = work / f"genai-{model.name}{'' if precision == 'fp32' else f'-{precision}'}"
     if not (folder / "genai_config.json").exists():
