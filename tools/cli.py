@@ -17,6 +17,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from fcntl import F_GETFL, fcntl
 from types import FrameType, ModuleType
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file may hold what no terminal can spell, as half a character
         sys.stdout.reconfigure(errors="backslashreplace")
+    if argv is None:
+        warnings.formatwarning = _warned
     # No option before the command takes a value, so the first other word is the command.
     command = next((word for word in arguments if not word.startswith("-")), "")
     try:
@@ -112,6 +115,18 @@ def _takes(stream: TextIO | None) -> bool:
         return True
     except OSError:
         return False
+
+
+_formatted = warnings.formatwarning
+
+
+def _warned(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours is one line; others keep their place."""
+    if category.__module__.startswith("draftwood."):
+        return f"draftwood: warning: {message}\n"
+    return _formatted(message, category, filename, lineno, line)
 
 
 def _run(command: str, arguments: list[str]) -> int:

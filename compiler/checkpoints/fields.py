@@ -14,6 +14,10 @@ from draftwood.files import read_text
 _LARGEST = sys.float_info.max
 
 
+class IgnoredField(UserWarning):
+    """A field that is there, and that nothing reads; transformers warns of it, too."""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError if it is missing or something else."""
     try:

@@ -44,22 +44,24 @@ def read_config(folder: Path) -> TeacherConfig:
     Raises:
         CheckpointError: a file is missing or not JSON, or a field does not fit what is supported.
     """
-    fields = Fields(folder / "config.json", read_json(folder / "config.json"))
-    ends: tuple[int, ...] = ()
-    if (path := folder / "generation_config.json").is_file():
-        ends = Fields(path, read_json(path)).tokens("eos_token_id", None)
-    return config_of(fields, ends)
+    config = config_of(Fields(folder / "config.json", read_json(folder / "config.json")))
+    if not (path := folder / "generation_config.json").is_file():
+        return config
+    fields = Fields(path, read_json(path))
+    ends = fields.tokens("eos_token_id", None)
+    if not all(0 <= end < config.vocabulary for end in ends):
+        fields.fail("eos_token_id", f"ids below {config.vocabulary}, which vocab_size of config.json says")
+    return replace(config, eos=tuple(dict.fromkeys((*config.eos, *ends))))
 
 
-def config_of(fields: Fields, ends: tuple[int, ...] = ()) -> TeacherConfig:
-    """The teacher's dimensions from the fields of a config.json, with more tokens that end a text.
+def config_of(fields: Fields) -> TeacherConfig:
+    """The teacher's dimensions from the fields of a config.json.
 
     Raises:
         CheckpointError: a field does not fit what is supported.
     """
     family, chosen = _recognised(fields), quantised_modules(fields)
     values = family.values(fields)
-    values["eos"] += ends
     values["eos"] = tuple(dict.fromkeys(values["eos"]))
     try:
         config = family.config(**values)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from typing import Any
 
-from draftwood.compiler.checkpoints.fields import Fields
+from draftwood.compiler.checkpoints.fields import Fields, IgnoredField
 from draftwood.compiler.teachers.config import RopeScaling
 
 _ORIGINAL, _DECLARED = "original_max_position_embeddings", "max_position_embeddings"
@@ -17,21 +19,41 @@ _OWN_FIELDS = {
 
 
 def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """Base and scaling: ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``."""
+    """Base and scaling: ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``.
+
+    Where both are there they have to mean the same. What transformers warns of and leaves out is left out with a
+    warning.
+    """
     spelled = [name for name in ("rope_scaling", "rope_parameters") if fields.get(name)]
-    if len(spelled) == 2 and fields.get(spelled[0]) != fields.get(spelled[1]):
-        fields.fail("rope_scaling", "the same as rope_parameters, or only one of the two")
     where = spelled[0] if spelled else "rope_scaling"
-    if not isinstance(fields.get(where, {}), dict):
-        fields.fail(where, "an object")
+    for name in spelled:
+        if not isinstance(fields.get(name), dict):
+            fields.fail(name, "an object")
+    outside = fields.number("rope_theta", default_theta)
+    if len(spelled) == 2 and _meant(fields, spelled[0], outside) != _meant(fields, spelled[1], outside):
+        fields.fail("rope_scaling", "the same as rope_parameters, or only one of the two")
     rope = Fields(fields.path, fields.get(where, {}))
-    theta = rope.number("rope_theta", fields.number("rope_theta", default_theta))
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    theta = rope.number("rope_theta", outside)
+    kind = _kind(rope)
     if kind not in ("default", *_READERS) or rope.get("partial_rotary_factor", 1) != 1:
         fields.fail(where, f"rope_type default, {', '.join(_READERS)}, over the whole head")
     if unknown := sorted(rope.values.keys() - _ROPE_FIELDS - _OWN_FIELDS.get(kind, set())):
-        fields.fail(where, f"no {unknown[0]!r} beside rope_type {kind!r}")
+        said = f"{fields.path}: {where} has {unknown[0]!r}, which nothing reads beside rope_type {kind!r}; left out"
+        warnings.warn(said, IgnoredField, stacklevel=2)
     return theta, None if kind == "default" else _READERS[kind](rope, fields)
+
+
+def _kind(rope: Fields) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _meant(fields: Fields, name: str, theta: float) -> dict[str, Any]:
+    """What an object says, however it spells it."""
+    rope = Fields(fields.path, fields.get(name))
+    if name == "rope_parameters" and _kind(rope) == "default":  # it leaves the kind to rope_scaling, not the base
+        return _meant(fields, "rope_scaling", theta) | {"rope_theta": rope.number("rope_theta", theta)}
+    said = {key: value for key, value in rope.values.items() if key not in ("type", "rope_type") and value is not None}
+    return {"rope_theta": theta, **said, "rope_type": _kind(rope)}
 
 
 def reach(declared: int, scaling: RopeScaling | None) -> int:

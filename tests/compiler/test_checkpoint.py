@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from draftwood.compiler.checkpoints.fields import IgnoredField
 from draftwood.compiler.checkpoints.safetensors_file import read_header
 from draftwood.compiler.teachers.checkpoint import Checkpoint, expected_tensors
 from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
@@ -220,7 +221,6 @@ REFUSED = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"dtype": "float64"}, "dtype is 'float64'; expected float32"),
     ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_parameters is .*longrope.*dynamic, llama3"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1}}, "no 'low_freq_factor' beside"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "slow <= fast"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}}, "attention_factor is 0"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "rope factor is 0.5; expected 1 to 1e6"),
@@ -234,10 +234,12 @@ REFUSED = [
         "original_max_position_embeddings is 1000.*; expected 1 to 2147483647",
     ),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1}}, "rope_theta is 1.0; expected more"),
-    ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "beta": 1}}, "no 'beta' beside"),
     ({"rope_parameters": {"rope_type": "linear"}}, "factor is None; expected a finite number"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low < high"),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .*the same as rope_parameters"),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 3.0}},
+        "rope_scaling is .*the same as rope_parameters",
+    ),
     ({"num_key_value_heads": 3}, "config.json: heads is 4; expected a multiple of kv_heads, 3"),
     ({"head_dim": 7}, "head_dim is 7; expected an even"),
     ({"hidden_size": None}, "hidden_size is None; expected a whole number"),
@@ -259,6 +261,24 @@ def test_config_refused(tmp_path: Path, fields: dict, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         read_config(tmp_path)
     assert str(tmp_path / "config.json") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_refusal_names_the_file_that_holds_the_value(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 61]}')
+    with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id is .*; expected ids below 61"):
+        read_config(tmp_path)
+
+
+def test_what_nothing_reads_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    known = read_config(tmp_path)
+    rope = {"rope_type": "linear", "factor": 4.0}
+    edit_config(tmp_path, rope_parameters=rope | {"attn_factor": 1.5})
+    with pytest.warns(IgnoredField, match="config.json: rope_parameters has 'attn_factor', which nothing reads beside"):
+        found = read_config(tmp_path)
+    edit_config(tmp_path, rope_parameters=rope)
+    assert found == read_config(tmp_path) != known
 
 
 def test_pangu_biases_must_agree(tmp_path: Path) -> None:

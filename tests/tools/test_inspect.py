@@ -169,7 +169,7 @@ def test_a_drafter_beside_its_teacher(
         (
             {"architectures": ["GPT2LMHeadModel"]},
             (),
-            "nor a teacher: architectures is ['GPT2LMHeadModel']; expected one",
+            "architectures is ['GPT2LMHeadModel']; expected one",
         ),
         ({"mlp_bias": True}, (), "mlp_bias is True; expected False"),
         ({}, ("--npu",), "--npu: .* is a checkpoint, which holds no graphs"),

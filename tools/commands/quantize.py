@@ -60,12 +60,12 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.tools.tokenizers import tokenizer_of
 
     model = resolve(args.model)
+    original = Checkpoint.open(model)
     texts = read_texts(args.calibration, tokenizer_of(model), _TEXTS, _TOKENS)
     if args.out is None:
-        return _compare(Checkpoint.open(model), [*texts.calibration, *texts.withheld], args.json)
+        return _compare(original, [*texts.calibration, *texts.withheld], args.json)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
     made = quantise(request, args.out, _say)
-    original = Checkpoint.open(model)
     found = difference(original, made, texts.withheld, _say)
     figures = found.figures()
     kept = difference(original, in_precision(original, "nbits"), texts.withheld, _say) if original.packed else None

@@ -19,6 +19,12 @@ from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import CheckpointError
 from draftwood.tools.tokenizers import tokenizer_of
 
+# Fields that no teacher has.
+_OF_DRAFTERS = {
+    *("draft_vocab_size", "speculators_model_type", "dflash_config", "block_size", "aux_layer_ids", "markov_rank"),
+    *("num_depths", "medusa_num_heads", "medusa_num_layers", "eagle_config"),
+}
+
 
 def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
     """A teacher's figures, or a drafter's: of what stands beside a ``teacher``, or names no family of teachers.
@@ -38,11 +44,10 @@ def checkpoint_figures(path: Path, teacher: Path | None) -> dict[str, Any]:
         return teacher_figures(path)
     try:
         kind = kind_of(path)
-    except CheckpointError as error:
-        known = ", ".join(name for (name,) in published)
-        raise CheckpointError(
-            f"{error}; nor a teacher: architectures is {fields.get('architectures')!r}; expected one of {known}"
-        ) from None
+    except CheckpointError:
+        if not fields.keys() & _OF_DRAFTERS:
+            return teacher_figures(path)  # which refuses it as every command does that takes a teacher
+        raise
     return {"kind": "drafter", "path": str(path), "drafter": kind.name, "title": kind.title}
 
 

@@ -1,0 +1,78 @@
+"""Every command that takes a teacher says the same of the same fault."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from draftwood.tools.cli import main
+
+
+def config(**fields: Any) -> Callable[[Path], None]:
+    """Changes fields of config.json; None takes one away."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "config.json"
+        changed = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}))
+
+    return damage
+
+
+def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        held = load_file(path)
+        change(held)
+        save_file(held, path)
+
+    return damage
+
+
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "no architectures": config(architectures=None),
+    "another architecture": config(architectures=["GPT2LMHeadModel"]),
+    "an unknown activation": config(hidden_act="gelu"),
+    "an unknown rope": config(rope_scaling={"type": "longrope", "factor": 2.0}),
+    "an end beyond the vocabulary": config(eos_token_id=999_999),
+    "another end beyond it": lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": 999999}'),
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "no JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "UTF-16": lambda folder: (folder / "config.json").write_bytes('{"a": 1}'.encode("utf-16")),
+    "half a file": lambda folder: (folder / "model.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()[:9000]
+    ),
+    "a tensor missing": tensors(lambda held: held.pop("model.norm.weight")),
+    "a tensor more": tensors(lambda held: held.update(extra=held["model.norm.weight"].clone())),
+    "another shape": tensors(lambda held: held.update({"model.norm.weight": held["model.norm.weight"][:9].clone()})),
+}
+# MODEL and OUT stand for the teacher and for what is to be made.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect", "MODEL"),
+    "build": ("build", "--model", "MODEL", "--out", "OUT"),
+    "make": ("make", "MODEL", "--prompts", "PROMPTS", "--out", "OUT"),
+    "quantize": ("quantize", "--model", "MODEL", "--calibration", "PROMPTS", "--out", "OUT"),
+    "distill": ("distill", "--teacher", "MODEL", "--data", "PROMPTS", "--out", "OUT"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_has_one_line(
+    fault: str, tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(tiny_teacher, teacher)
+    FAULTS[fault](teacher)
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(f'{{"id": "{n}", "prompt": "the cat sat on the mat", "text": "the cat"}}\n' for n in range(40))
+    )
+    names = {"MODEL": str(teacher), "OUT": str(tmp_path / "out"), "PROMPTS": str(tmp_path / "prompts.jsonl")}
+    said: dict[str, str] = {}
+    for name, words in COMMANDS.items():
+        assert main([names.get(word, word) for word in words]) == 2, name
+        said[name] = capsys.readouterr().err
+    assert len(set(said.values())) == 1 and said["build"].count("\n") == 1, "".join(said.values())
