@@ -85,6 +85,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     """Raises RequestError or TreeError where the request cannot be served by any checkpoint."""
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
+    has_tokenizer(request.model)  # which says now, and not in the end, where it has one that is not read
     _check_targets(request)
     _check_int8(request)
     _check_precision(request)

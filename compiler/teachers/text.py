@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
+from draftwood.compiler.checkpoints.fields import IgnoredField
 from draftwood.compiler.checkpoints.gguf_header import read_header
 from draftwood.compiler.teachers.folder import tokenizer_files
 from draftwood.compiler.teachers.gguf import gguf_files
 from draftwood.compiler.teachers.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
+
+SENTENCEPIECE = "tokenizer.model"
 
 
 def write_tokenizer(model: Path, folder: Path) -> bool:
@@ -27,7 +31,16 @@ def write_tokenizer(model: Path, folder: Path) -> bool:
 
 
 def has_tokenizer(model: Path) -> bool:
-    """Whether a model has a tokenizer."""
+    """Whether a model has a tokenizer that is read here; a warning says where it has one of another form alone."""
     if files := gguf_files(model):
         return read_header(files[0]).fields.get("tokenizer.ggml.model", "none") != "none"
-    return any(path.name == "tokenizer.json" for path in tokenizer_files(model))
+    found = any(path.name == "tokenizer.json" for path in tokenizer_files(model))
+    if not found and (other := model / SENTENCEPIECE).is_file():
+        code = f"A.from_pretrained({str(model)!r}).save_pretrained({str(model)!r})"
+        warnings.warn(
+            f"{other}: SentencePiece's form alone, which is not read, so prompts are token ids; where sentencepiece is"
+            f" installed transformers writes tokenizer.json: from transformers import AutoTokenizer as A; {code}",
+            IgnoredField,
+            stacklevel=2,
+        )
+    return found

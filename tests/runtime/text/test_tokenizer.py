@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwood.errors import BundleError, RequestError
 from draftwood.runtime.stream import Stream
+from draftwood.runtime.text import tokenizer
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tests.bpe import CHAT_TEMPLATE
 
@@ -535,3 +536,13 @@ def test_a_prompt_goes_on_with_the_last_message(tmp_path, content, trims):
     for wrong in ({"continue_final_message": True, "add_generation_prompt": True}, {"continue_final_message": 1}):
         with pytest.raises(RequestError, match="chat: continue_final_message: "):
             text.render({"messages": messages} | wrong)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", ["byte_level", "llama_2"])
+def test_a_long_text_has_the_tokens_of_a_short_ones_way(tmp_path, name, special):
+    """Long ones go another way through the library, on which other threads run meanwhile."""
+    text, oracle = Tokenizer.load(save(tmp_path, globals()[name]())), globals()[name]()
+    for size in (tokenizer._SHORT_BYTES, tokenizer._SHORT_BYTES + 1, tokenizer._LONG_BYTES + 1):
+        said = ("the cat sät on 🌳 mats, 123. " * (size // 30 + 1)).encode()[:size].decode(errors="ignore")
+        assert text.encode(said, special=special) == oracle.encode(said, add_special_tokens=special).ids
