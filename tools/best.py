@@ -1,31 +1,43 @@
-"""``make --precision best``: the same teacher made in every precision that it can be kept in; the measured fastest one.
+"""``make --precision best``: the fastest precision on this machine of those that cost little enough quality.
 
-A precision that rounds is another function than the checkpoint's exact numbers, so none is taken for a gain that a
-busy machine could have made, and what each rounds is measured and said. A teacher of plain numbers stays in fp32. The
-drafter's precision changes no text: in the end it is tried in eight bits beside what was chosen.
+By bytes alone nobody can tell: four bits are the fastest for one row, eight for trees and for several sequences. So
+each precision's steps are timed here, and each one's perplexity is held to the exact numbers'. What is chosen is made
+and judged; where that fails, the next one. The drafter's precision changes no text: in the end it is tried in eight
+bits beside what was chosen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from draftwood.tools.made_from import MadeFrom
 from draftwood.tools.stages import Stage, StageError, run
 
-# So much faster has to be what rounds more.
+if TYPE_CHECKING:
+    from draftwood.compiler.teachers.kept import Precision
+
+# By so much the perplexity may rise: some three times the error of a measurement on a thousand tokens, and less than a
+# tenth of what four bits without a search cost a small teacher.
+LIMIT = 0.03
+# So much faster has to be what rounds more, or a busy machine could have made the difference.
 GAIN = 1.05
 INT8_DRAFTER = "--int8-drafter"
+# Texts and rows of the steps that count alike: plain decoding, a tree that is looked up, eight sequences.
+STEPS = ((1, 1), (1, 4), (8, 1))
 # By whether the checkpoint's rows are rounded already.
 ROUNDS = {
     ("exact", False): "nothing",
-    ("nbits", False): "rows, to int8 with a scale for every 32 inputs",
-    ("w8a8", False): "rows, to int8 with a scale each, and weights once more, to int8 with a scale an output",
+    ("nbits", False): "rows, to int8 with a scale for every 32 inputs, and plain weights, as inspect says",
+    ("nbits8", False): "rows and weights, to int8 with a scale for every 32 inputs",
+    ("w8a8", False): "rows, to int8 with a scale each, and weights, to int8 with a scale an output",
     ("exact", True): "rows, to int8 with a scale each, as the checkpoint says",
     ("nbits", True): "rows, to int8 with a scale for every 32 inputs in the place of one",
 }
@@ -47,48 +59,115 @@ class Form:
         return ("--precision", self.precision, *((INT8_DRAFTER,) if self.int8_drafter else ()))
 
 
-def best(args: argparse.Namespace, work: Path, given: Sequence[str]) -> dict[str, Any]:
-    """Makes every form in a folder of ``work``, and moves the chosen one's bundle to ``args.out``.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a precision costs: ms of each of ``STEPS``, and its difference from the exact numbers, None of these."""
+
+    ms: tuple[float, ...]
+    difference: Mapping[str, Any] | None
+
+    @property
+    def mean_ms(self) -> float:
+        """Geometric, so that a step counts by its ratio."""
+        return math.exp(sum(map(math.log, self.ms)) / len(self.ms)) if self.ms else math.inf
+
+    @property
+    def agreement(self) -> float:
+        return self.difference["agreement"] if self.difference else 1.0
+
+
+def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, dict[str, Any]]:
+    """Makes the chosen form: where its bundle is, and the report of the one at ``args.out``.
 
     Raises:
         StageError: of no form is there a bundle that passes check and bench.
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
+    from draftwood.tools.needs import fitting
 
     teacher = Checkpoint.open(resolve(args.model))
-    rows_rounded = bool(teacher.config.quantised)
-    names = ("nbits", "w8a8", "exact") if teacher.packed else ("nbits", "exact") if rows_rounded else ("exact",)
-    rounding = _rounding(args, work, given) if len(names) > 1 else {}
-    found = {form: _tried(args, work, given, form, rounding) for form in map(Form, names)}
-    if args.drafter and (form := chosen(found)):
-        eight = Form(form.precision, int8_drafter=True)
-        found[eight] = _tried(args, work, given, eight, rounding)
-    if not (form := chosen(found)):
+    names = tuple(fitting(teacher))
+    found = _measured(args, work, given, names) if len(names) > 1 else {name: Measured((), None) for name in names}
+    tried: dict[Form, dict[str, Any]] = {}
+    for name in ranking(found):
+        tried[Form(name)] = _tried(args, work, given, Form(name))
+        if tried[Form(name)]["ok"]:
+            break
+    form = next((form for form, one in tried.items() if one["ok"]), None)
+    if form is None:
         raise StageError(f"--precision best: none of {', '.join(names)} could be made and passes; see what they said")
-    folder = work / form.name
+    if args.drafter:
+        eight = Form(form.precision, int8_drafter=True)
+        tried[eight] = _tried(args, work, given, eight)
+        if tried[eight]["ok"] and tried[eight]["tokens_per_s"] > GAIN * tried[form]["tokens_per_s"]:
+            form = eight
+    rows_rounded = bool(teacher.config.quantised)
     report = {
-        **json.loads((folder / "bundle.make/report.json").read_text()),
+        **json.loads((work / form.name / "bundle.make/report.json").read_text()),
         "bundle": str(args.out),
         "chosen": form.name,
-        "forms": [one | {"rounds": ROUNDS[form.precision, rows_rounded]} for form, one in found.items()],
+        "limit": LIMIT,
+        "precisions": [_row(name, one) | {"rounds": ROUNDS[name, rows_rounded]} for name, one in found.items()],
+        "forms": [{"form": one.name, **figures} for one, figures in tried.items()],
         "commands": [shlex.join(("draftwood", *_words(args, form, args.out)))],
     }
-    (folder / "bundle").rename(args.out)
-    return report
+    return work / form.name / "bundle", report
 
 
-def chosen(found: Mapping[Form, Mapping[str, Any]]) -> Form | None:
-    """Of the forms that are as they should be, the one that rounds least of those that are about as fast as any."""
-    able = {form: one for form, one in found.items() if one["ok"]}
-    fastest = max((one["tokens_per_s"] for one in able.values()), default=0.0)
-    least = sorted(able, key=lambda form: -(able[form]["difference"] or {"agreement": 1.0})["agreement"])
-    return next((form for form in least if GAIN * able[form]["tokens_per_s"] >= fastest), None)
+def ranking(found: Mapping[Precision, Measured]) -> list[Precision]:
+    """The precisions within the limit, the first to be made first: of those about as fast as the fastest, the one that
+    rounds least."""
+    left = [name for name, one in found.items() if one.ms and not _too_far(one)]
+    ranked: list[Precision] = []
+    while left:
+        fastest = min(found[name].mean_ms for name in left)
+        near = [name for name in left if found[name].mean_ms <= GAIN * fastest]
+        ranked.append(max(near, key=lambda name: found[name].agreement))
+        left.remove(ranked[-1])
+    # What could not be timed comes last, and is made where nothing else can be.
+    return ranked + [name for name, one in found.items() if not one.ms and not _too_far(one)]
 
 
-def _rounding(args: argparse.Namespace, work: Path, given: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _too_far(one: Measured) -> bool:
+    return one.difference is not None and one.difference["worse"] > LIMIT
+
+
+def _row(name: str, one: Measured) -> dict[str, Any]:
+    return {"precision": name, "ms": list(one.ms), "difference": one.difference, "within": not _too_far(one)}
+
+
+def _measured(
+    args: argparse.Namespace, work: Path, given: MadeFrom, names: tuple[Precision, ...]
+) -> dict[Precision, Measured]:
+    """Perplexity and step times of every precision; of one that this machine cannot time, perplexity alone."""
+    from draftwood.trees.latency import LatencyTable
+
+    rounding = _rounding(args, work, given)
+    found: dict[Precision, Measured] = {}
+    slots = args.kv.split(",")[0]
+    texts, rows = ({str(step[place]) for step in STEPS} for place in (0, 1))
+    for name in names:
+        folder = work / f"timed-{name}"
+        folder.mkdir(exist_ok=True)
+        out = folder / "latency.json"
+        shape = ("--kv", slots, "--rows", ",".join(sorted(rows)), "--texts", ",".join(sorted(texts)))
+        words = ("profile", "--model", args.model, "--precision", name, *shape, "--out", str(out))
+        ms: tuple[float, ...] = ()
+        try:
+            run([Stage(f"times, {name}", words, out, "times this precision's steps here")], folder, given)
+        except StageError as error:
+            print(f"not timed: {error}", file=sys.stderr, flush=True)
+        else:
+            table = LatencyTable.from_json(out.read_text(), str(out))
+            ms = tuple(1e3 * table.step_s(count, int(slots), many) for many, count in STEPS)
+        found[name] = Measured(ms, rounding.get(name))
+    return found
+
+
+def _rounding(args: argparse.Namespace, work: Path, given: MadeFrom) -> dict[str, dict[str, Any]]:
     """By precision, how it differs from the checkpoint's own function."""
-    from draftwood.tools.prompts import BUILT_IN
+    from draftwood.tools.calibration_texts import BUILT_IN
 
     out = work / "rounding.json"
     words = ("quantize", "--model", args.model, "--calibration", str(args.prompts or BUILT_IN), "--json")
@@ -97,49 +176,57 @@ def _rounding(args: argparse.Namespace, work: Path, given: Sequence[str]) -> dic
     return found
 
 
-def _tried(
-    args: argparse.Namespace, work: Path, given: Sequence[str], form: Form, rounding: Mapping[str, Any]
-) -> dict[str, Any]:
+def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) -> dict[str, Any]:
     """What a form measured, made by a command of its own; one that this machine cannot make or run is left out."""
     folder, said = work / form.name, ""
     folder.mkdir(exist_ok=True)
     out = folder / "bundle"
     why = "counts, times, plans, builds and judges the teacher so"
     try:
-        run([Stage(form.name, _words(args, form, out), out, why, judges=True)], folder, given)
+        run([Stage(form.name, _words(args, form, out), out, why, judges=True, whole=True)], folder, given)
     except StageError as error:
         said = str(error)
         print(f"left out: {said}", file=sys.stderr, flush=True)
     report = {} if said else json.loads((folder / "bundle.make/report.json").read_text())
     bench = report.get("bench", {})
     return {
-        "form": form.name,
         "ok": report.get("ok", False),
         "failed": said or None,
         "tokens_per_s": bench.get("speculative_tokens_per_s"),
         "plain_tokens_per_s": bench.get("plain_tokens_per_s"),
         "tokens_a_step": bench["accept_length"]["mean"] if bench else None,
         "gears": report.get("gears", []),
-        "difference": rounding.get(form.precision),
     }
 
 
 def _words(args: argparse.Namespace, form: Form, out: Path) -> tuple[str, ...]:
     drafter = ("--drafter", args.drafter) if args.drafter else ()
     prompts = ("--prompts", str(args.prompts)) if args.prompts else ()
-    return ("make", args.model, *drafter, *prompts, "--kv", args.kv, *form.words, "--out", str(out))
+    return (
+        "make",
+        args.model,
+        *drafter,
+        *prompts,
+        "--kv",
+        args.kv,
+        "--texts",
+        str(args.texts),
+        *form.words,
+        "--out",
+        str(out),
+    )
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The forms side by side, and why one was chosen."""
-    rows = [("precision", "tokens/s", "plain", "tokens a step", "perplexity", "same best token", "rounds")]
-    for one in report["forms"]:
-        names = ("tokens_per_s", "plain_tokens_per_s", "tokens_a_step")
-        speeds = ("failed", "", "") if one["failed"] else tuple(f"{one[name]:.2f}" for name in names)
-        far = one["difference"]
+    """The precisions side by side, and why one was chosen."""
+    titles = [f"ms {'plain' if texts == rows == 1 else f'{rows} rows' if texts == 1 else f'{texts} sequences'}"
+              for texts, rows in STEPS]  # fmt: skip
+    lines = [("precision", *titles, "perplexity", "same best token", "rounds")]
+    for one in report["precisions"]:
+        ms, far = (f"{value:.2f}" for value in one["ms"]), one["difference"]
         told = (f"{100 * far['worse']:+.2f} %", f"{100 * far['agreement']:.2f} %") if far else ("", "")
-        rows.append((one["form"], *speeds, *told, one["rounds"]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    why = f"within {100 * GAIN - 100:.0f} % of the fastest, and of those it rounds least"
-    return "\n".join((*lines, f"chosen     {report['chosen']}: {why}"))
+        lines.append((one["precision"], *(tuple(ms) or ("",) * len(STEPS)), *told, one["rounds"]))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    why = f"of those with a perplexity within {100 * report['limit']:.0f} % and within {100 * GAIN - 100:.0f} % of the"
+    shown = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in lines]
+    return "\n".join((*shown, f"chosen     {report['chosen']}: {why} fastest it rounds least"))

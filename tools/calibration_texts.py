@@ -13,6 +13,8 @@ from draftwood.errors import RequestError
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.prompts import numbered_lines
 
+# Questions with answers, to judge a precision by.
+BUILT_IN = Path(__file__).parent / "demo" / "answers.jsonl"
 # Of so many texts one is withheld.
 _WITHHELD = 4
 LEAST_TOKENS = 8

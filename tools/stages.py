@@ -1,4 +1,8 @@
-"""Command lines that are run one after the other, each for one output; what is there already is kept."""
+"""Command lines that are run one after the other, each for one output; what is there already is kept.
+
+``stages.json`` notes what each was made from before it begins, so that an output that appeared in the last moment of a
+stopped run is known, and one that something has changed under is made again.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwood.errors import UserError
+from draftwood.files import write_whole
+from draftwood.tools.made_from import MadeFrom, changed, damaged, read_note
 
 _KEPT = "stages.json"
 
@@ -32,6 +38,10 @@ class Stage:
     why: str
     # Whether it says no in its output, which somebody reads.
     judges: bool = False
+    # Whether its output is there only once it is whole, as a bundle is.
+    whole: bool = False
+    # What it says no to in one line, of its output; nothing is run after that. None where it may go on.
+    refuses: Callable[[Path], str] | None = None
 
     @property
     def line(self) -> str:
@@ -39,38 +49,64 @@ class Stage:
         return shlex.join(("draftwood", *self.words))
 
 
-def kept(stages: Sequence[Stage], work: Path, given: Sequence[str]) -> int:
-    """How many stages, from the first on, are there as they would be made now; ``given`` is what all of them read."""
-    try:
-        before = json.loads((work / _KEPT).read_text())
-    except (OSError, ValueError):
-        before = []
-    now = _marks(stages, given)
-    done = 0
-    while done < min(len(before), len(now)) and before[done] == now[done] and stages[done].makes.exists():
-        done += 1
-    return done
+class Kept:
+    """What is there of some stages, as their folder notes it."""
+
+    def __init__(self, stages: Sequence[Stage], work: Path, given: MadeFrom) -> None:
+        self.stages, self.work, self.given = stages, work, given
+        self._notes: list[dict[str, Any]] = _notes(work / _KEPT)
+        self.changed = changed(self._notes[0].get("from"), given) if self._notes else None
+        # How many stages, from the first on, are there as they would be made now.
+        self.done = 0 if self.changed else self._count()
+
+    def note(self, number: int, done: bool) -> None:
+        """Notes that the stages before this one are done, and whether it is."""
+        marks = [
+            {"line": one.line, "makes": str(one.makes), "done": done or place < number, "from": self.given}
+            for place, one in enumerate(self.stages[: number + 1])
+        ]
+        write_whole(self.work / _KEPT, json.dumps(marks).encode())
+
+    def _count(self) -> int:
+        done = 0
+        for stage, note in zip(self.stages, self._notes, strict=False):
+            same = note.get("line") == stage.line and note.get("makes") == str(stage.makes) and stage.makes.exists()
+            if not same or not (note.get("done") or stage.whole):
+                break
+            done += 1
+        return done
 
 
-def keep(stages: Sequence[Stage], work: Path, given: Sequence[str]) -> None:
-    """Notes that these are done."""
-    (work / _KEPT).write_text(json.dumps(_marks(stages, given)))
-
-
-def run(stages: Sequence[Stage], work: Path, given: Sequence[str]) -> None:
-    """Runs those that are not there, and notes each.
+def run(stages: Sequence[Stage], work: Path, given: MadeFrom) -> None:
+    """Runs those that are not there; says what has changed where some were.
 
     Raises:
-        StageError: one failed.
+        StageError: one failed, or refuses what was made.
+        RequestError: the note of what is there is damaged.
     """
-    for number in range(kept(stages, work, given), len(stages)):
-        _run(stages[number], number + 1, len(stages), work)
-        keep(stages[: number + 1], work, given)
+    kept = Kept(stages, work, given)
+    if kept.changed:
+        print(f"made again from the first stage on: {kept.changed}", file=sys.stderr, flush=True)
+    for number, stage in enumerate(stages):
+        if number >= kept.done:
+            _remove(stage.makes)
+            kept.note(number, done=False)
+            _run(stage, number + 1, len(stages), work)
+            kept.note(number, done=True)
+        if stage.refuses and (said := stage.refuses(stage.makes)):
+            raise StageError(said)
 
 
-def _marks(stages: Sequence[Stage], given: Sequence[str]) -> list[list[Any]]:
-    """What decides a stage's output."""
-    return [[stage.line, list(given)] for stage in stages]
+def ours(work: Path, path: Path) -> bool:
+    """Whether a stage that ``work`` notes made this, whatever from."""
+    return any(note.get("makes") == str(path) for note in _notes(work / _KEPT))
+
+
+def _notes(path: Path) -> list[dict[str, Any]]:
+    notes = read_note(path, list)
+    if not all(isinstance(one, dict) for one in notes):
+        raise damaged(path, "no list of stages")
+    return notes
 
 
 def _run(stage: Stage, number: int, count: int, work: Path) -> None:
@@ -80,7 +116,6 @@ def _run(stage: Stage, number: int, count: int, work: Path) -> None:
         StageError: it failed.
     """
     print(f"[{number}/{count}] {stage.name}: {stage.why}\n    {stage.line}", file=sys.stderr, flush=True)
-    _remove(stage.makes)
     began, printed = time.monotonic(), work / f"{number}.out"
     with printed.open("wb") as out:
         code = subprocess.call([sys.executable, "-P", "-m", "draftwood.tools.cli", *stage.words], stdout=out)

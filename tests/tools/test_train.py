@@ -424,6 +424,9 @@ def test_training_is_deterministic_and_can_be_lengthened(folder: Path, tmp_path:
     assert state["step"] == 5 and state["seconds"] > 0
     with pytest.raises(RequestError, match=r"other settings \(batch"):
         train(kind, *folders, tmp_path / "b", steps=6, **{**settings, "batch": 8})
+    (tmp_path / "b" / "checkpoint.pt").write_bytes(b"5")
+    with pytest.raises(RequestError, match=r"checkpoint\.pt: damaged"):
+        train(kind, *folders, tmp_path / "b", steps=6, **settings)
 
 
 def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What drafters learn from: texts, states and losses."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,26 @@ def test_texts_take_the_temperatures_in_turn(teacher: Path, tmp_path: Path) -> N
     distill(teacher, ROWS, tmp_path, **{**DISTILL, "rows": 40, "new_tokens": 2}, temperatures=(0.0, 0.5, 1.0))
     index = Distilled.open(tmp_path).index_W
     assert index["temperature"].tolist() == [0.0, 0.5, 1.0] * 13 + [0.0]
+
+
+def test_shards_of_other_rows_or_another_version_are_not_gone_on_from(
+    teacher: Path, distilled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(distilled, tmp_path / "texts")
+    with pytest.raises(RequestError, match=r"other settings \(corpus\)"):
+        distill(teacher, [*ROWS[1:], ROWS[0]], tmp_path / "texts", **DISTILL)
+    monkeypatch.setattr("draftwood.tools.training.distill.__version__", "0")
+    with pytest.raises(RequestError, match=r"other settings \(version\)"):
+        distill(teacher, ROWS, tmp_path / "texts", **DISTILL)
+
+
+@pytest.mark.parametrize("text", ["5", "[]", '{"teacher": ', '{"teacher": 5, "ends": 7}'])
+def test_damaged_settings_are_one_line(teacher: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "distill.json").write_text(text)
+    with pytest.raises(RequestError, match=r"not a whole folder of distilled texts"):
+        Distilled.open(tmp_path)
+    with pytest.raises(RequestError, match=r"distill.json: damaged|other settings"):
+        distill(teacher, ROWS, tmp_path, **DISTILL)
 
 
 def test_texts_of_another_teacher_are_refused(distilled: Path) -> None:

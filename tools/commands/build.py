@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
+    from draftwood.compiler.bundle.request import BuildRequest
     from draftwood.planned import Gear
     from draftwood.trees.spec import Specs
 
@@ -148,6 +149,8 @@ def main(args: argparse.Namespace) -> int:
         texts=args.texts,
         corpus=args.corpus,
     )
+    if "onnx" in request.targets:
+        print(_room(request, args.out), file=sys.stderr, flush=True)
     watch = Stopwatch()
     manifest = draftwood.build(request, args.out, progress=watch.next)
     stages = watch.stop()
@@ -170,6 +173,14 @@ def main(args: argparse.Namespace) -> int:
             f" {summary['seconds']} s, at most {summary['peak_memory_mb']} MB of memory"
         )
     return 0
+
+
+def _room(request: BuildRequest, out: Path) -> str:
+    """What the weights take here; RequestError where the disk has no room for them. They may run elsewhere."""
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.tools.needs import check_room
+
+    return check_room(Checkpoint.open(request.model), request.precision, out, runs=False)
 
 
 @dataclass

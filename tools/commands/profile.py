@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="DIR", help="teacher to model: a Hugging Face folder, a GGUF file, or demo")
     parser.add_argument("--drafter", metavar="SPEC", help=f"drafter to model: {_drafters()}")
-    parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of a packed teacher, as for build")
+    parser.add_argument("--precision", choices=PRECISIONS, default="exact", help="of the teacher, as for build")
     parser.add_argument(
         "--rows", metavar="T[,T...]", help="row counts beside the bundle's trees'; of a model, instead of 1 to 64"
     )
@@ -49,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if (args.bundle is None) == (args.device is None):
-        raise RequestError("profile: expected a BUNDLE to measure or --device NAME to model, one of the two")
-    table = _modelled(args) if args.device else _measured(args)
+    if (args.bundle is None) == (args.device is None and args.model is None):
+        raise RequestError("profile: expected a BUNDLE or --model to measure, or --device NAME to model")
+    table = _modelled(args) if args.device else _measured(args) if args.bundle else _measured_teacher(args)
     write_out(args.out, table.to_json().encode())
     print(table_text(table))
     return 0
@@ -153,19 +154,50 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
     return cost, int8
 
 
+def _measured_teacher(args: argparse.Namespace) -> LatencyTable:
+    """The steps of a teacher without a drafter, in a bundle that is removed."""
+    import draftwood
+    from draftwood.compiler.teachers.checkpoint import Checkpoint
+    from draftwood.runtime.bundle import Bundle
+    from draftwood.tools.demo import resolve
+    from draftwood.tools.needs import check_room
+    from draftwood.trees.spec import read_specs
+
+    if args.drafter or args.ranks != 1:
+        raise RequestError("--drafter and --ranks: they go with --device; without, name a BUNDLE with its drafter")
+    model, texts = resolve(args.model), parse_texts(args.texts) if args.texts else (1,)
+    with tempfile.TemporaryDirectory(dir=args.out.absolute().parent, prefix="profiled-") as folder:
+        check_room(Checkpoint.open(model), args.precision, Path(folder))
+        request = draftwood.BuildRequest(
+            model=model,
+            drafter=None,
+            trees=read_specs("plain").trees,
+            slots=parse_sizes("--kv", args.kv) if args.kv else (1024,),
+            precision=args.precision,
+            texts=texts[-1],
+        )
+        draftwood.build(request, Path(folder) / "bundle", progress=lambda _: None)
+        return _times(Bundle.open(Path(folder) / "bundle"), args)
+
+
 def _measured(args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.bundle import Bundle
+
+    if args.model or args.drafter or args.ranks != 1 or args.precision != "exact":
+        raise RequestError("--model, --drafter, --ranks and --precision: a BUNDLE has its own; leave them out")
+    return _times(Bundle.open(args.bundle), args)
+
+
+def _times(opened: Bundle, args: argparse.Namespace) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
-    if args.model or args.drafter or args.ranks != 1 or args.precision != "exact":
-        raise RequestError("--model, --drafter, --ranks and --precision: they go with --device; a bundle has its own")
     rows = parse_rows(args.rows) if args.rows else ()
-    bundle = _widened(Bundle.open(args.bundle), max(rows, default=1))
+    bundle = _widened(opened, max(rows, default=1))
     share_threads()
     engine, texts = CpuEngine(bundle), parse_texts(args.texts) if args.texts else (1,)
     if texts[-1] > engine.max_batch:
-        raise RequestError(f"--texts {args.texts}: {args.bundle} has graphs for at most {engine.max_batch}")
+        raise RequestError(f"--texts {args.texts}: {opened.folder} has graphs for at most {engine.max_batch}")
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
     return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=default_threads(), texts=texts)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 REPORT = "quantisation.json"
 # At most so many texts, and tokens of a text, are calibrated with.
 _TEXTS, _TOKENS = 64, 256
+# Tokens of a text that precisions are compared on.
+_LONGEST = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +59,15 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.teachers.kept import in_precision
     from draftwood.tools.calibration_texts import read_texts
     from draftwood.tools.demo import resolve
+    from draftwood.tools.needs import check_ids
     from draftwood.tools.tokenizers import tokenizer_of
 
     model = resolve(args.model)
     original = Checkpoint.open(model)
     texts = read_texts(args.calibration, tokenizer_of(model), _TEXTS, _TOKENS)
+    vocabulary = Checkpoint.open(model).config.vocabulary
+    for text in (*texts.calibration, *texts.withheld):
+        check_ids(model, text.tolist(), vocabulary)
     if args.out is None:
         return _compare(original, [*texts.calibration, *texts.withheld], args.json)
     request = Request(model=model, texts=texts.calibration, layout=args.layout, head=args.head)
@@ -94,12 +100,19 @@ def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
     }
     if not others:
         raise RequestError(f"--model {original.path}: has no layer that is rounded or kept packed; nothing to compare")
-    found = differences(original, others, texts, _say)
+    found = differences(original, others, _joined(texts, min(_LONGEST, original.config.max_positions)), _say)
     if as_json:
         print(json.dumps({name: one.figures() for name, one in found.items()}))
     else:
         print("\n".join(f"{name}: {_said(one)}" for name, one in found.items()))
     return 0
+
+
+def _joined(texts: list[Tensor], longest: int) -> list[Tensor]:
+    """All tokens in as few texts as may be, for every text reads all weights."""
+    import torch
+
+    return list(torch.cat(texts).split(longest))
 
 
 def _bytes(folder: Path) -> int:

@@ -65,6 +65,17 @@ def why_missing(checkpoint: str | None) -> str:
     return "" if shutil.which(LLAMA) else f"{LLAMA} is not on PATH"
 
 
+# Before a command: has the kernel end it with the process that starts it, however that ends.
+WITH_PARENT = (
+    sys.executable, "-I", "-S", "-c",
+    "import ctypes, os, signal, sys\n"
+    "parent = int(sys.argv[1])\n"
+    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() != parent: sys.exit(1)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])",
+)  # fmt: skip
+
+
 @contextmanager
 def serving(name: str, command: Sequence[str]) -> Iterator[Server]:
     """Starts a server on a free port of loopback, and ends it.
@@ -77,7 +88,10 @@ def serving(name: str, command: Sequence[str]) -> Iterator[Server]:
         port = free.getsockname()[1]
     began = time.perf_counter()
     process = subprocess.Popen(
-        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        [*WITH_PARENT, str(os.getpid()), *command, "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
     )
     try:
         while not _ready(port):

@@ -6,6 +6,7 @@ settings and its number alone.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -23,11 +24,13 @@ from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
+from draftwood.tools.made_from import read_note
 from draftwood.tools.tokenizers import tokenizer_of
 from draftwood.tools.training.generate import generate
 from draftwood.tools.training.rows import Row
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import INDEX
+from draftwood.version import __version__
 
 # B rows of a batch, N new tokens
 
@@ -153,9 +156,9 @@ def distill(
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
     settings = {
-        "teacher": checkpoint.digest(), "corpus_rows": len(corpus), "new_tokens": new_tokens, "batch": batch,
-        "seed": seed, "shard_rows": shard_rows, "ends": list(checkpoint.config.eos),
-        "temperatures": list(temperatures),
+        "version": __version__, "teacher": checkpoint.digest(), "corpus": _digest(corpus),
+        "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
+        "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
     team = team or Team()
     if team.rank:
@@ -178,10 +181,18 @@ def distill(
         progress.whole()
 
 
+def _digest(corpus: Sequence[Row]) -> str:
+    """SHA-256, in hex, of all rows in their order."""
+    found = hashlib.sha256()
+    for row in corpus:
+        found.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    return found.hexdigest()
+
+
 def _check_settings(out: Path, settings: dict[str, Any]) -> None:
     path = out / "distill.json"
     if path.is_file():
-        stored = json.loads(path.read_text())
+        stored = read_note(path, dict)
         differ = [name for name in settings if stored.get(name) != settings[name]]
         if differ:
             raise RequestError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +34,9 @@ class Distilled:
     tokens_N: np.ndarray
     # INDEX [W].
     index_W: np.ndarray
-    # SHA-256 of the teacher.
+    # SHA-256 of the teacher, and of tokens and index together.
     teacher: str
+    digest: str
     # Tokens that end a text.
     ends: tuple[int, ...]
 
@@ -45,7 +48,7 @@ class Distilled:
             RequestError: there are none, one is damaged, or another teacher wrote them.
         """
         try:
-            settings = json.loads((folder / "distill.json").read_text())
+            settings = _settings(folder)
             shards = [
                 (np.load(path.with_name(path.name.replace(".index", ""))), np.load(path))
                 for path in sorted(folder.glob("shard-*.index.npy"))
@@ -61,7 +64,8 @@ class Distilled:
             index["start"] += offset
             offset += len(tokens)
         tokens_N, index_W = (np.concatenate(part) for part in zip(*shards, strict=True))
-        return cls(tokens_N, index_W, settings["teacher"], tuple(settings["ends"]))
+        digest = hashlib.sha256(tokens_N.tobytes() + index_W.tobytes()).hexdigest()
+        return cls(tokens_N, index_W, settings["teacher"], digest, tuple(settings["ends"]))
 
     def held_out(self) -> np.ndarray:
         """bool [W]: a fixed twentieth, chosen by corpus row, so that both texts of one prompt fall together."""
@@ -80,6 +84,17 @@ class Distilled:
         """The tokens of one text, uint32 [its length], prompt included."""
         start, length = self.index_W["start"][text], self.index_W["length"][text]
         return self.tokens_N[start : start + length]
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What distill was asked for; OSError or ValueError where nothing says it."""
+    found = json.loads((folder / "distill.json").read_text())
+    if not isinstance(found, dict) or not isinstance(found.get("teacher"), str):
+        raise ValueError("distill.json names no teacher")
+    ends = found.get("ends")
+    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
+        raise ValueError("distill.json names no end tokens")
+    return found
 
 
 def batch_of(texts: Distilled, text_B: np.ndarray, last_BSH: Tensor, aux_BSF: Tensor) -> Batch:

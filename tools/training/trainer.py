@@ -24,12 +24,14 @@ from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.student import LevelNoise, Student
 from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
+from draftwood.tools.made_from import damaged
 from draftwood.tools.training.draft_vocabulary import coverage, most_frequent
 from draftwood.tools.training.schedule import HybridOptimizer, stable_decay
 from draftwood.tools.training.states import States
 from draftwood.tools.training.students import begin, go_on
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, by_length, shuffled
+from draftwood.version import __version__
 
 # W texts, N contexts, I levels
 
@@ -51,7 +53,7 @@ class Run:
         path = out / "checkpoint.pt"
         if not path.is_file():
             return
-        state = torch.load(path, weights_only=True, map_location=drafter.output_VH.device)
+        state = _loaded(path, drafter.output_VH.device)
         differ = [name for name in settings if state["settings"].get(name) != settings[name]]
         if differ:
             raise RequestError(
@@ -71,6 +73,21 @@ class Run:
         with (self.out / "log.jsonl").open("a") as log:
             log.write(json.dumps(record) + "\n")
         print(json.dumps(record), file=sys.stderr, flush=True)
+
+
+def _loaded(path: Path, device: torch.device) -> dict[str, Any]:
+    """A state that ``Run.save`` wrote.
+
+    Raises:
+        RequestError: it is damaged.
+    """
+    try:
+        state = torch.load(path, weights_only=True, map_location=device)
+    except Exception as error:  # what a damaged pickle says to its reader may fail in any way
+        raise damaged(path, (str(error).splitlines() or [type(error).__name__])[0][:100]) from None
+    if not isinstance(state, dict) or not {"drafter", "optimizer", "step", "seconds", "settings"} <= state.keys():
+        raise damaged(path, "not the state of a training")
+    return state
 
 
 def train(
@@ -99,7 +116,7 @@ def train(
     model = FrozenTeacher.open(teacher, compute_dtype(device), device)
     drafter = begin(kind, options, model, _draft_ids(texts, train_W, options, model.config.vocabulary))
     settings = {
-        "kind": kind, "teacher": texts.teacher, "texts": len(texts.index_W), "batch": batch,
+        "version": __version__, "kind": kind, "teacher": texts.teacher, "texts": texts.digest, "batch": batch,
         "learning_rate": learning_rate, "seed": seed, **options,
     }  # fmt: skip
     if start is not None:

@@ -1,0 +1,99 @@
+"""What a long job was made from: files, options and the product's version, and what of it has changed since.
+
+A file is known by its size, the time of its last change, and a digest of samples of its content, which costs
+milliseconds whatever its size; so a checkpoint that was replaced is noticed, and the same one by another path is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from draftwood.errors import RequestError
+from draftwood.files import read_text
+from draftwood.version import __version__
+
+# Bytes of a sample, and how many are spread over a file beside its two ends.
+_SAMPLE, _SAMPLES = 1 << 16, 14
+# Of a folder that is named by mistake not all is looked at.
+_MOST_FILES = 4096
+
+MadeFrom = dict[str, Any]
+T = TypeVar("T", dict[str, Any], list[Any])
+
+
+def made_from(files: Mapping[str, Path | None], options: Mapping[str, Any]) -> MadeFrom:
+    """What a job reads, for JSON: ``files`` and folders by what they are to it; those that are None are left out."""
+    stamps = {title: stamps_of(path) for title, path in files.items() if path is not None}
+    return {"version": __version__, "files": stamps, "options": json.loads(json.dumps(dict(options)))}
+
+
+def stamps_of(path: Path) -> dict[str, list[Any]]:
+    """By the name inside a folder, empty for a file itself: size, time of the last change, digest of samples."""
+    if not path.is_dir():
+        return {"": _stamp(path)}
+    names = sorted(Path(at, name) for at, _, held in os.walk(path) for name in held)[:_MOST_FILES]
+    return {str(one.relative_to(path)): _stamp(one) for one in names if one.is_file()}
+
+
+def changed(before: object, now: MadeFrom) -> str | None:
+    """The first thing that differs, for people; None where nothing does."""
+    if not isinstance(before, dict) or not all(isinstance(before.get(key), dict) for key in ("files", "options")):
+        return "nothing says what it was made from"
+    if before.get("version") != now["version"]:
+        return f"it was made by version {before.get('version')}, this is {now['version']}"
+    for title in sorted({*before["files"], *now["files"]}):
+        held, found = (one["files"].get(title) for one in (before, now))
+        if held != found:
+            return f"{title}{_differs(held or {}, found or {})}"
+    names = sorted({*before["options"], *now["options"]})
+    differ = [name for name in names if before["options"].get(name) != now["options"].get(name)]
+    return f"{', '.join(differ)}: asked otherwise" if differ else None
+
+
+def read_note(path: Path, kind: type[T]) -> T:
+    """The JSON object or list of a file that a stopped job goes on from; empty where there is no file.
+
+    Raises:
+        RequestError: it is damaged.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except FileNotFoundError:
+        return kind()
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, getattr(error, "strerror", None) or "not whole JSON") from None
+    if not isinstance(value, kind):
+        raise damaged(path, f"no JSON {'list' if kind is list else 'object'}")
+    return value
+
+
+def damaged(path: Path, reason: str) -> RequestError:
+    """What is said of a file that nobody can go on from."""
+    return RequestError(f"{path}: damaged ({reason}); remove it, or its folder, to begin again")
+
+
+def _stamp(path: Path) -> list[Any]:
+    try:
+        size, changed_ns = (status := path.stat()).st_size, status.st_mtime_ns
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            for number in range(_SAMPLES + 2):
+                file.seek(number * max(0, size - _SAMPLE) // (_SAMPLES + 1))
+                digest.update(file.read(_SAMPLE))
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from error
+    return [size, changed_ns, digest.hexdigest()]
+
+
+def _differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    name = names[0]
+    inside = f" ({name}{' and others' if len(names) > 1 else ''})" if name else ""
+    if name not in now or name not in before:
+        return f"{inside} is {'new' if name in now else 'gone'}"
+    return f"{inside} has changed"
