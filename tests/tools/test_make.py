@@ -17,14 +17,14 @@ from draftwood.compiler.teachers.precisions import precisions
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
 from draftwood.tests.packed_checkpoints import save_packed
-from draftwood.tools import needs, stages
-from draftwood.tools.best import STEPS
 from draftwood.tools.cli import main
 from draftwood.tools.commands import make, tune
 from draftwood.tools.commands.build import PRECISIONS
 from draftwood.tools.made_from import made_from
-from draftwood.tools.making import stages_of
-from draftwood.tools.stages import Kept, Stage, StageError
+from draftwood.tools.making import needs, stages
+from draftwood.tools.making.best import STEPS
+from draftwood.tools.making.stages import Kept, Stage, StageError
+from draftwood.tools.making.steps import stages_of
 from draftwood.trees.latency import LatencyEntry, LatencyTable
 
 

@@ -178,7 +178,7 @@ def main(args: argparse.Namespace) -> int:
 def _room(request: BuildRequest, out: Path) -> str:
     """What the weights take here; RequestError where the disk has no room for them. They may run elsewhere."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.tools.needs import check_room
+    from draftwood.tools.making.needs import check_room
 
     return check_room(Checkpoint.open(request.model), request.precision, out, runs=False)
 

@@ -23,8 +23,8 @@ from draftwood.errors import RequestError
 from draftwood.files import write_whole
 from draftwood.tools.commands.build import PRECISIONS
 from draftwood.tools.made_from import MadeFrom, changed, made_from, read_note
-from draftwood.tools.making import COUNTED, JUDGING, stages_of
-from draftwood.tools.stages import Stage, ours, run
+from draftwood.tools.making.stages import Stage, ours, run
+from draftwood.tools.making.steps import COUNTED, JUDGING, stages_of
 
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.kept import Precision
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     given = _given(args)
     _check_out(args, work)
     if args.precision == BEST:
-        from draftwood.tools.best import best
+        from draftwood.tools.making.best import best
 
         made, report = (None, found) if (found := _finished(args, work)) else best(args, work, given)
     else:
@@ -143,7 +143,7 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
     a later stage needs, CheckpointError for a wrong MODEL."""
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
-    from draftwood.tools.needs import check_prompts, check_room, fitting
+    from draftwood.tools.making.needs import check_prompts, check_room, fitting
     from draftwood.tools.prompts import read_prompts
 
     if args.precision == BEST and (args.device or args.int8_drafter):
@@ -208,7 +208,7 @@ def _report(args: argparse.Namespace, stages: Sequence[Stage], work: Path) -> di
 
 
 def _page(report: dict[str, Any]) -> str:
-    from draftwood.tools.best import table
+    from draftwood.tools.making.best import table
 
     check, bench = report["check"], report["bench"]
     equal = f"{bench['identical']} of {bench['turns']} answers are plain decoding's"

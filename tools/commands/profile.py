@@ -160,7 +160,7 @@ def _measured_teacher(args: argparse.Namespace) -> LatencyTable:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.runtime.bundle import Bundle
     from draftwood.tools.demo import resolve
-    from draftwood.tools.needs import check_room
+    from draftwood.tools.making.needs import check_room
     from draftwood.trees.spec import read_specs
 
     if args.drafter or args.ranks != 1:

@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.teachers.kept import in_precision
     from draftwood.tools.calibration_texts import read_texts
     from draftwood.tools.demo import resolve
-    from draftwood.tools.needs import check_ids
+    from draftwood.tools.making.needs import check_ids
     from draftwood.tools.tokenizers import tokenizer_of
 
     model = resolve(args.model)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.tools.made_from import MadeFrom
-from draftwood.tools.stages import Stage, StageError, run
+from draftwood.tools.making.stages import Stage, StageError, run
 
 if TYPE_CHECKING:
     from draftwood.compiler.teachers.kept import Precision
@@ -84,7 +84,7 @@ def best(args: argparse.Namespace, work: Path, given: MadeFrom) -> tuple[Path, d
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
-    from draftwood.tools.needs import fitting
+    from draftwood.tools.making.needs import fitting
 
     teacher = Checkpoint.open(resolve(args.model))
     names = tuple(fitting(teacher))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftwood.errors import RequestError
-from draftwood.tools.stages import Stage
+from draftwood.tools.making.stages import Stage
 from draftwood.trees.spec import LONG_ROWS, LOOKUPS
 
 # Levels and candidates of the tree whose steps are counted, as far as the drafter reaches.

@@ -1,0 +1,1 @@
+"""``draftwood make``: its stages, what they need, and the precision that is chosen."""
