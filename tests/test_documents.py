@@ -22,10 +22,11 @@ import pytest
 
 from draftwood.environment import torch_npu_installed
 from draftwood.runtime import engines
+from draftwood.tests import fixtures
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tools import cli
-from draftwood.tools.commands import profile
-from draftwood.tools.demo import fetch
+from draftwood.tools.commands import demo, profile
+from draftwood.tools.demo import fetch, language_model
 from draftwood.tools.lab import latency
 from draftwood.trees.calibration import Calibration
 from draftwood.trees.calibration_file import write_calibration
@@ -180,6 +181,10 @@ def quick(tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return tmp_path / "demo.gguf"
 
     monkeypatch.setattr(fetch, "model", tiny_file)
+    for name, value in (("SLOTS", 512), ("PREFILL_ROWS", (32,)), ("SEQUENCES", 2)):
+        monkeypatch.setattr(language_model, name, value)
+    for name, value in (("TUNE_SECONDS", 0.1), ("NEW_TOKENS", 8)):
+        monkeypatch.setattr(demo, name, value)
     for name, value in (("SECONDS", 0.0), ("VISIT_SECONDS", 0.0), ("HOST_TOKENS", 8)):
         monkeypatch.setattr(latency, name, value)
     monkeypatch.setattr(profile, "LEAST_ROUNDS", 2)
@@ -190,7 +195,6 @@ def world(
     tiny_teacher: Path,
     three_layer_teacher: Path,
     three_heads: Path,
-    tiny_drafters: dict[str, Path],
     tiny_bundle: Path,
     tmp_path: Path,
 ) -> Callable[[str], Path]:
@@ -198,9 +202,11 @@ def world(
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     folders = {
         "--teacher MODEL": three_layer_teacher,
+        "EAGLE3 --model MODEL": fixtures.TEACHER,
         "MODEL": tiny_teacher,
         "DRAFTER": three_heads,
-        "EAGLE3": tiny_drafters["eagle3"],
+        "EAGLE3": fixtures.EAGLE3,
+        "MEDUSA": fixtures.MEDUSA,
         "BUNDLE": tiny_bundle,
     }
     texts = [f"the cat sat on the mat and the hat {number}" for number in range(40)]

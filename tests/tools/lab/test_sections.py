@@ -1,11 +1,14 @@
 """Every section on tiny bundles: its rows and what it shows of them."""
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import RequestError
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.other_programs import broken, crashing, echoing
@@ -20,6 +23,7 @@ from draftwood.tools.lab.section import Table
 from draftwood.tools.lab.sections import peers as programs
 from draftwood.tools.lab.sections import service
 from draftwood.tools.lab.suite import Ask, Suite
+from draftwood.trees.spec import read_specs
 
 FEW = {"max_new_tokens": 6, "rounds": 2, "limit": 2}
 SUITE = Suite(
@@ -81,6 +85,21 @@ def test_every_section_measures_and_shows(suite: Suite, tmp_path: Path) -> None:
     assert all(line[4] == "2 of 2" for line in programs.lines if line[2] in ways)
     assert ("draftwood one plain", "draftwood two plain") in {(line[2], line[3]) for line in over.lines}
     assert {line[3] for line in over.lines if line[2].endswith("tree")} == {"llama.cpp lookup"}
+
+
+def test_looked_up_trees_are_ways_of_a_length(
+    tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "TUNE_SECONDS", 0.01)
+    trees, prompts = read_specs("lookup:chain:2").trees, tmp_path / "prompts.jsonl"
+    build(BuildRequest(model=tiny_teacher, drafter=None, trees=trees, slots=(128,)), tmp_path / "bundle")
+    prompts.write_text("".join(json.dumps({"prompt": f"the cat {number}"}) + "\n" for number in range(3)))
+    ask = Ask(lengths=(40,), limit=1, max_new_tokens=6, rounds=1)
+    suite = Suite(name="lengths", tries=1, busy_cores=100.0, prompts=(str(prompts),), sections={"lengths": ask})
+    suite = suite.over(read_given([str(tmp_path / "bundle")]), lambda *_: True, None, None)
+    (row,) = evaluate(suite, tmp_path / "run", tmp_path / "work").rows
+    assert set(row["found"]["ways"]) == {"plain", "adaptive", "plain again", "lookup-chain-2"}
+    assert "lookup-chain-2" in markdown(contents(tmp_path / "run"))
 
 
 def test_peers_read_the_teachers_own_file(tiny_teacher: Path, tmp_path: Path) -> None:
