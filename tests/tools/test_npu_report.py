@@ -26,6 +26,7 @@ def test_a_laptop_is_told_what_is_absent(
     assert found["probes"]["acl"][0]["works"] is False and found["doctor"]["can"]["run bundles"]["ok"]
     private = [socket.gethostname(), str(Path.home()), str(tmp_path), str(Path.cwd())]
     assert [name for name in private if name in out.read_text()] == []
+    assert found["running"] is None and found["left"] == [] and found["minutes"] == 60
     assert main(["doctor", "--npu", str(tmp_path / "no" / "report.json")]) == 2
 
 

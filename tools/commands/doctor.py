@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--npu", nargs="?", type=Path, const=Path("npu-report.json"), metavar="FILE",
         help="try what an NPU can do, and write a report to send (default npu-report.json)",
     )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, metavar="M",
+        help="of --npu: what is not begun by then is left out (default 60)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -56,13 +60,16 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _npu(found: dict[str, Any], args: argparse.Namespace) -> int:
-    """Tries the device and writes the file; 0 if all that was tried works."""
-    tried = npu_report(found, lambda text: print(text, file=sys.stderr))
+    """Tries the device and keeps the file up to date; 0 if all that was tried works."""
+
+    def keep(tried: dict[str, Any]) -> None:
+        try:
+            write_whole(args.npu, json.dumps(tried, indent=2).encode() + b"\n")
+        except OSError as error:
+            raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
+
+    tried = npu_report(found, keep, args.minutes, lambda text: print(text, file=sys.stderr))
     text = json.dumps(tried, indent=2)
-    try:
-        write_whole(args.npu, text.encode() + b"\n")
-    except OSError as error:
-        raise RequestError(f"--npu {args.npu}: cannot be written ({error.strerror}); name another file") from None
     print(text if args.json else f"{describe(tried)}\n\nwritten to {args.npu}; it holds no names and no folders")
     works = all(verdict["works"] for verdicts in tried["probes"].values() for verdict in verdicts)
     return 0 if works and not any(one.get("code") for one in tried["commands"]) else 1

@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftwood import environment
 
@@ -122,19 +124,43 @@ def _cann_folder() -> str | None:
     return str(folder) if folder else None
 
 
-def probed(module: str, *arguments: str) -> list[dict[str, Any]]:
+class Ended(NamedTuple):
+    """How a command ended; its code is -1 where it could not be started or took too long."""
+
+    code: int
+    out: str
+    words: str
+
+
+def ended(command: Sequence[str], limit_s: float) -> Ended:
+    """Runs a command, and ends it with all that it has started when its time is over or this process is interrupted."""
+    silent, pipe = subprocess.DEVNULL, subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=silent, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+        )
+    except OSError as error:
+        return Ended(-1, "", str(error))
+    try:
+        out, words = process.communicate(timeout=limit_s)
+        return Ended(process.returncode, out, words)
+    except subprocess.TimeoutExpired:
+        return Ended(-1, "", f"took longer than {limit_s:g} s")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def probed(module: str, *arguments: str, limit_s: float = PROBE_SECONDS) -> list[dict[str, Any]]:
     """The verdicts of a probe, from its last line, or how it ended. It has a process of its own: what fails on a device
     may take its process along."""
-    try:
-        command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
-    except (OSError, subprocess.SubprocessError) as error:
-        why = type(error).__name__
-    else:
-        with contextlib.suppress(ValueError, IndexError):
-            found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-            return found
-        why = f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no output'])[-1][:200]}"
+    done = ended([sys.executable, "-m", module, *arguments], limit_s)
+    with contextlib.suppress(ValueError, IndexError):
+        found: list[dict[str, Any]] = json.loads(done.out.splitlines()[-1])
+        return found
+    last = (done.words.strip().splitlines() or ["no output"])[-1][:200]
+    why = last if done.code == -1 else f"exit code {done.code}: {last}"
     return [{"ability": f"the probe {' '.join(arguments)}".strip(), "works": False, "seen": why}]
 
 

@@ -1,7 +1,7 @@
 """What ``draftwood doctor --npu`` finds out for whoever has no device: one file that may be sent to anybody.
 
 For somebody who has a device for an hour and may not debug: probes in the order of risk, each in a process of its own
-with a limit, since what fails on a device may take its process along; then the demo, built, checked and timed on every
+with a limit, since what fails on a device may take its process along; then bundles, built, checked and timed on every
 engine. Of names of people, machines and folders nothing is left in the report.
 """
 
@@ -14,16 +14,16 @@ import json
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftwood.environment import cann_version
-from draftwood.tools.lab.machine import probed, read_text
+from draftwood.tools.lab.machine import ended, probed, read_text
+from draftwood.tools.lab.npu_steps import Step, steps
 
 ACL_PROBE, GRAPH_PROBE, RANKS_PROBE = (f"draftwood.tools.lab.{name}_probe" for name in ("acl", "npu", "ranks"))
 TITLES = {
@@ -41,84 +41,97 @@ _NUMBER = re.compile(r"\d+\.\d+[\w.]*")
 _FOLDERS = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[^\s/:;,'\"()<>]+/)+")
 # What is kept of the words of a command that failed.
 _LAST = 1500
-# Devices that the demo's model is split over: it has 9 query and 3 key/value heads.
-RANKS = 3
+# Seconds that a probe of a piece may take.
+PIECE_SECONDS = 180.0
+OVER = "not tried: the time was over"
 
 
-def npu_report(doctor: dict[str, Any], say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """The doctor's own report, CANN's parts, all probes and the demo's commands, without private data."""
+def npu_report(
+    doctor: dict[str, Any],
+    keep: Callable[[dict[str, Any]], None],
+    minutes: float = 60.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The doctor's own report, CANN's parts, probes, and steps (`draftwood.tools.lab.npu_steps`), without private data.
+
+    ``keep`` is given the report before and after each of them: it says what runs and what is left, so that whenever the
+    process is ended all is there that was found out. A failure ends nothing but what needs its result.
+    """
     npus = doctor["ascend"]["npus"]
-    found = {
+    found: dict[str, Any] = {
         "doctor": doctor,
         "cann": cann_version(),
         "driver": match[0] if (match := _NUMBER.search(read_text(Path(_DRIVER)))) else None,
         "atc": shutil.which("atc") is not None,
         "npu_smi": shutil.which("npu-smi") is not None,
-        "probes": dict(_probes(npus, say)),
-        "commands": list(_commands(npus, say)) if npus or doctor["ascend"]["npu_device_files"] else [],
+        "minutes": minutes,
+        "running": None,
+        "left": [],
+        "probes": {name: [] for name in TITLES},
+        "commands": [],
     }
+    ends = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="draftwood-npu-", ignore_cleanup_errors=True) as name:
+        tasks = [*_probes(npus), *_commands(Path(name), npus, bool(npus or doctor["ascend"]["npu_device_files"]))]
+        for number, task in enumerate(tasks):
+            found |= {"running": task.name, "left": [later.name for later in tasks[number + 1 :]]}
+            keep(without_names(found))
+            say(task.name)
+            task.run(found, ends - time.monotonic())
+    found["running"] = None
     cleaned: dict[str, Any] = without_names(found)
+    keep(cleaned)
     return cleaned
 
 
-def _probes(npus: int, say: Callable[[str], None]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    graphs = [{"ability": "an NPU", "works": False, "seen": "torch_npu finds none"}]
-    if npus:
-        graphs = []
-        for name in PIECES:
-            say(f"probe {name}")
-            graphs += probed(GRAPH_PROBE, name)
-    yield "graphs", graphs
-    say("probe of AscendCL")
-    yield "acl", probed(ACL_PROBE)
-    yield "ranks", two_devices("hccl") if npus > 1 else []
+class Task(NamedTuple):
+    """What is tried: given the report, and the seconds that are left, it adds what it finds."""
+
+    name: str
+    run: Callable[[dict[str, Any], float], None]
 
 
-def two_devices(backend: str) -> list[dict[str, Any]]:
+def _probes(npus: int) -> Iterator[Task]:
+    if not npus:
+        absent = [{"ability": "an NPU", "works": False, "seen": "torch_npu finds none"}]
+        yield Task("NPUs", lambda found, left: found["probes"]["graphs"].extend(absent))
+    for piece in PIECES if npus else ():
+        yield _probe(f"probe {piece}", "graphs", partial(probed, GRAPH_PROBE, piece))
+    yield _probe("probe of AscendCL", "acl", partial(probed, ACL_PROBE))
+    if npus > 1:
+        yield _probe("two devices", "ranks", partial(two_devices, "hccl"))
+
+
+def _probe(name: str, place: str, run: Callable[..., list[dict[str, Any]]]) -> Task:
+    def judged(found: dict[str, Any], left_s: float) -> None:
+        if left_s <= 0:
+            found["probes"][place].append({"ability": name, "works": False, "seen": OVER})
+        else:
+            found["probes"][place].extend(run(limit_s=min(PIECE_SECONDS, left_s)))
+
+    return Task(name, judged)
+
+
+def two_devices(backend: str, limit_s: float = PIECE_SECONDS) -> list[dict[str, Any]]:
     """The verdict of two processes over a backend of torch.distributed."""
     launcher = ("--standalone", "--nproc-per-node=2", "--module", RANKS_PROBE, backend)
-    return probed("torch.distributed.run", *launcher)
+    return probed("torch.distributed.run", *launcher, limit_s=limit_s)
 
 
-def demo_commands(folder: Path, npus: int = 1) -> dict[str, tuple[list[str], int, Path | None]]:
-    """What is run of the demo, in order: name -> command, its limit in seconds, the report that it writes, if any."""
-    bundle, draftwood = str(folder / "bundle"), [sys.executable, "-m", "draftwood.tools.cli"]
-    demo = "--model demo --tree lookup:chain:3,lookup:chain:7 --kv 1024 --target onnx,ge --out"
-    device = "--device ascend-910b3 --model demo --drafter medusa:2 --kv 1024 --rows 1,13 --out"
-    build, modelled = ["build", *demo.split()], ["profile", *device.split()]
-    bench = ["bench", bundle, "--max-new-tokens", "32", "--json", "--engine"]
-    table, model = folder / "measured.json", folder / "modelled.json"
-    checked, captured = (folder / "bundle" / f"{name}.json" for name in ("check", "check-npu-captured"))
-    found: dict[str, tuple[list[str], int, Path | None]] = {
-        "build": ([*draftwood, *build, bundle], 600, None),
-        "check": ([*draftwood, "check", bundle], 1200, checked),
-        "bench npu": ([*draftwood, *bench, "npu"], 600, None),
-        "check captured": ([*draftwood, "check", bundle, "--engine", "npu-captured"], 600, captured),
-        "bench captured": ([*draftwood, *bench, "npu-captured"], 600, None),
-        "profile": ([*draftwood, "profile", bundle, "--out", str(table)], 600, table),
-        "modelled": ([*draftwood, *modelled, str(model)], 120, model),
-        "atc": (["sh", f"{bundle}/npu/atc.sh"], 1800, None),
-        "check om": ([*draftwood, "check", bundle], 1200, checked),
-        "bench acl": ([*draftwood, *bench, "acl"], 600, None),
-    }
-    if npus >= RANKS:
-        split, torchrun = folder / "split", ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        check = ["-m", "--", "draftwood.tools.cli", "check", str(split), "--engine", "ranks"]
-        found["build split"] = ([*draftwood, *build, str(split), "--ranks", str(RANKS)], 600, None)
-        found["check split"] = ([sys.executable, *torchrun, *check], 1200, split / "check-ranks.json")
-    if shutil.which("msprof"):
-        run = " ".join([*draftwood, "run", bundle, "--engine", "acl", "--prompt", "'The cat sat'"])
-        found["msprof"] = (["msprof", f"--output={folder / 'msprof'}", f"--application={run}"], 600, None)
-    return found
+def _commands(folder: Path, npus: int, device: bool) -> Iterator[Task]:
+    for step in steps(folder, npus) if device else ():
+        yield Task(step.name, partial(_done, step, folder))
 
 
-def _commands(npus: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="draftwood-npu-") as name:
-        folder = Path(name)
-        for title, given in demo_commands(folder, npus).items():
-            say(title)
-            yield {"name": title, **tried(*given)}
-        yield {"name": "operators", "seconds_by_operator": operators(folder / "msprof")}
+def _done(step: Step, folder: Path, found: dict[str, Any], left_s: float) -> None:
+    if left_s <= 0:
+        one: dict[str, Any] = {"left_out": OVER}
+    elif step.needs is not None and not step.needs.exists():
+        one = {"left_out": f"{step.needs.name} is not there"}
+    else:
+        one = tried(step.command, min(step.limit_s, left_s), step.report)
+    rows = operators(folder / "msprof") if step.name.startswith("msprof") else []
+    found["commands"].append({"name": step.name, **one, **({"seconds_by_operator": rows} if rows else {})})
 
 
 def tried(command: Sequence[str], limit_s: float, report: Path | None = None) -> dict[str, Any]:
@@ -127,13 +140,7 @@ def tried(command: Sequence[str], limit_s: float, report: Path | None = None) ->
     if report is not None:
         report.unlink(missing_ok=True)
     start = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s)
-        code, out, words = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired:
-        code, out, words = -1, "", f"took longer than {limit_s:g} s"
-    except OSError as error:
-        code, out, words = -1, "", str(error)
+    code, out, words = ended(command, limit_s)
     found: dict[str, Any] = {"code": code, "seconds": round(time.perf_counter() - start, 1)}
     with contextlib.suppress(ValueError, OSError):
         found["json"] = json.loads(report.read_text() if report else out)
@@ -185,9 +192,8 @@ def describe(found: dict[str, Any]) -> str:
         lines += ["", title]
         for verdict in found["probes"][name]:
             lines.append(f"  {'works' if verdict['works'] else 'no   '}  {verdict['ability']}: {verdict['seen']}")
-    lines += ["", "the demo on this machine"] if found["commands"] else []
+    lines += ["", "bundles on this machine"] if found["commands"] else []
     for one in found["commands"]:
-        if "code" in one:
-            ended = "works" if not one["code"] else "no   "
-            lines.append(f"  {ended}  {one['name']}, {one['seconds']} s")
+        how = f"{one['seconds']} s" if "code" in one else one["left_out"]
+        lines.append(f"  {'no   ' if one.get('code', 1) else 'works'}  {one['name']}, {how}")
     return "\n".join(lines)
