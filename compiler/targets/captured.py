@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from draftwood.compiler.ge.torchair_bridge import devices, source_line
 from draftwood.compiler.targets.online import InPlaceStep, Launch, Started, TorchairExecutor
 from draftwood.compiler.targets.staging import Taken
-from draftwood.errors import InvariantError, LoweringError
+from draftwood.errors import InvariantError, LoweringError, RequestError
 from draftwood.kernels.experts import GROUPED_LINEAR
 from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rounded import ROUNDED_LINEAR
@@ -32,6 +32,12 @@ from draftwood.manifest import GraphSignature, Manifest
 
 # Records that are kept. Each takes a stream at least, and a device has 1984 (CANN's document of aclrtCreateStream).
 MOST = 512
+# Words of a device that cannot take a record -> what helps (vllm-ascend, compilation/acl_graph.py and issue 10555).
+_STREAMS = "the device has no stream left for it: end other programs on the device, or take --engine npu"
+_LACKS = {
+    "alloc sq cq fail": f"install Ascend HDK 25.5.1 or later and the CANN that fits it; with these, {_STREAMS}",
+    **dict.fromkeys(("207005", "resource alloc fail", "insufficient_stream_resources"), _STREAMS),
+}
 # Ours, put to GE by converters of ours. Their references read counts on the host, or multiply int8 as floats.
 _COMPOSED = {contract.operator for contract in (GROUPED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR)}
 
@@ -93,9 +99,16 @@ class Records:
             _, (oldest, _) = self.kept.popitem(last=False)
             oldest.reset()
         graph = self._npu.NPUGraph()
-        # Other threads begin texts meanwhile, for which they take memory.
-        with self._npu.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            launch(given, buffers)
+        try:
+            # Other threads begin texts meanwhile, for which they take memory.
+            with self._npu.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                launch(given, buffers)
+        except RuntimeError as error:
+            if advice := next((advice for words, advice in _LACKS.items() if words in str(error).lower()), None):
+                said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:200]
+                beside = f"a launch cannot be recorded beside {len(self.kept)} others"
+                raise RequestError(f"--engine npu-captured: {beside} ({said}): {advice}") from error
+            raise
         return graph
 
 

@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "-m draftwood.tools.lab.npu_models small {folder}/small"
 BUILDS = {
     "medusa": "--tree full:3x2x1",
-    "eagle3": "--tree chain:3,budget:6x3x3 --one-launch",
+    "eagle3": "--tree chain:3,budget:6x3x3",
 }
 BUILD = (
     "-m draftwood.tools.cli build --model {folder}/small --drafter {folder}/small/{drafter} {words} --kv 128"
-    " --target ge --weights none --out {folder}/{number}-{drafter}"
+    " --target ge --out {folder}/{number}-{drafter}"
 )
 RELEASES = "-c import importlib.metadata as m; print(m.version('torch').split('+')[0], m.version('torch_npu'))"
 

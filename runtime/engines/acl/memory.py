@@ -24,6 +24,9 @@ HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # aclrtMemcpyKind
 _HUGE_FIRST = 0  # aclrtMemMallocPolicy: large pages for what has more than 1 MB
 # What a piece of a block must span where the block is cut by hand (aclrtMalloc in 11-01 of the runtime's reference).
 _PIECE_START, _PIECE_UNIT, _PIECE_REST = 64, 32, 32
+# Where weights begin, as in GE's combined file: on an Atlas A2 a read from another place takes up to 1.4 times as long
+# (Ascend C, best practices, "Using 512-Byte Alignment for the GM Address").
+WEIGHT_START = 512
 
 
 class Device:
@@ -124,16 +127,17 @@ class Block:
             self.device.drop(self.address)
 
 
-def cut(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where pieces of these sizes begin in one block, and how long it must be, by the rules of the device."""
+def cut(sizes: Sequence[int], unit: int = _PIECE_START) -> tuple[list[int], int]:
+    """Where pieces of these sizes begin in one block, at multiples of ``unit``, and how long it must be, by the rules
+    of the device."""
     starts, at = [], 0
     for size in sizes:
         starts.append(at)
-        at += _up(_up(size, _PIECE_UNIT) + _PIECE_REST, _PIECE_START)
+        at += up(up(size, _PIECE_UNIT) + _PIECE_REST, unit)
     return starts, at
 
 
-def _up(value: int, unit: int) -> int:
+def up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 

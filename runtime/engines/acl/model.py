@@ -18,10 +18,12 @@ from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.engines.acl.memory import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
+    WEIGHT_START,
     Block,
     Device,
     DeviceArray,
     cut,
+    up,
 )
 from draftwood.runtime.engines.acl.values import KINDS, STORED, host_type, item_bytes, store, to_host
 from draftwood.runtime.engines.device_parts import STAYS
@@ -44,12 +46,13 @@ class Weights:
         if not files:
             raise BundleError(f"{folder}: no weights; expected the files that atc.sh makes; run it again")
         sizes = [path.stat().st_size for path in files]
-        starts, total = cut(sizes)
-        self._block = Block(device, total, "weights")
+        starts, total = cut(sizes, WEIGHT_START)
+        self._block = Block(device, total + WEIGHT_START, "weights")
+        first = up(self._block.address, WEIGHT_START)
         self.files: dict[str, tuple[int, int]] = {}
         for path, start, size in zip(files, starts, sizes, strict=True):
-            self._copy(device, path, self._block.address + start, size)
-            self.files[path.name] = self._block.address + start, -(-size // _UNIT) * _UNIT
+            self._copy(device, path, first + start, size)
+            self.files[path.name] = first + start, up(size, _UNIT)
 
     @staticmethod
     def _copy(device: Device, path: Path, address: int, size: int) -> None:

@@ -21,7 +21,7 @@ from draftwood.compiler.targets import captured
 from draftwood.compiler.targets.captured import Blocks, CapturedExecutor, Records, write_in_place
 from draftwood.compiler.targets.online import InPlaceStep, Started, TorchairExecutor
 from draftwood.compiler.targets.staging import Given
-from draftwood.errors import InvariantError, LoweringError
+from draftwood.errors import InvariantError, LoweringError, RequestError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
@@ -265,3 +265,25 @@ def test_what_cannot_be_captured_is_refused() -> None:
         write_in_place(Program(copied), "BUNDLE: graph one")  # type: ignore[arg-type]
     with pytest.raises(LoweringError, match=r"graph one: draftwood.grouped_linear.default at .* take --engine npu"):
         write_in_place(Program(grouped), "BUNDLE: graph one")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("[SqCqManage]Alloc sq cq fail, stream_id=7, retCode=0x7020023.", "install Ascend HDK 25.5.1 or later"),
+        ("ACL stream wait failed\nerror code is 207005", "end other programs on the device"),
+    ],
+)
+def test_a_device_that_takes_no_record_is_told_what_helps(words: str, advice: str) -> None:
+    npu = Npu()
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(words)
+
+    npu.graph = refused
+    launch = Records(npu).recorded("step", lambda given, buffers: SimpleNamespace())
+    with pytest.raises(RequestError, match=advice):
+        launch({}, {})
+    words = "another error"
+    with pytest.raises(RuntimeError, match="another error"):
+        launch({}, {})

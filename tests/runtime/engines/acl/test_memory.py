@@ -1,10 +1,13 @@
 """Arrays on a device: cut, turned and copied as numpy's are."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from draftwood.runtime.engines.acl.library import Library
 from draftwood.runtime.engines.acl.memory import HOST_TO_DEVICE, Device, DeviceArray, cut
+from draftwood.runtime.engines.acl.model import Weights
 from draftwood.runtime.speculation.kv_cache import grown, token_rows
 
 from .ascendcl import AscendCL
@@ -63,3 +66,11 @@ def test_an_empty_array_takes_no_memory(device) -> None:
 def test_pieces_of_a_block_begin_at_64_bytes_and_leave_room() -> None:
     starts, total = cut([1, 32, 33, 640])
     assert starts == [0, 64, 128, 256] and total == 256 + 704
+    assert cut([1, 480, 481], 512) == ([0, 512, 1024], 2048)
+
+
+def test_weights_begin_at_512_bytes_wherever_the_block_does(device, tmp_path: Path) -> None:
+    for number, size in enumerate((1, 700, 512, 33)):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(size))
+    files = Weights(device, tmp_path).files.values()
+    assert [address % 512 for address, _ in files] == [0] * 4 and [size for _, size in files] == [32, 704, 512, 64]
