@@ -1,9 +1,11 @@
 """The quick proof of a first opening: every gear decodes one step, and it must be what plain decoding says.
 
 A tree whose last row's path carries the plain text, and other tokens everywhere else, must be accepted along that
-path and no further, with the logits of plain decoding; the step behind it reads what the commit moved. So a mask, a
-position or a write that is wrong shows at once, whatever the drafter proposes. A prompt must give the same through
-every graph that reads prompts. ``draftwood check`` proves more, and says what differs.
+path and no further, with the logits and caches of plain decoding; the step behind it reads what the commit moved. So a
+mask, a position or a write that is wrong shows at once, whatever the drafter proposes. A prompt must give the same
+through every graph that reads prompts. How far rounding may move logits, and the caches layer by layer, is measured on
+the engine (`draftwood.runtime.rounding`): in the first layers it moves little, however deep a model is.
+``draftwood check`` proves more, and says what differs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from draftwood.manifest import BLOCK_SLOTS, Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import Engine, StagedEngine
 from draftwood.runtime.policy import PLAIN
+from draftwood.runtime.rounding import Rounding, logits_apart, measured, rows_apart, rows_of
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, HostParts, TeacherOutput, speculative_step
 from draftwood.trees import TreeBuffers
@@ -28,23 +31,24 @@ from draftwood.trees import TreeBuffers
 PROMPT_TOKENS = 12
 # Behind it trees reach over the border of a block, where a bitwise engine's sums change their form.
 BORDER_TOKENS = BLOCK_SLOTS - 2
-# Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it.
+# Tokens of a prompt that are read one by one, to hold the smallest graph for prompts to it; rounding is measured after
+# as many.
 SINGLE_TOKENS = 32
-# Share of the largest value by which rows of one function may differ, by rounding and the order of sums: some 1e-6 in
-# fp32 for the models tried, and a few roundings of 4e-3 in half precision; a wrong mask or position moves logits by
-# 1e-1.
-TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
-# Where rows are rounded to int8, a last bit that differs is a whole step of 127 now and then, and what follows from it:
-# measured 2.4e-2 at most (demo teacher, 512 slots). The faults that ``check`` plants moved some value by 1e-1 or more.
-QUANTISED_TOLERANCE = 5e-2
 
 
 class PlainText(NamedTuple):
     """What plain decoding gives behind the prompt: tokens, the root first, and where the engine shows them the logits
-    that each next one was drawn from."""
+    that each next one was drawn from, and the rows of every cache."""
 
     tokens: list[int]
     logits_nV: NDArray[np.float32] | None
+    caches_KnD: Sequence[NDArray[np.float32]] = ()
+
+    def behind(self, rows: int) -> PlainText:
+        """Without the first tokens, and with all rows of the caches."""
+        return self._replace(
+            tokens=self.tokens[rows:], logits_nV=None if self.logits_nV is None else self.logits_nV[rows:]
+        )
 
 
 class Watched(HostParts):
@@ -73,10 +77,11 @@ def prove(engine: Engine) -> None:
         by_length.setdefault(gear.slots, []).append(gear)
     prompts = (PROMPT_TOKENS, BORDER_TOKENS) if _exact(engine) else (PROMPT_TOKENS,)
     for slots, gears in by_length.items():
+        rounding = _rounding(engine, slots, gears)
         for tokens in prompts:
-            _prove_length(engine, slots, gears, tokens)
+            _prove_length(engine, slots, gears, tokens, rounding)
         if isinstance(engine, StagedEngine):
-            _prove_prompts(engine, slots, gears)
+            _prove_prompts(engine, slots, gears, rounding)
 
 
 def _exact(engine: Engine) -> bool:
@@ -84,7 +89,7 @@ def _exact(engine: Engine) -> bool:
     return isinstance(engine, StagedEngine) and engine.bitwise
 
 
-def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int) -> None:
+def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, rounding: Rounding | None) -> None:
     """The gears of one KV length, each behind the same prompt."""
     state, prompt = engine.begin(slots), _prompt(engine.bundle, tokens)
     root = engine.start(state, prompt).tokens[0]
@@ -95,41 +100,56 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int) ->
         fixed = engine.bundle.trees.get(gear.tree)
         if fixed is not None and fixed[1].depth and isinstance(engine, StagedEngine):
             _return_to(state, len(prompt), root)
-            accepted = _accepts(engine, state, gear, fixed[1], text)
-            # Behind the commit: what was moved is read.
-            behind = PlainText(text.tokens[accepted:], None if text.logits_nV is None else text.logits_nV[accepted:])
-            _same(engine, gear, _plain_text(engine, state, plain, state.root, 1), behind)
+            accepted = _accepts(engine, state, gear, fixed[1], text, rounding)
+            if accepted:
+                # Behind the commit: what was moved is read.
+                behind = _plain_text(engine, state, plain, state.root, 1)
+                _same(engine, gear, behind, text.behind(accepted), rounding)
         _return_to(state, len(prompt), root)
         gained = list(engine.step([state], [gear])[0].tokens)
-        _same(engine, gear, PlainText([root, *gained], None), text)
+        _same(engine, gear, PlainText([root, *gained], None), text, rounding)
 
 
-def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear]) -> None:
+def _rounding(engine: Engine, slots: int, gears: list[Gear]) -> Rounding | None:
+    """The differences that rounding explains; None where bits are held, or the engine shows tokens alone."""
+    if not isinstance(engine, StagedEngine) or engine.bitwise:
+        return None
+    plain, prompt = next(gear for gear in gears if gear.tree == PLAIN), _prompt(engine.bundle, SINGLE_TOKENS)
+
+    def begin() -> SequenceState:
+        state = engine.begin(slots)
+        engine.start(state, prompt)
+        return state
+
+    def step(state: SequenceState) -> NDArray[np.float32]:
+        watched = Watched(engine)
+        speculative_step(watched, [state], [plain])
+        return watched.logits_TV[0]
+
+    return measured(engine, begin, step)
+
+
+def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear], rounding: Rounding | None) -> None:
     """The graphs for prompts, each against the next smaller one; the smallest against single tokens."""
     plain, smaller = next(gear for gear in gears if gear.tree == PLAIN), 1
     for rows in engine.launches(slots):
         count = min(rows, slots - 2)
         tokens_n = _prompt(engine.bundle, count if smaller > 1 else min(count, SINGLE_TOKENS))
-        want_2V, got_2V = (_read(engine, slots, plain, tokens_n, launch) for launch in (smaller, rows))
-        # Up to 1.5e-2 at 500 M and 1.5 B on an EPYC, in rows read alone against many (inferred: attention sums them in
-        # another order). The rows of gears do not differ so, and are held to the narrow tolerance.
-        if wrong := _other_logits(engine, got_2V, want_2V, engine.bundle.manifest.quantised):
+        want, got = (_read(engine, slots, plain, tokens_n, launch) for launch in (smaller, rows))
+        if wrong := _other(got, want, rounding):
             what = f"reading a prompt {rows} tokens a launch at KV length {slots} gives {wrong} {smaller} a launch"
             raise _wrong(engine.bundle, what)
         smaller = rows
 
 
-def _read(
-    engine: StagedEngine, slots: int, plain: Gear, tokens_n: NDArray[np.int64], launch: int
-) -> NDArray[np.float32]:
-    """Logits [2, V] behind a prompt that was read ``launch`` tokens at a time, and behind one more, the same always."""
+def _read(engine: StagedEngine, slots: int, plain: Gear, tokens_n: NDArray[np.int64], launch: int) -> PlainText:
+    """A prompt that was read ``launch`` tokens at a time, and one token more, the same always."""
     state = engine.begin(slots)
     for at in range(0, len(tokens_n), launch):
         logits_V = engine.append(state, tokens_n[at : at + launch]).logits_RV[-1].copy()
-    state.root = int(tokens_n[0])
-    behind = _plain_text(engine, state, plain, state.root, 1)
+    behind = _plain_text(engine, state, plain, int(tokens_n[0]), 1)
     assert behind.logits_nV is not None, "an engine in stages shows its logits"
-    return np.stack((logits_V, behind.logits_nV[0]))
+    return behind._replace(logits_nV=np.stack((logits_V, behind.logits_nV[0])))
 
 
 def _return_to(state: SequenceState, length: int, root: int) -> None:
@@ -139,6 +159,7 @@ def _return_to(state: SequenceState, length: int, root: int) -> None:
 
 def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, steps: int) -> PlainText:
     tokens, rows = [root], []
+    state.root = root
     for _ in range(steps):
         if isinstance(engine, StagedEngine):
             watched = Watched(engine)
@@ -147,13 +168,26 @@ def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, st
         else:
             engine.step([state], [plain])
         tokens.append(state.root)
-    return PlainText(tokens, np.stack(rows) if rows else None)
+    return PlainText(tokens, np.stack(rows) if rows else None, _caches(engine, state))
 
 
-def _accepts(engine: StagedEngine, state: SequenceState, gear: Gear, tree: TreeBuffers, text: PlainText) -> int:
+def _caches(engine: Engine, state: SequenceState) -> list[NDArray[np.float32]]:
+    """The text's rows of every cache, where they lie in the host's memory, token behind token."""
+    host = isinstance(engine, StagedEngine) and not engine.bitwise and isinstance(state.kv.buffers[0], np.ndarray)
+    return [rows.copy() for rows in rows_of(state)] if host else []
+
+
+def _accepts(
+    engine: StagedEngine,
+    state: SequenceState,
+    gear: Gear,
+    tree: TreeBuffers,
+    text: PlainText,
+    rounding: Rounding | None,
+) -> int:
     """A tree that holds the text along its last row's path, and nothing else of it, is accepted along that path.
 
-    Returns how many rows that are; they are committed.
+    Returns how many rows that are; they are committed. 0 where rounding alone may have decided otherwise.
     """
     row, vocabulary = tree.rows - 1, engine.bundle.manifest.dims.vocabulary
     path = tree.paths[row, : tree.depths[row] + 1].tolist()
@@ -162,37 +196,57 @@ def _accepts(engine: StagedEngine, state: SequenceState, gear: Gear, tree: TreeB
     tokens_T[path] = text.tokens[: len(path)]
     watched = Watched(engine, Draft(tokens_T, np.zeros(0, np.float32), tree))
     (done,) = speculative_step(watched, [state], [gear])
-    _same(engine, gear, PlainText([int(tokens_T[0]), *done.tokens], watched.logits_TV[path]), text)
+    got = PlainText([int(tokens_T[0]), *done.tokens], watched.logits_TV[path])
+    if not _same(engine, gear, got, text, rounding):
+        return 0
     if done.path != tuple(tree.ranks[path[1:]].tolist()):
         raise _differs(engine.bundle, gear, f"accepts {done.path} of its tree; expected the path to row {row}")
     return len(path)
 
 
-def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText) -> None:
-    """Refuses tokens or logits that are not the beginning of the plain text's."""
-    expected = want.tokens[: len(got.tokens)]
-    if got.tokens != expected:
-        raise _differs(engine.bundle, gear, f"gives tokens {got.tokens}; plain decoding gives {expected}")
-    if got.logits_nV is None or want.logits_nV is None:
-        return
-    assert isinstance(engine, StagedEngine)
-    if wrong := _other_logits(engine, got.logits_nV, want.logits_nV[: len(got.logits_nV)]):
-        raise _differs(engine.bundle, gear, f"gives {wrong} plain decoding's")
+def _same(engine: Engine, gear: Gear, got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
+    """Refuses tokens, logits or caches that are not the beginning of the plain text's.
 
-
-def _other_logits(
-    engine: StagedEngine, got_nV: NDArray[np.float32], want_nV: NDArray[np.float32], rounded: bool = False
-) -> str:
-    """How logits differ by more than they may, to be read before whose the right ones are; empty where they do not.
-
-    ``rounded`` allows for rows that are rounded to int8 behind sums in another order.
+    False where another token was drawn as rounding may have it: what follows is another text.
     """
-    if _exact(engine):
-        same = np.array_equal(got_nV.view(np.int32), want_nV.view(np.int32))
+    expected = want.tokens[: len(got.tokens)]
+    if wrong := _other(got, want, rounding):
+        raise _differs(engine.bundle, gear, f"gives {wrong} plain decoding's")
+    if got.tokens == expected:
+        return True
+    if not _tie(got, want, rounding):
+        raise _differs(engine.bundle, gear, f"gives tokens {got.tokens}; plain decoding gives {expected}")
+    return False
+
+
+def _tie(got: PlainText, want: PlainText, rounding: Rounding | None) -> bool:
+    """Whether the plain text's lead over the first other token is one that rounding of two logits may turn."""
+    at = next(at for at, pair in enumerate(zip(got.tokens, want.tokens, strict=False)) if pair[0] != pair[1])
+    if rounding is None or want.logits_nV is None or not at:
+        return False
+    logits_V = want.logits_nV[at - 1]
+    lead = float(logits_V[want.tokens[at]] - logits_V[got.tokens[at]])
+    return lead <= 2 * rounding.logits * max(1.0, float(np.abs(logits_V).max()))
+
+
+def _other(got: PlainText, want: PlainText, rounding: Rounding | None) -> str:
+    """How logits or caches differ by more than they may, to be read before whose the right ones are; empty where they
+    do not."""
+    if got.logits_nV is None or want.logits_nV is None:
+        return ""
+    want_nV = want.logits_nV[: len(got.logits_nV)]
+    if rounding is None:
+        same = np.array_equal(got.logits_nV.view(np.int32), want_nV.view(np.int32))
         return "" if same else "logits with other bits on this machine than"
-    apart = float(np.abs(got_nV - want_nV).max() / max(1.0, float(np.abs(want_nV).max())))
-    allowed = max(HALF_TOLERANCE if engine.half else TOLERANCE, QUANTISED_TOLERANCE if rounded else 0.0)
-    return "" if apart <= allowed else f"logits that differ by {apart:.1e} of 1, {allowed:.0e} allowed, from"
+    for number, allowed in enumerate(rounding.caches if got.caches_KnD else ()):
+        rows = got.caches_KnD[number].shape[1]
+        apart = rows_apart(got.caches_KnD[number], want.caches_KnD[number][:, :rows])
+        if apart > allowed:
+            what = f"{('keys', 'values')[number % 2]} of layer {number // 2}"
+            return f"{what} that differ by {apart:.1e} of 1, {allowed:.0e} allowed by what rounding moves here, from"
+    apart = logits_apart(got.logits_nV, want_nV)
+    what = f"{apart:.1e} of 1, {rounding.logits:.0e} allowed by what rounding moves here, from"
+    return "" if apart <= rounding.logits else f"logits that differ by {what}"
 
 
 def _differs(bundle: Bundle, gear: Gear, what: str) -> BundleError:

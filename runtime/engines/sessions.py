@@ -67,9 +67,21 @@ def pool_options(threads: int | None, spins: bool) -> ort.SessionOptions:
 
 
 def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.InferenceSession:
-    """A session of one graph, on the shared pool if there is one.
+    """A session of one graph, on the shared pool if there is one."""
+    path = bundle.folder / graph.file
+    options = session_options(bundle, graph, threads)
+    try:
+        opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises classes of its own that share no base
+        raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
+    check_session(opened, graph, path)
+    return opened
 
-    Otherwise it has a pool of its own, and ``threads`` None means all processors. A waiting pool spins, and
+
+def session_options(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.SessionOptions:
+    """How a graph is opened.
+
+    Where no pool is shared it has one of its own, and ``threads`` None means all processors. A waiting pool spins, and
     the pools of two sessions that take turns would rob each other, so only that of a step of any size spins.
     A graph that multiplies several rows at every step keeps its weights in a second layout, or each launch would make
     it anew. Static graphs, one for every tree, do so unless the weights are large. All other sessions share one memory
@@ -82,13 +94,7 @@ def session(bundle: Bundle, graph: GraphSignature, threads: int | None) -> ort.I
     # Products of packed weights compute another function, hundreds of times slower, where they are not laid out anew.
     if not laid_out and not bundle.manifest.packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
-    path = bundle.folder / graph.file
-    try:
-        opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises classes of its own that share no base
-        raise BundleError(f"{path}: onnxruntime {ort.__version__} cannot load it: {str(error)[:200]}") from error
-    check_session(opened, graph, path)
-    return opened
+    return options
 
 
 def _is_large(bundle: Bundle) -> bool:

@@ -25,7 +25,7 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import default_engine, open_engine
 from draftwood.runtime.engines.qnn import PROVIDER
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.proof import QUANTISED_TOLERANCE
+from draftwood.runtime.rounding import QUANTISED_TOLERANCE
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures

@@ -26,7 +26,7 @@ from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.openvino import OpenVinoEngine
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.proof import QUANTISED_TOLERANCE
+from draftwood.runtime.rounding import QUANTISED_TOLERANCE
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.check import check

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftwood.runtime.bundle import Bundle
 
-QUANTITIES = ("logits", "features", "choice", "draft scores", "draft tokens", "cache after commit", "draft cache")
+_OF_TEACHERS = ("logits", "features", "choice", "attention", "MLP", "cache after commit")
+QUANTITIES = (*_OF_TEACHERS, "draft scores", "draft tokens", "draft cache")
 
 # Of the texts that are compared with the teacher's: greedy and sampled ones go different ways.
 TEMPERATURES = (0.0, 0.8)
@@ -125,16 +126,25 @@ def _table(comparisons: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[
     return rows
 
 
+def told(c: dict[str, Any]) -> str:
+    """A comparison that failed, as a line: graph, quantity, got, allowed, and where the allowed comes from."""
+    return (
+        f"{c['graph']}, {c['graphs']}: {c['quantity']} at {c['where']} differ by {c['difference']:.2e} of"
+        f" {c['tolerance']:.1e} allowed, {c['reason']}"
+    )
+
+
 def _print(report: dict[str, Any]) -> None:
-    print("largest difference from eager PyTorch, as a share of the largest value; draft tokens: share that differs")
-    print(f"{'gear or graph':24} {'graphs':9}" + "".join(f"{quantity:>20}" for quantity in QUANTITIES))
+    print(
+        "largest difference from eager PyTorch, as a share of the largest value; block by block, each from the graph's"
+    )
+    print("own input, as a share of what the block adds to a row; draft tokens: share that differs")
+    print(f"{'gear or graph':24} {'graphs':15}" + "".join(f"{quantity:>20}" for quantity in QUANTITIES))
     for (name, graphs), cells in _table(report["comparisons"]).items():
-        print(f"{name:24} {graphs:9}" + "".join(f"{cells.get(quantity, ''):>20}" for quantity in QUANTITIES))
+        print(f"{name:24} {graphs:15}" + "".join(f"{cells.get(quantity, ''):>20}" for quantity in QUANTITIES))
     for c in report["comparisons"]:
         if not c["ok"]:
-            print(
-                f"DIFFERS: {c['graph']}, {c['graphs']} graphs: {c['quantity']} at {c['where']}: {c['difference']:.2e}"
-            )
+            print(f"DIFFERS: {told(c)}")
     for name, faults in report["trees"].items():
         for fault in faults:
             print(f"TREE {name}: {fault}")

@@ -11,7 +11,7 @@ from draftwood.manifest import Gear
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Draft
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.comparison import single
 from draftwood.tools.comparison.compare import Comparison, Pair, compare_drafts, step_path
 from draftwood.tools.comparison.faults import Control, control
@@ -21,8 +21,8 @@ from draftwood.tools.comparison.faults import Control, control
 # Tree steps of every text: after a commit in place, and after one that is moved.
 STEPS = 3
 FAULT, DRAFT_FAULT = "another text's caches", "another text's draft"
-# Of a text in a launch: logits and features of its rows, and the graph that ran.
-_Found = tuple[NDArray[np.float32], NDArray[np.float32], str]
+# Of a text in a launch: what its rows give, and the graph that ran.
+_Found = tuple[TeacherOutput, str]
 
 
 def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) -> Iterator[Comparison | Control]:
@@ -36,11 +36,12 @@ def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) 
     of_length = [gear for gear in manifest.gears if gear.slots == slots]
     gears = [gear for gear in of_length if gear.tree in pair.engine.bundle.trees]
     shared = [gear for gear in of_length if gear.draft and count <= pair.engine.drafting.most_texts(gear.draft)]
+    shared = shared if pair.drafts else []
     random = np.random.default_rng(count)
-    sides = [[engine.begin(slots) for _ in range(count)] for engine in (pair.reference, pair.engine)]
+    sides = [[engine.begin(slots) for _ in range(count)] for engine in pair.in_turn]
     for text in range(count):
         prompt = prompts[text % len(prompts)][: 9 + 5 * text]
-        for engine, states in zip((pair.reference, pair.engine), sides, strict=True):
+        for engine, states in zip(pair.in_turn, sides, strict=True):
             engine.prefill(states[text], prompt)
     for step in range(STEPS):
         chosen = [gears[(text + step) % len(gears)] for text in range(count)]
@@ -48,37 +49,45 @@ def compare_texts(pair: Pair, count: int, prompts: Sequence[NDArray[np.int64]]) 
         for number, gear in enumerate(shared):
             if number % STEPS == step:
                 yield from _compare_drafts(pair, sides, gear, [int(draft.tokens_T[0]) for draft in drafts])
-        wants = [
-            single.verify(pair.reference, state, draft.tokens_T, draft.tree)
-            for state, draft in zip(sides[0], drafts, strict=True)
-        ]
-        found = _verified(pair.engine, sides[1], drafts)
-        for gear, want, (logits, features, graph) in zip(chosen, wants, found, strict=True):
-            where = f"step {step}, {gear.name}"
-            yield pair.compared("", graph, "logits", logits, want.logits_RV, where)
-            yield pair.compared("", graph, "features", features, want.features_RF, where)
+        for found in _launched(pair, sides, sides[0], drafts, f"step {step}"):
+            yield from found
         if step == STEPS - 1:
-            others = _verified(pair.engine, [*sides[1][1:], sides[1][0]], drafts)
-            yield control(pair, chosen[0], FAULT, others[0][0], wants[0].logits_RV)
+            others = _launched(pair, sides, [*sides[0][1:], sides[0][0]], drafts, "others")
+            yield control(pair, chosen[0], FAULT, others[0])
             return
         for text, draft in enumerate(drafts):
-            rows = step_path(draft.tree, step)
-            sides[0][text].commit(rows)
-            sides[1][text].branched(draft.tokens_T)
-            sides[1][text].commit(rows, features=found[text][1][rows])
+            for states in sides:
+                states[text].commit(step_path(draft.tree, step))
+
+
+def _launched(
+    pair: Pair,
+    sides: Sequence[Sequence[SequenceState]],
+    states: Sequence[SequenceState],
+    drafts: Sequence[Draft],
+    where: str,
+) -> list[list[Comparison]]:
+    """One launch of ``states``, and text by text what the reference says of each of its own."""
+    found, compared = _verified(pair.engine, states, drafts), []
+    for mine, state, draft, (got, graph) in zip(sides[0], sides[1], drafts, found, strict=True):
+        want = single.verify(pair.reference, state, draft.tokens_T, draft.tree)
+        mine.branched(draft.tokens_T, got.features_RF)
+        compared.append(list(pair.rows("", graph, got, want, f"{where}, {draft.tree.rows} rows")))
+    return compared
 
 
 def _compare_drafts(
     pair: Pair, sides: Sequence[Sequence[SequenceState]], gear: Gear, roots: Sequence[int]
 ) -> Iterator[Comparison | Control]:
     """One launch that drafts for all texts, and one in which they have changed places."""
-    wants = [single.draft(pair.reference, state, gear, root) for state, root in zip(sides[0], roots, strict=True)]
-    for state, root in zip(sides[1], roots, strict=True):
+    wants = [single.draft(pair.reference, state, gear, root) for state, root in zip(sides[1], roots, strict=True)]
+    for state, root in zip(sides[0], roots, strict=True):
         state.root = root
-    found = pair.engine.draft(sides[1], [gear] * len(roots))
+    found = pair.engine.draft(sides[0], [gear] * len(roots))
     yield from compare_drafts(pair, gear, list(zip(wants, found, strict=True)))
-    others = pair.engine.draft([*sides[1][1:], sides[1][0]], [gear] * len(roots))
-    yield control(pair, gear, DRAFT_FAULT, others[0].scores_M, wants[0].scores_M)
+    others = pair.engine.draft([*sides[0][1:], sides[0][0]], [gear] * len(roots))
+    apart = pair.compared(gear.name, gear.draft or "", "draft scores", others[0].scores_M, wants[0].scores_M, "others")
+    yield control(pair, gear, DRAFT_FAULT, [apart])
 
 
 def _random_draft(engine: StagedEngine, gear: Gear, random: np.random.Generator) -> Draft:
@@ -92,11 +101,15 @@ def _verified(engine: StagedEngine, states: Sequence[SequenceState], drafts: Seq
     if not isinstance(engine, StaticEngine):
         name = f"step-b{min(size for size in engine.batches if size >= len(states))}"
         outputs = engine.verify(states, drafts)
-        return [(one.logits_RV.copy(), one.features_RF.copy(), name) for one in outputs]
+        return [
+            (TeacherOutput(one.logits_RV.copy(), one.choice_R.copy(), one.features_RF.copy()), name) for one in outputs
+        ]
     found = []
     for left, draft in zip(engine.on_device.verify(states, drafts), drafts, strict=True):
         assert left.launched is not None, "several texts are verified by launches of several"
         rows = slice(left.first, left.first + draft.tree.rows)
-        logits, features = (engine.executor.read(left.buffers[name])[rows] for name in ("logits", "features"))
-        found.append((logits.astype(np.float32), features.astype(np.float32), left.launched.graph.name))
+        logits_RV, features_RF = (
+            engine.executor.read(left.buffers[name])[rows].astype(np.float32) for name in ("logits", "features")
+        )
+        found.append((TeacherOutput(logits_RV, logits_RV.argmax(-1), features_RF), left.launched.graph.name))
     return found

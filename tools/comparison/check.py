@@ -1,15 +1,16 @@
 """Does every graph of a bundle compute what eager PyTorch computes?
 
 Equal argmax proves little, so logits, features and caches are compared, on trees with branches behind a real
-prefix, through several steps with commits of every kind. Controls that are wrong on purpose (another mask, shifted
-positions, a misrouted path, a dropped write) must be told apart by the same comparison. The NPU's graphs are
-compared in their own element type, executed operator for operator by an interpreter.
+prefix, through several steps with commits of every kind: whole, where rounding grows with depth, and block by block,
+each from the graph's own input, where it does not. Controls that are wrong on purpose (another mask, shifted
+positions, a misrouted path, a dropped write, a wrong scale) must be told apart by the same comparison. The NPU's graphs
+are compared in their own element type, executed operator for operator by an interpreter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines import StagedEngine, open_engine
 from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.runtime.proof import HALF_TOLERANCE, QUANTISED_TOLERANCE, TOLERANCE
+from draftwood.runtime.rounding import HALF_TOLERANCE, QUANTISED_TOLERANCE, TOLERANCE
+from draftwood.tools.comparison.allowed import Allowed, measured
 from draftwood.tools.comparison.batches import compare_texts
 from draftwood.tools.comparison.compare import (
+    CHOSEN,
     ROUNDED_TOLERANCE,
     Comparison,
     Pair,
@@ -35,15 +38,17 @@ from draftwood.tools.comparison.compare import (
 from draftwood.tools.comparison.device_steps import compare_acceptance, compare_whole, in_parts
 from draftwood.tools.comparison.faults import (
     Control,
+    Steps,
     control,
     controls,
     draft_controls,
     graph_mutations,
-    tree_step,
+    tree_of,
 )
+from draftwood.tools.comparison.taps import TAPPED
 from draftwood.tools.comparison.tree_graphs import tree_faults
 from draftwood.tools.prompts import read_prompts
-from draftwood.tools.reference.eager import EagerEngine
+from draftwood.tools.reference.followed import ExchangedEager, FollowingEager
 
 PROMPT_TOKENS = 96
 # Engines of the NPU's graphs, which are held against eager PyTorch in the NPU's type.
@@ -62,28 +67,29 @@ def check(
     """
     found: list[Comparison] = []
     caught: list[Control] = []
-    pairs = _pairs(bundle, engine)
-    for pair in pairs.values():
-        found += _compare(bundle, pair, prompts, progress)
+    pairs, nodes = dict[str, Pair](), dict[str, dict[str, int]]()
+    for pair in _pairs(bundle, prompts, engine):
+        # What is held block by block as well needs no second look at it whole.
+        found += _compare(bundle, pair, prompts if pair.drafts else prompts[:1], progress)
         for count in pair.engine.batches:
             progress(f"{pair.name}, {count} texts a launch")
             both = list(compare_texts(pair, count, prompts))
             found += worst(one for one in both if isinstance(one, Comparison))
-            caught += [one for one in both if isinstance(one, Control)]
-        if pair.name in ("cpu", "static", "bitwise", "ge", "npu", engine):
+            caught += [one for one in both if isinstance(one, Control)] if pair.drafts else []
+        if pair.drafts and (pair.following or pair.name in ("ge", "npu", engine)):
             for gear in bundle.manifest.gears:
                 progress(f"{pair.name} faults, {gear.name}")
                 caught += [*controls(pair, gear, prompts[0]), *draft_controls(pair, gear, prompts[0])]
-    if "ge" in pairs:
-        caught += _graph_controls(bundle, pairs["ge"], prompts[0])
+        caught += _graph_controls(bundle, pair, prompts[0]) if pair.name == "ge" else []
+        nodes |= {pair.name: dict(pair.engine.nodes)} if pair.engine.nodes else {}
+        pairs[pair.name] = replace(pair, engine=pair.reference)  # the engine's memory is free for the next one
     trees = {name: tree_faults(buffers) for name, (_, buffers) in bundle.trees.items()}
     return {
         "ok": all(c.ok for c in found) and all(c.caught for c in caught) and not any(trees.values()),
-        "tolerance": TOLERANCE,
-        "tolerances": {pair.name: pair.tolerance for pair in pairs.values()},
+        "tolerances": {pair.name: {name: one.value for name, one in pair.measured.items()} for pair in pairs.values()},
         "draft_tolerances": {pair.name: pair.draft_tolerance for pair in pairs.values()},
         "prompts": len(prompts),
-        "nodes": {pair.name: dict(pair.engine.nodes) for pair in pairs.values() if pair.engine.nodes},
+        "nodes": nodes,
         "trees": trees,
         "comparisons": [asdict(c) for c in found],
         "controls": [asdict(c) for c in caught],
@@ -107,21 +113,38 @@ def sample_prompts(bundle: Bundle, path: Path | None, limit: int) -> Iterator[ND
         yield np.array(ids[: min(PROMPT_TOKENS, most)] or [0], np.int64)
 
 
-def _pairs(bundle: Bundle, only: str | None) -> dict[str, Pair]:
-    """The engines that the bundle can be run with, or one, each with its reference; what is opened last needs most."""
-    manifest, references = bundle.manifest, dict[bool, EagerEngine]()
-    names = _engines(bundle) if only is None else [only]
-    pairs = []
-    for name in names:
-        engine, npu = _opened(bundle, name), name in _NPU
+def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -> Iterator[Pair]:
+    """The engines that the bundle can be run with, or one, each with its reference, opened when it is asked for.
+
+    An engine that shows its states is compared twice: as it is, whole, and block by block.
+    """
+    references = dict[bool, ExchangedEager]()
+    moves = dict[bool, tuple[dict[str, Allowed], dict[str, Allowed]]]()
+    for name in _engines(bundle) if only is None else [only]:
+        npu = name in _NPU
         if npu not in references:
-            references[npu] = EagerEngine(bundle, npu=npu)
-        tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
-        least = (QUANTISED_TOLERANCE if int8 else 0.0 for int8 in (manifest.quantised, manifest.int8))
-        pairs.append(Pair(name, references[npu], engine, *(max(tolerance, one) for one in least)))
+            references[npu] = ExchangedEager(bundle, npu=npu)
+            moves[npu] = measured(references[npu], prompts[:1])
+        yield from _of_engine(bundle, name, references[npu], *moves[npu])
     if len(references) > 1:
-        pairs.append(Pair("eager", references[False], references[True], ROUNDED_TOLERANCE))
-    return {pair.name: pair for pair in pairs}
+        yield Pair("eager", references[False], references[True], ROUNDED_TOLERANCE)
+
+
+def _of_engine(
+    bundle: Bundle, name: str, reference: ExchangedEager, whole: dict[str, Allowed], halves: dict[str, Allowed]
+) -> Iterator[Pair]:
+    engine = _opened(bundle, name)
+    tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
+    int8 = bundle.manifest.quantised, bundle.manifest.int8
+    tolerance, of_drafts = (max(tolerance, QUANTISED_TOLERANCE if one else 0.0) for one in int8)
+    if name not in TAPPED:
+        least = Allowed(tolerance, CHOSEN)
+        yield Pair(name, reference, engine, tolerance, of_drafts, {k: max(one, least) for k, one in whole.items()})
+        return
+    yield Pair(name, reference, engine, tolerance, of_drafts, whole, drafts=False)
+    del engine
+    tapped = TAPPED[name](bundle)
+    yield Pair(f"{name} blocks", FollowingEager(bundle, tapped.taps), tapped, tolerance, of_drafts, halves)
 
 
 def _engines(bundle: Bundle) -> list[str]:
@@ -156,7 +179,7 @@ def _compare(
                 found += worst(compare_whole(pair, gear, prompts[0]))
     if isinstance(pair.engine, StaticEngine):
         for graph in [*pair.engine.graphs, *pair.engine.drafting.extends]:
-            if graph.kind in ("prefill", "extend"):
+            if graph.kind == "prefill" or (graph.kind == "extend" and pair.drafts):
                 progress(f"{pair.name}, {graph.name}")
                 found += compare_chunk(pair, graph, prompts[0])
     return found
@@ -168,8 +191,9 @@ def _graph_controls(bundle: Bundle, pair: Pair, prompt: NDArray[np.int64]) -> It
     rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
     gear = max(bundle.manifest.gears, key=lambda gear: rows[gear.tree])
     for fault, mutate in graph_mutations().items():
-        broken = Pair(pair.name, pair.reference, GeEngine(bundle, mutate=mutate), pair.tolerance, pair.of_drafts)
-        yield control(pair, gear, fault, *tree_step(broken, gear, prompt))
+        broken = replace(pair, engine=GeEngine(bundle, mutate=mutate))
+        tree = tree_of(pair.reference, gear, prompt)
+        yield control(pair, gear, fault, Steps(broken, gear, prompt, tree).tree(tree))
 
 
 def _by_graph(comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +11,19 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.engines.static import StaticEngine
-from draftwood.runtime.proof import HALF_TOLERANCE
+from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.comparison import single
+from draftwood.tools.comparison.allowed import (
+    Allowed,
+    half_name,
+    host,
+    measured,
+    relative_difference,
+    row_difference,
+)
+from draftwood.tools.reference.followed import ExchangedEager, FollowingEager, States
 from draftwood.trees import TreeBuffers, require
 
 # How far bf16 is from fp32 is the model's own business, not a fault: reported, and refused only where it is absurd.
@@ -28,12 +36,17 @@ SCORES = 3
 STEPS = 6  # tree steps a prompt and gear: enough for commits in place, moved, and both in turn
 
 
+# Where no rounding was measured.
+CHOSEN = "chosen for this arithmetic"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One quantity of one graph; the difference is relative to the largest reference value.
+    """One quantity of one graph; the difference is a share of the largest reference value, or of a row's length where
+    blocks are compared one by one.
 
     ``graphs`` says whose were compared: "cpu", "static" and "bitwise" with eager fp32, "ge" with eager in the NPU's
-    type, "eager" the latter with fp32.
+    type, "eager" the latter with fp32. ``reason`` says where what is allowed comes from.
     """
 
     gear: str
@@ -43,6 +56,7 @@ class Comparison:
     difference: float
     tolerance: float
     where: str
+    reason: str = CHOSEN
     ok: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +65,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An engine, the one it is held against, and the difference allowed."""
+    """An engine, the one it is held against, and the difference allowed.
+
+    A reference that follows takes each half of a block from the engine's own state, so it runs behind the engine.
+    """
 
     name: str
     reference: StagedEngine
@@ -59,11 +76,25 @@ class Pair:
     tolerance: float
     # Of drafts, where it is another: a drafter in int8 goes with a teacher that is not.
     of_drafts: float | None = None
+    # By quantity, where rounding was measured.
+    measured: Mapping[str, Allowed] = field(default_factory=dict)
+    # Whether drafts and the drafter's caches are compared.
+    drafts: bool = True
 
     @property
     def draft_tolerance(self) -> float:
         """The difference allowed of drafts."""
         return self.tolerance if self.of_drafts is None else self.of_drafts
+
+    @property
+    def following(self) -> FollowingEager | None:
+        """The reference, if it is one that follows."""
+        return self.reference if isinstance(self.reference, FollowingEager) else None
+
+    @property
+    def in_turn(self) -> tuple[StagedEngine, StagedEngine]:
+        """Both in the order in which they run: a reference that follows has to be the second."""
+        return self.engine, self.reference
 
     def compared(
         self,
@@ -76,59 +107,102 @@ class Pair:
         tolerance: float | None = None,
     ) -> Comparison:
         """Holds a quantity against its reference; ``tolerance`` is allowed where it is not the pair's."""
-        allowed = self.tolerance if tolerance is None else tolerance
-        return self.found(gear, graph, quantity, relative_difference(got, want), where, allowed)
+        if tolerance is None and self.following:
+            return self.found(gear, graph, quantity, row_difference(got - want, want), where)
+        return self.found(gear, graph, quantity, relative_difference(got, want), where, tolerance)
 
     def found(
-        self, gear: str, graph: str, quantity: str, difference: float, where: str, tolerance: float
+        self, gear: str, graph: str, quantity: str, difference: float, where: str, tolerance: float | None = None
     ) -> Comparison:
         """A difference that is known already."""
-        return Comparison(gear, graph, self.name, quantity, difference, tolerance, where)
+        allowed = self.measured.get(quantity, Allowed(self.tolerance, CHOSEN))
+        if tolerance is not None:
+            allowed = Allowed(tolerance, CHOSEN)
+        return Comparison(gear, graph, self.name, quantity, difference, allowed.value, where, allowed.reason)
 
-
-def relative_difference(got: NDArray, want: NDArray) -> float:
-    """Largest absolute difference, as a share of the largest reference value (at least 1); inf for no number."""
-    difference = float(np.abs(got - want).max() / max(1.0, float(np.abs(want).max())))
-    return difference if np.isfinite(difference) else float("inf")
+    def rows(self, gear: str, graph: str, got: TeacherOutput, want: TeacherOutput, where: str) -> Iterator[Comparison]:
+        """What a launch gives, and where the reference follows every half of a block by itself."""
+        yield self.compared(gear, graph, "logits", got.logits_RV, want.logits_RV, where)
+        yield self.compared(gear, graph, "features", got.features_RF, want.features_RF, where)
+        # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.
+        rows = np.arange(len(want.choice_R))
+        lead_R = want.logits_RV[rows, want.choice_R] - want.logits_RV[rows, got.choice_R]
+        if self.following is None:
+            apart = float(lead_R.max()) / max(1.0, float(np.abs(want.logits_RV).max()))
+            yield self.found(gear, graph, "choice", apart, where)
+            return
+        yield self.found(gear, graph, "choice", row_difference(lead_R[:, None], want.logits_RV), where)
+        for number, (apart_TH, added_TH) in enumerate(self.following.halves):
+            place = f"layer {(number - 1) // 2}, {where}" if number else f"embedding, {where}"
+            yield self.found(gear, graph, half_name(number), row_difference(apart_TH, added_TH), place)
 
 
 def compare_gear(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Comparison]:
     """Prefill, then steps of the gear's tree on the same tokens and the same commits; the caches at the end."""
-    engines = (pair.reference, pair.engine)
-    states = [e.begin(gear.slots) for e in engines]
-    want, got = (e.prefill(s, prompt) for e, s in zip(engines, states, strict=True))
-    yield pair.compared(gear.name, "prefill", "logits", got.logits_RV, want.logits_RV, "prefill")
+    states = [e.begin(gear.slots) for e in pair.in_turn]
+    got, want = (e.prefill(s, prompt) for e, s in zip(pair.in_turn, states, strict=True))
+    yield from pair.rows(gear.name, "prefill", got, want, "prefill")
     text = [*prompt.tolist(), int(want.choice_R[0])]
     drafts: list[tuple[Draft, Draft]] = []
+    kept = list(pair.following.followed) if pair.following else []
     for step in range(STEPS):
-        where = f"step {step}"
         tokens_T, tree = np.array(text[-1:]), pair.reference.bundle.trees["plain"][1]
         if gear.draft:
-            mine, theirs = (single.draft(e, s, gear, text[-1]) for e, s in zip(engines, states, strict=True))
+            theirs, mine = (single.draft(e, s, gear, text[-1]) for e, s in zip(pair.in_turn, states, strict=True))
             drafts.append((mine, theirs))
             tokens_T, tree = mine.tokens_T, mine.tree
-        want, got = (single.verify(e, s, tokens_T, tree) for e, s in zip(engines, states, strict=True))
-        for quantity, found, expected in _quantities(got, want):
-            yield pair.compared(gear.name, gear.graph, quantity, found, expected, where)
+        got, want = (single.verify(e, s, tokens_T, tree) for e, s in zip(pair.in_turn, states, strict=True))
+        found = list(pair.rows(gear.name, gear.graph, got, want, f"step {step}"))
+        path = tree.paths[-1, : tree.depths[-1] + 1]
+        yield from found if all(one.ok for one in found) else _again(pair, found, [*text[:-1], *tokens_T[path]])
         rows = step_path(tree, step)
+        kept += [[state_TH[rows] for state_TH in pair.following.taken]] if pair.following else []
         for state in states:
             state.commit(rows)
             state.check()
         text += [*tokens_T[rows[1:]].tolist(), int(want.choice_R[rows[-1]])]
-    if gear.neural:
+    if gear.neural and pair.drafts:
         yield from compare_drafts(pair, gear, drafts)
-    # One more row, so that the last commit is written; then the caches must hold what a fresh prefill holds.
-    length = states[1].length
-    single.verify(pair.engine, states[1], np.array(text[-1:]), pair.reference.bundle.trees["plain"][1])
-    fresh = pair.reference.begin(gear.slots)
-    pair.reference.prefill(fresh, np.array(text[:length], np.int64))
-    for i, (buffer, reference) in enumerate(zip(states[1].kv.buffers, fresh.kv.buffers, strict=True)):
+    yield from _compare_caches(pair, gear, text, states[0], kept)
+
+
+def _again(pair: Pair, found: Iterable[Comparison], text: Sequence[int]) -> Iterator[Comparison]:
+    """By what rounding moves on this very text, read in plain order, if that is more."""
+    if pair.following or not pair.measured or not isinstance(pair.reference, ExchangedEager):
+        yield from found
+        return
+    whole, _ = measured(pair.reference, [np.array(text, np.int64)])
+    for one in found:
+        allowed = max(whole.get(one.quantity, Allowed(0.0, "")), Allowed(one.tolerance, one.reason))
+        yield replace(one, tolerance=allowed.value, reason=allowed.reason)
+
+
+def _compare_caches(
+    pair: Pair, gear: Gear, text: list[int], state: SequenceState, kept: Sequence[States]
+) -> Iterator[Comparison]:
+    """After many commits they must hold what a fresh prefill holds."""
+    length = state.length
+    # One more row, so that the last commit is written.
+    single.verify(pair.engine, state, np.array(text[-1:]), pair.reference.bundle.trees["plain"][1])
+    fresh = _fresh(pair, gear.slots, np.array(text[:length], np.int64), kept)
+    found = []
+    for i, (buffer, reference) in enumerate(zip(state.kv.buffers, fresh.kv.buffers, strict=True)):
         name = f"layer {i // 2} {'value' if i % 2 else 'key'}"
         fresh_one = host(reference[:, :length])
-        held = host(states[1].kv.text(buffer, length), len(fresh_one))
-        yield pair.compared(gear.name, gear.graph, "cache after commit", held, fresh_one, name)
-    if gear.neural and fresh.draft and fresh.draft.buffers:
-        yield from _draft_caches(pair, gear, text[length], states[1], fresh)
+        held = host(state.kv.text(buffer, length), len(fresh_one))
+        found.append(pair.compared(gear.name, gear.graph, "cache after commit", held, fresh_one, name))
+    yield from found if all(one.ok for one in found) else _again(pair, found, text[:length])
+    if gear.neural and pair.drafts and fresh.draft and fresh.draft.buffers:
+        yield from _draft_caches(pair, gear, text[length], state, fresh)
+
+
+def _fresh(pair: Pair, slots: int, tokens_n: NDArray[np.int64], kept: Sequence[States]) -> SequenceState:
+    """The reference's text in one piece; where it follows, from the states that the text's rows had."""
+    if pair.following:
+        return pair.following.replayed(slots, tokens_n, kept)
+    state = pair.reference.begin(slots)
+    pair.reference.prefill(state, tokens_n)
+    return state
 
 
 def compare_drafts(pair: Pair, gear: Gear, drafts: list[tuple[Draft, Draft]]) -> Iterator[Comparison]:
@@ -183,16 +257,16 @@ def compare_chunk(pair: Pair, graph: GraphSignature, prompt: NDArray[np.int64]) 
     rows = min(graph.rows, graph.slots // 2)
     # The last token waits for the one behind it.
     tokens, where = np.resize(prompt, rows + (graph.kind == "extend")), f"{rows} tokens"
-    engines = pair.reference, pair.engine
-    states = [engine.begin(graph.slots) for engine in engines]
-    want, got = (engine.prefill(state, tokens) for engine, state in zip(engines, states, strict=True))
+    states = [engine.begin(graph.slots) for engine in pair.in_turn]
+    got, want = (engine.prefill(state, tokens) for engine, state in zip(pair.in_turn, states, strict=True))
     if graph.kind == "prefill":
-        yield pair.compared("", graph.name, "logits", got.logits_RV, want.logits_RV, where)
+        yield from pair.rows("", graph.name, got, want, where)
         return
-    for engine, state in zip(engines, states, strict=True):
+    for engine, state in zip(pair.in_turn, states, strict=True):
         engine.drafting.settle(state, 1)
         assert state.draft and state.draft.length == rows
-    yield from _compared_draft_caches(pair, "", graph.name, states[1], states[0], rows)
+    mine, theirs = states
+    yield from _compared_draft_caches(pair, "", graph.name, mine, theirs, rows)
 
 
 def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
@@ -203,23 +277,6 @@ def worst(comparisons: Iterable[Comparison]) -> list[Comparison]:
         if key not in found or one.difference > found[key].difference:
             found[key] = one
     return list(found.values())
-
-
-def host(values: Any, heads: int = 0) -> NDArray[np.float32]:
-    """A cache's values as fp32 in the host's memory, wherever the engine keeps them; all ``heads`` of several ranks."""
-    if hasattr(values, "parts"):
-        parts = [host(part) for part in values.parts]
-        # Where there are fewer heads than ranks, several hold the same.
-        return np.concatenate(parts[:: len(parts) * len(parts[0]) // heads])
-    return np.asarray(values.float().cpu().numpy() if hasattr(values, "float") else values)
-
-
-def _quantities(got: TeacherOutput, want: TeacherOutput) -> Iterator[tuple[str, NDArray, NDArray]]:
-    yield "logits", got.logits_RV, want.logits_RV
-    yield "features", got.features_RF, want.features_RF
-    # Logit of the token each side chose: equal unless a choice differs by more than a numeric tie.
-    rows = np.arange(len(want.choice_R))
-    yield "choice", want.logits_RV[rows, got.choice_R], want.logits_RV[rows, want.choice_R]
 
 
 def step_path(tree: TreeBuffers, step: int) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +13,23 @@ from numpy.typing import NDArray
 from draftwood.manifest import Gear
 from draftwood.runtime.engines import StagedEngine
 from draftwood.runtime.speculation.draft_cache import DraftCache
+from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
 from draftwood.tools.comparison import single
-from draftwood.tools.comparison.compare import Pair, compare_drafts, relative_difference
+from draftwood.tools.comparison.compare import Comparison, Pair, compare_drafts
 from draftwood.trees import TreeBuffers
 
 if TYPE_CHECKING:
     from draftwood.compiler.ge.graph import Graph
 
 
+# Where nothing is allowed, every difference is as many times that as it is large.
+_LEAST = 1e-30
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A deliberate fault and how far it moved the logits, or a draft; ``caught`` if past the tolerance."""
+    """A deliberate fault and how far it moved what it moved most, by what is allowed; ``caught`` if past that."""
 
     gear: str
     graphs: str
@@ -33,7 +39,7 @@ class Control:
 
 
 def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Control]:
-    """Faults in the inputs of one tree step, and in the commit after it."""
+    """Faults in the inputs of one tree step, in the commit after it, and in one layer's weights."""
     tree = tree_of(pair.reference, gear, prompt)
     if tree.rows == 1:
         return
@@ -50,11 +56,26 @@ def controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterator[Cont
         "two mask rows swapped": replace(tree, mask=tree.mask[swapped] | own),
         "positions of draft rows shifted by one": replace(tree, depths=tree.depths + (tree.depths > 0)),
     }
-    tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
-    want = _tree_logits(pair.reference, gear, prompt, tokens_T, tree)
+    steps = Steps(pair, gear, prompt, tree)
     for fault, wrong in faults.items():
-        yield control(pair, gear, fault, _tree_logits(pair.engine, gear, prompt, tokens_T, wrong), want)
-    yield from _commit_controls(pair, gear, prompt, tokens_T, tree)
+        yield control(pair, gear, fault, steps.tree(wrong))
+    yield from _commit_controls(steps)
+    if pair.following:  # of a whole, one scale moves less than rounding may
+        with _scaled(pair.following.decoder):
+            yield control(pair, gear, "a scale of one layer off by a half", steps.tree(tree))
+
+
+@contextmanager
+def _scaled(decoder: Any) -> Iterator[None]:
+    """In the body, the attention of the layer in the middle adds half as much again."""
+    layer = decoder.layers[len(decoder.layers) // 2]
+    weights = layer.o.weight_scale if hasattr(layer.o, "weight_scale") else layer.o.weight
+    before = weights.data
+    weights.data = before * 1.5
+    try:
+        yield
+    finally:
+        weights.data = before
 
 
 def _is_chain(tree: TreeBuffers) -> bool:
@@ -68,39 +89,37 @@ def draft_controls(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> Iterato
         return
     before = int(prompt[-1])
     root = (before + 1) % pair.reference.bundle.manifest.dims.vocabulary
-    want = _drafted(pair.reference, gear, prompt, root)
-    wrong = {"teacher's states misplaced": _drafted(pair.engine, gear, prompt, root, _misplaced)}
+    want, misplaced = drafted(pair, gear, prompt, root, _misplaced)
+    wrong = {"teacher's states misplaced": misplaced}
     drafter = pair.reference.bundle.manifest.drafter
     if drafter is not None and drafter.layers:
-        other = _drafted(pair.engine, gear, prompt, before)
+        _, other = drafted(pair, gear, prompt, before)
         wrong["token before the root in its place"] = other._replace(tokens_T=np.append(root, other.tokens_T[1:]))
-        wrong["drafter's caches forgotten"] = _drafted(pair.engine, gear, prompt, root, _forgotten)
+        _, wrong["drafter's caches forgotten"] = drafted(pair, gear, prompt, root, _forgotten)
     for fault, got in wrong.items():
-        found = list(compare_drafts(pair, gear, [(want, got)]))
-        worst = max(found, key=lambda one: one.difference / one.tolerance)
-        yield Control(gear.name, pair.name, fault, worst.difference, not worst.ok)
+        yield control(pair, gear, fault, compare_drafts(pair, gear, [(want, got)]))
 
 
-def _drafted(
-    engine: StagedEngine,
+def drafted(
+    pair: Pair,
     gear: Gear,
     prompt: NDArray[np.int64],
     root: int,
-    spoil: Callable[[DraftCache], None] | None = None,
-) -> Draft:
-    """The draft behind a prompt and a plain step, after which the drafter's caches hold the prompt.
-
-    ``spoil`` is done to the drafter's memory in between.
-    """
-    state, last = engine.begin(gear.slots), int(prompt[-1])
-    engine.prefill(state, prompt)
-    single.draft(engine, state, gear, last)
-    single.verify(engine, state, np.array([last]), engine.bundle.trees["plain"][1])
-    state.commit([0])
-    assert state.draft is not None
-    if spoil is not None:
-        spoil(state.draft)
-    return single.draft(engine, state, gear, root)
+    spoil: Callable[[DraftCache], None] = lambda _: None,
+) -> tuple[Draft, Draft]:
+    """The reference's draft behind a prompt and a plain step, after which the drafter's caches hold the prompt, and
+    the engine's, to whose drafter's memory ``spoil`` is done in between."""
+    states, last = [engine.begin(gear.slots) for engine in pair.in_turn], int(prompt[-1])
+    for engine, state in zip(pair.in_turn, states, strict=True):
+        engine.prefill(state, prompt)
+        single.draft(engine, state, gear, last)
+    for engine, state in zip(pair.in_turn, states, strict=True):
+        single.verify(engine, state, np.array([last]), engine.bundle.trees["plain"][1])
+        state.commit([0])
+    assert states[0].draft is not None
+    spoil(states[0].draft)
+    got, want = (single.draft(engine, state, gear, root) for engine, state in zip(pair.in_turn, states, strict=True))
+    return want, got
 
 
 def _misplaced(cache: DraftCache) -> None:
@@ -128,55 +147,61 @@ def tree_of(engine: StagedEngine, gear: Gear, prompt: NDArray[np.int64]) -> Tree
     return single.draft(engine, state, gear, root).tree
 
 
-def _commit_controls(
-    pair: Pair, gear: Gear, prompt: NDArray[np.int64], tokens_T: NDArray[np.int64], tree: TreeBuffers
-) -> Iterator[Control]:
+class Steps:
+    """One tree step behind a prompt, and one behind its commit: the reference's as they should be, and the engine's
+    with something wrong."""
+
+    def __init__(self, pair: Pair, gear: Gear, prompt: NDArray[np.int64], tree: TreeBuffers) -> None:
+        self.pair, self.gear, self.right, self._prompt = pair, gear, tree, prompt
+        vocabulary = pair.reference.bundle.manifest.dims.vocabulary
+        self._tokens_T = np.random.default_rng(0).integers(0, vocabulary, tree.rows)
+
+    def tree(self, wrong: TreeBuffers) -> list[Comparison]:
+        """Of a tree step."""
+        return self._verified(self._begun(), (wrong, self.right))
+
+    def commit(self, route: list[int], path: list[int], drop: bool = False) -> list[Comparison]:
+        """Of the token after the tree step and a commit of ``route`` for ``path``; ``drop`` forgets its moved rows."""
+        states = self._begun()
+        self._verified(states, (self.right, self.right))
+        for state, rows in zip(states, (route, path), strict=True):
+            state.commit(rows)
+        if drop:
+            states[0].kv.forget_moved()
+        plain = self.pair.engine.bundle.trees["plain"][1]
+        return self._verified(states, (plain, plain))
+
+    def _begun(self) -> list[SequenceState]:
+        states = [engine.begin(self.gear.slots) for engine in self.pair.in_turn]
+        for engine, state in zip(self.pair.in_turn, states, strict=True):
+            engine.prefill(state, self._prompt)
+        return states
+
+    def _verified(self, states: list[SequenceState], trees: tuple[TreeBuffers, TreeBuffers]) -> list[Comparison]:
+        got, want = (
+            single.verify(engine, state, self._tokens_T[: tree.rows], tree)
+            for engine, state, tree in zip(self.pair.in_turn, states, trees, strict=True)
+        )
+        return list(self.pair.rows(self.gear.name, self.gear.graph, got, want, "fault"))
+
+
+def _commit_controls(steps: Steps) -> Iterator[Control]:
+    pair, gear, tree = steps.pair, steps.gear, steps.right
     right = tree.paths[-1, : tree.depths[-1] + 1].tolist()
-    want = next_logits(pair.reference, gear, prompt, tokens_T, tree, right)
     if _is_chain(tree):
-        wrong = next_logits(pair.engine, gear, prompt, tokens_T, tree, right[:-1])
-        yield control(pair, gear, "path's last row not committed", wrong, want)
+        yield control(pair, gear, "path's last row not committed", steps.commit(right[:-1], right))
         return
     for other in range(tree.rows - 1, right[-2], -1):
         if other != right[-1]:
-            wrong = next_logits(pair.engine, gear, prompt, tokens_T, tree, [*right[:-1], other])
-            yield control(pair, gear, "path index misrouted", wrong, want)
+            yield control(pair, gear, "path index misrouted", steps.commit([*right[:-1], other], right))
             break
-    dropped = next_logits(pair.engine, gear, prompt, tokens_T, tree, right, drop=True)
-    yield control(pair, gear, "commit's write dropped", dropped, want)
+    yield control(pair, gear, "commit's write dropped", steps.commit(right, right, drop=True))
 
 
-def next_logits(
-    engine: StagedEngine,
-    gear: Gear,
-    prompt: NDArray[np.int64],
-    tokens_T: NDArray[np.int64],
-    tree: TreeBuffers,
-    route: list[int],
-    drop: bool = False,
-) -> NDArray[np.float32]:
-    """Logits of the token after a prefill, a tree step and a commit of ``route``; ``drop`` forgets its moved rows."""
-    state = engine.begin(gear.slots)
-    engine.prefill(state, prompt)
-    single.verify(engine, state, tokens_T, tree)
-    state.commit(route)
-    if drop:
-        state.kv.forget_moved()
-    return single.verify(engine, state, tokens_T[:1], engine.bundle.trees["plain"][1]).logits_RV.copy()
-
-
-def _tree_logits(
-    engine: StagedEngine, gear: Gear, prompt: NDArray[np.int64], tokens_T: NDArray[np.int64], tree: TreeBuffers
-) -> NDArray[np.float32]:
-    """Logits of one tree step behind a prompt."""
-    state = engine.begin(gear.slots)
-    engine.prefill(state, prompt)
-    return single.verify(engine, state, tokens_T, tree).logits_RV.copy()
-
-
-def control(pair: Pair, gear: Gear, fault: str, got: NDArray, want: NDArray) -> Control:
-    difference = relative_difference(got, want)
-    return Control(gear.name, pair.name, fault, difference, difference > pair.tolerance)
+def control(pair: Pair, gear: Gear, fault: str, found: Iterable[Comparison]) -> Control:
+    """What the comparison makes of a fault, by the quantity that it moved most."""
+    worst = max(found, key=lambda one: one.difference / max(one.tolerance, _LEAST))
+    return Control(gear.name, pair.name, fault, worst.difference, not worst.ok)
 
 
 def graph_mutations() -> dict[str, Callable[[Graph], Graph]]:
@@ -202,12 +227,3 @@ def _unwritten(graph: Graph) -> Graph:
         if n is not write
     }
     return replace(graph, nodes=nodes)
-
-
-def tree_step(pair: Pair, gear: Gear, prompt: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-    """Logits of one tree step, (engine's, reference's)."""
-    tree = tree_of(pair.reference, gear, prompt)
-    tokens_T = np.random.default_rng(0).integers(0, pair.reference.bundle.manifest.dims.vocabulary, tree.rows)
-    engines = (pair.engine, pair.reference)
-    got, want = (_tree_logits(engine, gear, prompt, tokens_T, tree) for engine in engines)
-    return got, want

@@ -82,7 +82,8 @@ def test_text_is_that_of_the_teacher(kind: str, sources: dict[str, Path], tiny_t
     assert {stored[f"{layer}.weight"].dtype for layer in layers} == {torch.int8}
     assert bundle.manifest.int8 and not bundle.manifest.quantised
     report = check(bundle, [np.arange(20, dtype=np.int64)])
-    assert report["ok"] and (report["tolerances"]["cpu"], report["draft_tolerances"]["cpu"]) == (1e-4, 5e-2)
+    # The teacher's is measured, in fp32.
+    assert report["ok"] and report["tolerances"]["cpu"]["logits"] < 1e-4 and report["draft_tolerances"]["cpu"] == 5e-2
     engine, options = CpuEngine(bundle), Options(max_new_tokens=40, ignore_eos=True)
     texts = [
         Decoding(engine, [3, 5, 7], options, policy_for(bundle, gear)).run().token_ids for gear in (None, "chain-kv128")

@@ -25,7 +25,7 @@ from draftwood.noise import ROUNDS
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.policy import Policies
-from draftwood.runtime.proof import HALF_TOLERANCE
+from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState

@@ -60,7 +60,7 @@ def test_the_caches_hold_what_the_interpreter_writes(compiled_bundle: Path, open
 
 
 def test_check_compares_it_like_a_device(compiled_bundle: Path, opened: Callable) -> None:
-    from draftwood.runtime.proof import HALF_TOLERANCE
+    from draftwood.runtime.rounding import HALF_TOLERANCE
     from draftwood.tools.comparison.compare import Pair, compare_gear
     from draftwood.tools.reference.eager import EagerEngine
 

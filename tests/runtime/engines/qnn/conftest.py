@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.qnn import HtpEngine
-from draftwood.runtime.proof import HALF_TOLERANCE
+from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.tools.comparison.compare import Pair
 from draftwood.tools.reference.eager import EagerEngine
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.qnn import PROVIDER, HtpEngine
-from draftwood.runtime.proof import HALF_TOLERANCE
+from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.tools.comparison.compare import Pair, compare_chunk, compare_gear
 from draftwood.tools.reference.eager import EagerEngine
 

@@ -1,0 +1,107 @@
+"""At 36 layers rounding alone never fails, and what is planted is caught, in every precision."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save
+
+from draftwood.compiler.bundle.build import build
+from draftwood.compiler.bundle.request import BuildRequest
+from draftwood.compiler.onnx import lowering
+from draftwood.compiler.steps.step import Step
+from draftwood.compiler.steps.tracing import trace
+from draftwood.compiler.targets import onnx as onnx_target
+from draftwood.errors import BundleError
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.proof import prove
+from draftwood.runtime.speculation.sequence import SequenceState
+from draftwood.runtime.speculation.step import Draft, TeacherOutput
+from draftwood.tests.packed_checkpoints import save_packed
+from draftwood.tools.comparison.check import check
+from draftwood.trees import Topology
+from draftwood.trees.spec import Lookup
+
+LAYERS, SEEDS = 36, 3
+RAGGED = Topology.from_paths(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+
+
+_lower = lowering.lower_to_onnx
+
+
+def _lowered(step: Step, program: Any, spans: Any, weights: str, path: Path, several: Any) -> None:
+    """Of static graphs, each a trace of all layers, none is run here: they have ends alone."""
+    if step.dynamic:
+        _lower(step, program, spans, weights, path, several)
+        return
+    types = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+    inputs, outputs = (
+        [helper.make_tensor_value_info(spec.name, types[spec.dtype], spec.shape) for spec in specs]
+        for specs in (step.signature.inputs, step.signature.outputs)
+    )
+    save(helper.make_model(helper.make_graph([], "empty", inputs, outputs)), path)
+
+
+@pytest.fixture(scope="module", params=["exact", "w8a8", "nbits"])
+def deep(
+    request: pytest.FixtureRequest, save_tiny: Callable, kept: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    def make(folder: Path) -> None:
+        place = tmp_path_factory.mktemp("deep")
+        save_packed(save_tiny(place, num_hidden_layers=LAYERS), place / "packed", "awq")
+        trees = (("plain", Topology.plain()), ("ragged", Lookup(RAGGED.parents, RAGGED.ranks)))
+        asked = BuildRequest(model=place / "packed", drafter=None, trees=trees, slots=(128,), precision=request.param)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(onnx_target, "trace", lambda step: trace(step) if step.dynamic else None)
+            patch.setattr(lowering, "lower_to_onnx", _lowered)
+            build(asked, folder)
+
+    return Bundle.open(kept(f"deep-{request.param}", make))
+
+
+def test_check_at_36_layers(deep: Bundle) -> None:
+    prompts = [np.random.default_rng(seed).integers(2, 300, 30) for seed in range(SEEDS)]
+    report = check(deep, prompts, engine="cpu")
+    assert [one for one in report["comparisons"] if not one["ok"]] == []
+    assert {one["fault"] for one in report["controls"] if one["caught"]} == {
+        "causal mask instead of the tree's",
+        "mask inverted",
+        "two mask rows swapped",
+        "positions of draft rows shifted by one",
+        "path index misrouted",
+        "commit's write dropped",
+        "a scale of one layer off by a half",
+    }
+    assert all(one["caught"] for one in report["controls"])
+
+
+def test_the_proof_at_36_layers(deep: Bundle) -> None:
+    """As it is built it passes; with a wrong mask, shifted positions or a dropped write it is refused."""
+    prove(CpuEngine(deep, 1))
+    for spoil in (_causal, _shifted, _dropped):
+        engine = CpuEngine(deep, 1)
+        engine.verify = partial(_spoiled, engine.verify, spoil)  # type: ignore[method-assign]
+        with pytest.raises(BundleError, match="gear ragged-kv128"):
+            prove(engine)
+
+
+def _spoiled(verify: Any, spoil: Any, states: list[SequenceState], drafts: list[Draft]) -> list[TeacherOutput]:
+    return verify(states, [spoil(*both) for both in zip(states, drafts, strict=True)])
+
+
+def _causal(state: SequenceState, draft: Draft) -> Draft:
+    return draft._replace(tree=replace(draft.tree, mask=np.tri(draft.tree.rows, dtype=np.bool_)))
+
+
+def _shifted(state: SequenceState, draft: Draft) -> Draft:
+    return draft._replace(tree=replace(draft.tree, depths=draft.tree.depths + (draft.tree.depths > 0)))
+
+
+def _dropped(state: SequenceState, draft: Draft) -> Draft:
+    state.kv.forget_moved()
+    return draft
