@@ -46,7 +46,7 @@ SHORTER = {
     "bench": "--prompts few.jsonl --max-new-tokens 8",
     "build": "--kv 128",
     "calibrate": "--prompts few.jsonl --max-new-tokens 16 --workers 1",
-    "make": "--prompts few.jsonl --kv 512",
+    "make": "--prompts few.jsonl --kv 512 --precision exact --texts 1",
     "run": "--max-new-tokens 8",
     "train": "--steps 2 --batch 2",
     "distill": "--rows 8 --max-new-tokens 4",
