@@ -134,9 +134,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         name = words[words.index("--precision") + 1] + ("-int8-drafter" if "--int8-drafter" in words else "")
         if words[0] == "profile":
             spread = {"quartiles": (MS[name] / 1e3, MS[name] / 1e3), "samples": 1}
+            slots = int(words[words.index("--kv") + 1])
             entries = [
-                LatencyEntry(kind="verify" if rows > 1 else "decode", seconds=MS[name] / 1e3, rows=rows, slots=1024,
-                             filled=512, texts=texts, **spread)
+                LatencyEntry(kind="verify" if rows > 1 else "decode", seconds=MS[name] / 1e3, rows=rows, slots=slots,
+                             filled=slots // 2, texts=texts, **spread)
                 for texts, rows in STEPS
             ]  # fmt: skip
             entries += [LatencyEntry(kind="host", seconds=MS[name] / 1e3, texts=texts, **spread) for texts in (1, 8)]
@@ -190,7 +191,7 @@ def test_the_best_precision_is_the_fastest_that_costs_little(
         monkeypatch.setitem(COSTS, name, (value, COSTS[name][1]))
     for name in fails:
         monkeypatch.delitem(SPEEDS, name)
-    line = (tiny_teacher, "--prompts", prompts, "--out", tmp_path / "b")
+    line = (tiny_teacher, "--prompts", prompts, "--kv", 256, "--out", tmp_path / "b")
     report, said = report_of(capsys, *line)
     assert report["chosen"] == chosen == (tmp_path / "b/made").read_text() and ran == [*fails, chosen]
     assert {one["precision"]: one["ms"][0] for one in report["precisions"]} == pytest.approx(MS)
@@ -206,7 +207,7 @@ def test_the_drafter_in_eight_bits_is_tried_beside_what_was_chosen(
     tiny_teacher: Path, tiny_heads: Path, prompts: Path, tmp_path: Path, ran: list[str],
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    line = (tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--out")
+    line = (tiny_teacher, "--drafter", tiny_heads, "--prompts", prompts, "--kv", 256, "--out")
     assert report_of(capsys, *line, tmp_path / "a")[0]["chosen"] == "nbits"
     monkeypatch.setitem(SPEEDS, "nbits-int8-drafter", 220.0)
     assert report_of(capsys, *line, tmp_path / "b")[0]["chosen"] == "nbits-int8-drafter"
@@ -218,7 +219,7 @@ def test_the_drafter_in_eight_bits_is_tried_beside_what_was_chosen(
 def test_a_stopped_choice_goes_on_and_is_shown(
     four_bits: Path, prompts: Path, tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["make", str(four_bits), "--prompts", str(prompts), "--out", str(tmp_path / "b")]
+    line = ["make", str(four_bits), "--prompts", str(prompts), "--kv", "256", "--out", str(tmp_path / "b")]
     assert main(line) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split()[:6] == ["precision", "ms", "plain", "ms", "4", "rows"]
@@ -303,7 +304,7 @@ def test_a_model_that_has_changed_is_made_again_by_any_path(
     monkeypatch.chdir(tmp_path)
 
     def make_it(*names: str) -> str:
-        line = ["make", names[0], "--prompts", names[1], "--precision", "exact", "--out", names[2]]
+        line = ["make", names[0], "--prompts", names[1], "--kv", "256", "--precision", "exact", "--out", names[2]]
         with contextlib.suppress(KeyboardInterrupt):
             main(line)
         return capsys.readouterr().err
@@ -337,7 +338,7 @@ def test_a_failed_check_is_one_line_and_nothing_follows(tmp_path: Path, monkeypa
         assert ran == ["build", "check"]
 
 
-@pytest.mark.parametrize("missing", ["tokenizer", "memory", "disk", "vocabulary"])
+@pytest.mark.parametrize("missing", ["tokenizer", "memory", "disk", "vocabulary", "positions"])
 def test_what_a_later_stage_needs_is_looked_at_first(
     tiny_teacher: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], missing: str,
@@ -350,15 +351,17 @@ def test_what_a_later_stage_needs_is_looked_at_first(
         monkeypatch.setattr(needs, "memory", lambda: {"total_bytes": size // 2})
     elif missing == "disk":
         monkeypatch.setattr(needs.shutil, "disk_usage", lambda _: argparse.Namespace(free=1 << 20))
-    else:
+    elif missing == "vocabulary":
         monkeypatch.setattr(needs, "tokenizer_of", lambda _: argparse.Namespace(encode=lambda text: [3, 300]))
     line = ["make", str(tmp_path / "teacher"), "--prompts", str(prompts), "--precision", "exact"]
+    line += ["--kv", "512,99968" if missing == "positions" else "256"]
     assert main([*line, "--out", str(tmp_path / "b")]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert {
         "tokenizer": "has no tokenizer, and prompts are texts",
         "memory": "cannot run here; choose --precision nbits8",
         "disk": "cannot be written to",
+        "positions": "--kv 99968: the teacher knows",
         "vocabulary": "makes token 300 of a text; expected one of the teacher's 300",
     }[missing] in said
     assert not (tmp_path / "b.make").exists()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
 from draftwood.files import write_whole
-from draftwood.tools.commands.build import PRECISIONS
+from draftwood.tools.commands.build import PRECISIONS, parse_sizes
 from draftwood.tools.made_from import MadeFrom, changed, made_from, read_note
 from draftwood.tools.making.stages import Stage, ours, run
 from draftwood.tools.making.steps import COUNTED, JUDGING, stages_of
@@ -161,6 +161,8 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
     model = resolve(args.model)
     teacher = Checkpoint.open(model)
     check_prompts(model, teacher, prompts)
+    if (longest := max(parse_sizes("--kv", args.kv))) > teacher.config.max_positions:
+        raise RequestError(f"--kv {longest}: the teacher knows {teacher.config.max_positions} positions; choose fewer")
     copies = 2 if args.drafter else 1
     if args.precision == BEST:
         # What rounds least of those that fit into memory is the largest that may be written.

@@ -180,22 +180,25 @@ def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) ->
     """What a form measured, made by a command of its own; one that this machine cannot make or run is left out."""
     folder, said = work / form.name, ""
     folder.mkdir(exist_ok=True)
-    out = folder / "bundle"
+    out, report = folder / "bundle", folder / "bundle.make/report.json"
+    if not out.exists():  # it was moved, and is made again
+        report.unlink(missing_ok=True)
     why = "counts, times, plans, builds and judges the teacher so"
     try:
-        run([Stage(form.name, _words(args, form, out), out, why, judges=True, whole=True)], folder, given)
+        # Its report comes last; what it had made before it was stopped, it knows itself.
+        run([Stage(form.name, _words(args, form, out), report, why, judges=True, whole=True)], folder, given)
     except StageError as error:
         said = str(error)
         print(f"left out: {said}", file=sys.stderr, flush=True)
-    report = {} if said else json.loads((folder / "bundle.make/report.json").read_text())
-    bench = report.get("bench", {})
+    found = {} if said else json.loads(report.read_text())
+    bench = found.get("bench", {})
     return {
-        "ok": report.get("ok", False),
+        "ok": found.get("ok", False),
         "failed": said or None,
         "tokens_per_s": bench.get("speculative_tokens_per_s"),
         "plain_tokens_per_s": bench.get("plain_tokens_per_s"),
         "tokens_a_step": bench["accept_length"]["mean"] if bench else None,
-        "gears": report.get("gears", []),
+        "gears": found.get("gears", []),
     }
 
 
