@@ -101,7 +101,7 @@ def test_a_conversation_in_a_terminal(terminal: Terminal, tiny_bundle: Path) -> 
     terminal.send("\x03")  # an interrupt where nothing runs
     terminal.until("> ")
     terminal.send("\x04")
-    assert terminal.process.wait(20) == 0
+    assert terminal.process.wait(120) == 0
 
 
 def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_interrupt_stops_an_answer_and_nothing_else(tiny_bundle: Path) -> Non
         terminal.until(r"stopped\r\n|tokens/s\r\n")  # the answer may have ended before
         terminal.until("> ")
         terminal.send("/quit\n")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(120) == 0
     finally:
         terminal.close()
 
@@ -130,7 +130,7 @@ def test_an_interrupt_at_any_moment_leaves_the_conversation(terminal: Terminal, 
     terminal.send("the hat\n")
     terminal.until(r"tokens/s\r\n")
     terminal.send("/quit\n")
-    assert terminal.process.wait(20) == 0
+    assert terminal.process.wait(120) == 0
 
 
 def test_a_bundle_without_a_chat_template_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:

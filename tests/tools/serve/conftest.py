@@ -87,7 +87,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum over labels."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
@@ -102,7 +102,7 @@ class Server:
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 def _read(content: bytes) -> Any:

@@ -196,7 +196,7 @@ class TestTwoReplicas:
             os.kill(engine, signal.SIGSTOP)
         with ThreadPoolExecutor(12) as threads:
             asked = [threads.submit(cluster.server.ask, "/v1/completions", LONG | {"max_tokens": 4}) for _ in range(12)]
-            limit = time.monotonic() + 20
+            limit = time.monotonic() + 120
             while sum(one.done() for one in asked) < 5:
                 assert time.monotonic() < limit
                 time.sleep(0.05)
@@ -251,7 +251,7 @@ class TestTwoReplicas:
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 ask = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
                 with pytest.raises(grpc.RpcError) as refused:
-                    ask(b"", timeout=10)
+                    ask(b"", timeout=60)
                 assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
     def test_sigterm_ends_all_of_it(self, cluster: Cluster) -> None:

@@ -52,7 +52,7 @@ def test_a_full_disk_for_logs_stops_no_text(tiny_bundle: Path) -> None:
         os.kill(engine, signal.SIGKILL)  # what is told of that is not written either
         until(lambda: children.read_text().split() not in ([], [str(engine)]) and answered(port), 60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
 
@@ -104,7 +104,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
             time.sleep(0.1)
         assert len(created) > 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
 
