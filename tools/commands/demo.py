@@ -166,6 +166,8 @@ def _print_gears(gears: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_answers(answers: Sequence[dict[str, Any]], fixed: str) -> None:
+    from draftwood.tools.demo.language_model import SHOWN
+
     total, same = speedups(answers), sum(answer["tokens_equal"] for answer in answers)
     print("Tokens a second, all three in turns, each once. plain: one token a step.")
     print(f"fixed: always {fixed}.")
@@ -180,5 +182,5 @@ def _print_answers(answers: Sequence[dict[str, Any]], fixed: str) -> None:
         )
     print(f"\n{same} of {len(answers)} answers are plain decoding's, token for token, with both.")
     print(f"Speed-up over all tokens: adaptive {total[ADAPTIVE]:.2f}, fixed {total[FIXED]:.2f}.")
-    for answer in answers[:2]:
+    for answer in (answer for answer in answers if answer["id"] in SHOWN):
         print(f"\nThe answer to {answer['id']!r}:\n{answer['text'].strip()}")
