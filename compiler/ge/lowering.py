@@ -62,6 +62,7 @@ def lower_to_ge(step: Step, program: ExportedProgram, weights: WeightIndex) -> b
     drop_dead(graph)
     _rename(graph, _names(graph, inputs | constants))
     _number_inputs(graph, signature)
+    _describe_operands(graph)
     graph.name = signature.name
     for attribute in _RUNTIME_ATTRIBUTES:
         graph.attr.pop(attribute, None)
@@ -116,6 +117,17 @@ def _as_const(op: Any, value: Tensor) -> None:
     desc.name, desc.dtype, desc.layout = "y", kind, "ND"
     desc.shape.dim.extend(value.shape)
     _list_ports(op)
+
+
+def _describe_operands(graph: Any) -> None:
+    """Operands that are an input or a weight are described by the type that it lies in: the trace had another one. GE
+    infers types anew, but whoever reads the file alone believes it."""
+    held = {op.name: op.output_desc[0].dtype for op in graph.op if op.type in (*SOURCES, "FileConstant", "Const")}
+    for op in graph.op:
+        given = [text.rpartition(":") for text in op.input]
+        for (name, _, output), desc in zip((one for one in given if one[2] != "-1"), op.input_desc, strict=False):
+            if name in held and output == "0":
+                desc.dtype = held[name]
 
 
 def _list_ports(op: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftwood.compiler.ge.graph import HELD
 from draftwood.compiler.ge.lowering import fold_constants, lower_to_ge
 from draftwood.compiler.ge.torchair_bridge import convert
 from draftwood.compiler.ge.weights import plan_weights
@@ -57,6 +58,18 @@ def test_weights_are_shared_and_lie_apart(lowered: Any) -> None:
     assert places.keys() == lowered.index.constants.keys()  # every weight is used by some graph
     spans = sorted(places.values())
     assert all(start + length <= after for (start, length), (after, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operands_are_described_as_inputs_and_weights_lie(lowered: Any, name: str) -> None:
+    """A cache is bf16 for the node that writes it, whatever the trace took it for."""
+    graph, seen = lowered.graphs[name], set()
+    for node in graph.nodes.values():
+        for edge, declared in zip(node.operands, node.input_types, strict=True):
+            if edge is not None and graph.nodes[edge.node].type in HELD:
+                seen.add(graph.nodes[edge.node].type)
+                assert declared.dtype == graph.nodes[edge.node].output_types[0].dtype, (node.name, declared.name)
+    assert {"Data", "FileConstant"} <= seen and (name == "draft") != ("RefData" in seen)
 
 
 def test_graphs_name_no_object_and_no_dead_node(lowered: Any) -> None:
