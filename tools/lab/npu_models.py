@@ -92,6 +92,8 @@ def _eagle3(folder: Path, fields: Mapping[str, Any], embedding: Tensor, random: 
     shapes |= {"self_attn.v_proj": (cached, 2 * hidden), "self_attn.o_proj": (hidden, rows)}
     shapes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
     tensors = {f"midlayer.{name}.weight": _values(name, shape, random) for name, shape in shapes.items()}
+    for name in ("midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight"):
+        tensors[name] *= 2  # rows look at few others, so that a wrong token is seen among a hundred
     for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
         tensors[f"{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     rest = 0.2 * _values("", (hidden, 2 * hidden), random)
