@@ -7,6 +7,7 @@ drafter: what was counted of its candidates, apart by sampling class, and what a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import log
 from typing import Annotated
 
 import msgspec
@@ -19,6 +20,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 LOOKUP = "lookup"
 # A step that takes longer is none.
 MOST_STEP_US = 1e9
+# No chance is 0 or 1, so that any step is possible; log-odds beyond those of the least are none.
+LEAST_SHARE, MOST_EASE = 2e-3, 13.0
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -71,56 +74,44 @@ def named_gears(shapes: Iterable[tuple[tuple[str, ...], int]]) -> tuple[Gear, ..
     return tuple(found.values())
 
 
-class TextClass(_Struct, frozen=True):
-    """A kind of text, by how often the teacher takes what the drafter proposes.
-
-    ``hazards`` stand beside the prior's paths, a row for each confidence class: the probability that the teacher goes
-    on to the path's last rank, given that it came to the node before.
-    """
-
-    weight: float
-    hazards: tuple[tuple[float, ...], ...]
-
-
-class LengthWeights(_Struct, frozen=True):
-    """Weights of the text classes in texts that begin behind ``tokens`` tokens and more, up to the next entry's."""
+class LengthEase(_Struct, frozen=True):
+    """How much easier texts that begin after ``tokens`` tokens and more, up to the next entry's, are to draft than any
+    text: log-odds that are added to every level's chance; below 0 they are harder."""
 
     tokens: int
-    weights: tuple[float, ...]
+    ease: float
 
 
 class Prior(_Struct, frozen=True):
-    """What was counted of one sampling class, as a mixture of kinds of text.
+    """What was counted of one sampling class.
 
-    ``paths`` are rank paths, parents first; ``confidence`` the share of steps in each confidence class; ``lengths``
-    ascend, and are empty where lengths were not counted apart.
+    ``confidence`` is the share of steps in each confidence class; ``reached`` the share of steps, of the tree's own
+    class, that come to each level of a tree; ``first`` that of the drafter's best first candidate, from which trees
+    are judged that were not counted; ``lengths`` ascend, and are empty where lengths were not counted apart.
 
     Raises:
-        ValueError: no distribution, or tables of unequal sizes.
+        ValueError: shares that are none, or lengths that do not ascend.
     """
 
-    paths: tuple[tuple[int, ...], ...]
     confidence: tuple[float, ...]
-    classes: tuple[TextClass, ...]
-    lengths: tuple[LengthWeights, ...] = ()
+    reached: dict[Name, tuple[float, ...]]
+    first: float
+    lengths: tuple[LengthEase, ...] = ()
 
     def __post_init__(self) -> None:
         _check_distribution("confidence", self.confidence)
-        _check_distribution("weights of text classes", tuple(one.weight for one in self.classes))
-        if len(set(self.paths)) < len(self.paths):
-            raise ValueError("paths: a rank path occurs twice")
-        for one in self.classes:
-            if len(one.hazards) != len(self.confidence):
-                raise ValueError(f"hazards: {len(one.hazards)} rows, expected {len(self.confidence)}, as of confidence")
-            for row in one.hazards:
-                _check_hazards(self.paths, row)
+        for name, levels in {"first": (self.first,), **self.reached}.items():
+            if list(levels) != sorted(levels, reverse=True) or not all(0 <= share <= 1 for share in levels):
+                raise ValueError(f"reached: {levels} of {name}, expected shares from 0 to 1 that never rise")
         tokens = [one.tokens for one in self.lengths]
         if tokens != sorted(set(tokens)) or min(tokens, default=0) < 0:
             raise ValueError(f"lengths: expected ascending numbers of tokens, got {tokens}")
-        for length in self.lengths:
-            _check_distribution(f"weights from {length.tokens} tokens on", length.weights)
-            if len(length.weights) != len(self.classes):
-                raise ValueError(f"lengths: {len(length.weights)} weights, expected {len(self.classes)}, as of classes")
+        if any(not abs(one.ease) <= MOST_EASE for one in self.lengths):
+            raise ValueError(f"lengths: expected log-odds from -{MOST_EASE:g} to {MOST_EASE:g}")
+
+    def ease_at(self, length: int) -> float:
+        """The ease of a text that begins after ``length`` tokens."""
+        return next((one.ease for one in reversed(self.lengths) if length >= one.tokens), 0.0)
 
 
 class StepTime(_Struct, frozen=True):
@@ -173,15 +164,7 @@ def _check_distribution(name: str, shares: tuple[float, ...]) -> None:
         raise ValueError(f"{name}: expected shares that add up to 1, got {shares}")
 
 
-def _check_hazards(paths: tuple[tuple[int, ...], ...], hazards: tuple[float, ...]) -> None:
-    if len(hazards) != len(paths):
-        raise ValueError(f"hazards: {len(hazards)}, expected {len(paths)}, one for each path")
-    total = dict.fromkeys(((), *paths), 0.0)
-    for path, hazard in zip(paths, hazards, strict=True):
-        if not path or path[:-1] not in total:
-            raise ValueError(f"paths: {path} stands without the node before it")
-        if not 0 <= hazard <= 1:
-            raise ValueError(f"hazards: {hazard} of {path}, expected 0 to 1")
-        total[path[:-1]] += hazard
-    if max(total.values()) > 1 + 1e-4:
-        raise ValueError("hazards: those of one node add up to more than 1")
+def log_odds(share: float) -> float:
+    """Of a share, kept away from 0 and 1."""
+    share = min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
+    return log(share / (1 - share))

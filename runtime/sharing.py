@@ -20,13 +20,13 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, RLock
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from draftwood.errors import BusyError
 from draftwood.manifest import Gear
 from draftwood.runtime.caches import Caches, Wanted
 from draftwood.runtime.engines import Engine
-from draftwood.runtime.policy import Asking, Launch, group
+from draftwood.runtime.policy import Asking, gears_for
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Outcome
 
@@ -113,36 +113,19 @@ class _Queues:
     steps: deque[_Ticket] = field(default_factory=deque)
 
 
-class Launched(NamedTuple):
-    """What a launch gave each of its texts, which stand by number; and how many took a step together with it."""
-
-    texts: tuple[int, ...]
-    outcomes: list[Outcome]
-    together: int
-
-
-def advance(engine: Engine, texts: Sequence[Stepping]) -> list[Launched]:
-    """One step for every text, in as many launches as the policies want for those that the engine can take at once."""
-    found = []
+def advance(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
+    """One step for every text, in as few launches as the engine can take them in."""
+    outcomes = list[Outcome]()
     for at in range(0, len(texts), engine.max_batch):
-        own = texts[at : at + engine.max_batch]
-        for launch in _chosen(engine, own):
-            outcomes = _launched(engine, [own[number] for number in launch.texts], launch.gears)
-            found.append(Launched(tuple(at + number for number in launch.texts), outcomes, len(own)))
-    return found
+        outcomes += _launched(engine, texts[at : at + engine.max_batch])
+    return outcomes
 
 
-def _chosen(engine: Engine, texts: Sequence[Stepping]) -> list[Launch]:
-    """The launches of a step; every text has its gear."""
-    launches = group([text.asking() for text in texts], engine.padded)
-    for launch in launches:
-        for number, gear in zip(launch.texts, launch.gears, strict=True):
-            texts[number].take(gear)
-    return launches
-
-
-def _launched(engine: Engine, texts: Sequence[Stepping], gears: Sequence[Gear]) -> list[Outcome]:
-    """A launch."""
+def _launched(engine: Engine, texts: Sequence[Stepping]) -> list[Outcome]:
+    """A launch of all texts."""
+    gears = gears_for([text.asking() for text in texts], engine.padded)
+    for text, gear in zip(texts, gears, strict=True):
+        text.take(gear)
     outcomes = engine.step([text.state for text in texts], gears)
     for text, outcome in zip(texts, outcomes, strict=True):
         text.receive(outcome)
@@ -355,28 +338,17 @@ class Sharing:
             group[0].error = error
 
     def _advance(self, group: Sequence[_Ticket]) -> None:
-        """A step of all, in the launches that the policies want."""
+        """A step of all; where the launch fails, each text takes its step by itself, so that a text fails alone."""
         try:
-            launches = _chosen(self.engine, [one.text for one in group])
+            _launched(self.engine, [one.text for one in group])
         except Exception as error:
-            self._failed(group, error)
-            return
-        for launch in launches:
-            own = [group[number] for number in launch.texts]
-            try:
-                _launched(self.engine, [one.text for one in own], launch.gears)
-            except Exception as error:
-                self._failed(own, error)
-
-    def _failed(self, group: Sequence[_Ticket], error: Exception) -> None:
-        """A launch failed: its texts take their step each by itself, so that a text fails alone."""
-        if len(group) == 1:
-            group[0].error = error
-            return
-        for one in group:
-            if not one.text.finished:
-                one.text.state.rollback(one.text.state.length)
-                self._advance([one])
+            if len(group) == 1:
+                group[0].error = error
+                return
+            for one in group:
+                if not one.text.finished:
+                    one.text.state.rollback(one.text.state.length)
+                    self._advance([one])
 
     def _ended(self, ticket: _Ticket) -> None:
         """A launch with the text has ended."""

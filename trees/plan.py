@@ -109,7 +109,7 @@ def make_plan(
     shapes = [equal_rows(shape) for shape in found]
     trees = _named_trees(shapes, parts)
     gears = _gears(shapes, trees) if table else ()
-    every = [tree for shape in shapes for tree in shape.trees]
+    own = {tree.name: key for key, tree in trees.items()}
     return Plan(
         contexts={"counted": counted.total, "heldout": heldout.total},
         grouped=both.grouped,
@@ -118,8 +118,8 @@ def make_plan(
         gears=gears,
         planning=Planning(
             bounds=tuple(bound / BINS for bound in parts.bounds),
-            greedy=counted_prior(calibration.part("counted"), every, parts.bounds),
-            sampled=counted_prior(sampled.part("counted"), every, parts.bounds) if sampled else None,
+            greedy=counted_prior(calibration.part("counted"), own, parts.bounds),
+            sampled=counted_prior(sampled.part("counted"), own, parts.bounds) if sampled else None,
             times=tuple(_times(gears, trees, table)) if table else (),
         ),
         cost=_cost(chosen, _names(shapes, gears, trees), parts, table, limits) if chosen and table else None,

@@ -15,7 +15,7 @@ from draftwood.trees._json import read_form
 from draftwood.trees.topology import Topology
 
 PLAN_FORMAT: Final = "draftwood.plan"
-PLAN_VERSION: Final = 3
+PLAN_VERSION: Final = 4
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -157,7 +157,7 @@ class Plan(_Struct, frozen=True, kw_only=True):
     """
 
     format: Literal["draftwood.plan"] = PLAN_FORMAT
-    version: Literal[3] = PLAN_VERSION
+    version: Literal[4] = PLAN_VERSION
     contexts: dict[str, int]
     grouped: bool
     limits: Limits

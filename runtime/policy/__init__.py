@@ -1,13 +1,11 @@
 """Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
 
 from draftwood.runtime.policy.adaptive import Adaptive
-from draftwood.runtime.policy.choice import Policies, policy_for, widest_gear
+from draftwood.runtime.policy.choice import Policies, gears_for, policy_for, widest_gear
 from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
-from draftwood.runtime.policy.group import group
 from draftwood.runtime.policy.learned import Learned
 from draftwood.runtime.policy.outcome import Asking, Expected, Outcome, Policy
-from draftwood.runtime.policy.together import Launch
 
 __all__ = [
     "PLAIN",
@@ -16,12 +14,11 @@ __all__ = [
     "Expected",
     "FixedTree",
     "Gears",
-    "Launch",
     "Learned",
     "Outcome",
     "Policies",
     "Policy",
-    "group",
+    "gears_for",
     "policy_for",
     "widest_gear",
 ]

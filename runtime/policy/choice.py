@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from threading import Lock
 
+from draftwood.manifest import Gear
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.adaptive import Adaptive
 from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
 from draftwood.runtime.policy.learned import Learned
-from draftwood.runtime.policy.outcome import Policy
+from draftwood.runtime.policy.outcome import Asking, Policy
+from draftwood.runtime.policy.together import choose
 
 ADAPTIVE = "adaptive"
 
@@ -71,3 +73,19 @@ def widest_gear(bundle: Bundle) -> str:
     """The gear of the most rows, at the least KV length that has it."""
     rows = {tree.name: tree.rows for tree in bundle.manifest.trees}
     return max(bundle.manifest.gears, key=lambda gear: (rows[gear.tree], -gear.slots)).name
+
+
+def gears_for(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
+    """The gear of each text in the launch that all share.
+
+    Texts whose policies share what they learn are chosen for together; another one takes what its own policy says.
+
+    Args:
+        asking: the texts, at most as many as a launch takes.
+        padded: whether a launch of several texts pads the rows of each to those of the largest tree.
+    """
+    adaptive = [one.policy if isinstance(one.policy, Adaptive) else None for one in asking]
+    learned = next((one.learned for one in adaptive if one is not None), None)
+    if learned is None or len(asking) == 1:
+        return [one.alone() for one in asking]
+    return choose(asking, [one if one and one.learned is learned else None for one in adaptive], padded)

@@ -1,16 +1,14 @@
-"""What a bundle's policies share: its gears by number, their trees laid over each other, and what was planned."""
+"""What a bundle's policies share: its gears by number, what they draft, and what was planned and timed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from draftwood.manifest import Gear
 from draftwood.planned import Planning, StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy.fitting import Fitting
-from draftwood.runtime.policy.forest import Forest, Levels, Matched, Shape
-from draftwood.runtime.policy.prior import Tables, tables
+from draftwood.runtime.policy.gains import Drafted, Gains, Levels, Matched, Shape
 from draftwood.runtime.policy.times import TimeTable, time_table
 
 PLAIN = "plain"
@@ -26,19 +24,16 @@ class Gears:
         shapes: Sequence[Shape | None],
         planning: Planning | None = None,
         times: Sequence[StepTime] = (),
-        catches_up: bool = False,
     ) -> None:
         self.gears, self.rows = tuple(gears), tuple(rows)
         self.number = {gear.name: g for g, gear in enumerate(self.gears)}
-        distinct = list(dict.fromkeys(shape for shape in shapes if shape is not None))
-        self.shape = [-1 if shape is None else distinct.index(shape) for shape in shapes]
-        self.forest = Forest(distinct)
+        every = [
+            None if shape is None else Drafted(shape, gear.trees) for shape, gear in zip(shapes, gears, strict=True)
+        ]
+        self.drafted = tuple(dict.fromkeys(one for one in every if one is not None))
+        self.shape = [-1 if one is None else self.drafted.index(one) for one in every]
         self.fitting = Fitting(self.gears, self.rows)
-        self.planning = planning
-        self.bounds = planning.bounds if planning else ()
-        # Whether the drafter has caches, which fall behind while a text is decoded plainly.
-        self.catches_up = catches_up
-        self._steps = tuple(times)
+        self.planning, self._steps = planning, tuple(times)
         self.times = self.times_of(1)
 
     @classmethod
@@ -52,27 +47,19 @@ class Gears:
             [_shape(bundle, gear) for gear in manifest.gears],
             planning,
             times or (planning.times if planning else ()),
-            catches_up=bool(manifest.drafter and manifest.drafter.layers),
         )
 
     def times_of(self, texts: int) -> TimeTable:
         """What launches take that so many texts share."""
         return time_table([gear.name for gear in self.gears], self.rows, self._steps, texts)
 
-    @cached_property
-    def greedy(self) -> Tables:
-        """What is believed of greedy text."""
-        return tables(self.forest, self.planning.prior(True) if self.planning else None, True)
+    def gains(self, greedy: bool) -> Gains:
+        """What is expected of greedy or of sampled text before the first step."""
+        return Gains(self.drafted, self.planning.prior(greedy) if self.planning else None, greedy)
 
-    @cached_property
-    def sampled(self) -> Tables:
-        """What is believed of sampled text."""
-        return tables(self.forest, self.planning.prior(False) if self.planning else None, False)
-
-    def root(self, shape: int, confidence: float | None, match: int = 0) -> int:
-        """The root that a step of a shape starts from, by the drafter's confidence or the class of the match."""
-        place = sum(confidence >= bound for bound in self.bounds) if confidence is not None else 0
-        return self.forest.root_of(shape, place, match)
+    def looks_up(self, gear: int) -> bool:
+        """Whether the gear's tree is looked up in the text."""
+        return self.shape[gear] >= 0 and isinstance(self.drafted[self.shape[gear]].shape, Matched)
 
 
 def _shape(bundle: Bundle, gear: Gear) -> Shape | None:
@@ -80,8 +67,7 @@ def _shape(bundle: Bundle, gear: Gear) -> Shape | None:
         return None
     if gear.looks_up:
         return Matched(bundle.trees[gear.tree][0])
-    names = (gear.tree, *gear.class_trees)
     if gear.tree in bundle.trees:
-        return tuple(bundle.trees[name][0] for name in names)
+        return tuple(bundle.trees[name][0] for name in gear.trees)
     tree = next(tree for tree in bundle.manifest.trees if tree.name == gear.tree)
     return Levels(tree.depth, tree.width)

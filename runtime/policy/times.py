@@ -128,6 +128,10 @@ class StepTimes:
         """Expected microseconds; in plain steps where nothing was measured yet."""
         return self.table.us(gear, length) * self._own[gear] * self._pace.busy
 
+    def mean_us(self, costs: Sequence[tuple[int, int]]) -> float:
+        """The mean over gears, each after its number of tokens: what a launch takes whose texts have these."""
+        return sum(self.us(gear, length) for gear, length in costs) / len(costs)
+
     def aged(self, gear: int) -> bool:
         """Whether the last steps have told too little of the gear."""
         recent = self._recent[gear]

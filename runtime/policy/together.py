@@ -1,7 +1,10 @@
-"""The step of all texts that are ready for one: which of them share a launch, and the gear of each.
+"""The step of all texts that are ready for one, in one launch: the gear of each, for the most tokens a microsecond.
 
-`best` finds the most tokens a microsecond, by every text's own estimate, within what the promises leave: all texts pay
-for the launches of a step with their time, so the one that may lose least decides (`draftwood.runtime.policy.bank`).
+At a price of a microsecond, in tokens, each text takes the gear that gains most for what its part of the launch costs.
+The price at which the best launch is worth nothing is the highest ratio of tokens to time that there is (Dinkelbach,
+On nonlinear fractional programming, 1967). A plain launch is one of the ways, so nothing is chosen that promises less.
+All texts pay for a launch with their time, so the one that may lose least decides (`draftwood.runtime.policy.bank`).
+
 Plain decoding shows nothing of the drafter, so it would never be left again: where no draft is expected to gain, one
 text tries one now and then, if the bank has put by what that may cost. Nor do drafts show what plain decoding takes, on
 which the promises rest: where they gain little, a few plain steps check it now and then.
@@ -9,29 +12,63 @@ which the promises rest: where they gain little, a few plain steps check it now 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from draftwood.manifest import Gear
-from draftwood.runtime.policy.bank import Account
-from draftwood.runtime.policy.launches import Option, Options, Sizes, Taken, Way, best, mixed_us, plain_batch
-from draftwood.runtime.policy.learned import Cost, Launched, Learned, Step
+from draftwood.runtime.policy.learned import Cost, Learned, Step
 from draftwood.runtime.policy.outcome import Asking
 from draftwood.runtime.policy.times import StepTimes
 
 # Less than so many times plain decoding's speed may be no gain: it is checked, unless plain steps have told it of late.
 DOUBTED = 1.4
+# A ratio that is larger by less is rounding.
+_LARGER = 1 + 1e-9
 
 
-class Launch(NamedTuple):
-    """Texts of a step, by number, and the gear of each."""
+class Option(NamedTuple):
+    """A gear, by number, that a text may take in a launch, and the tokens that it is expected to gain there.
 
-    texts: tuple[int, ...]
-    gears: tuple[Gear, ...]
+    ``us`` is the text's part of the launch's time as it is weighed, ``most_us`` as it will be: a draft that has to
+    catch up pays for it once, and is weighed as if that were spread. Both are parts of a launch in which all texts
+    take the gear. ``cost`` is the gear whose time that is: the text's own, or the one that its rows are padded to.
+    ``graph`` drafts, and takes ``fixed_us`` for however few of the texts.
+    """
+
+    gear: int
+    tokens: float
+    us: float
+    most_us: float
+    cost: int
+    graph: str | None = None
+    fixed_us: float = 0.0
+
+
+class Way(NamedTuple):
+    """An option for every text, with the expected tokens and time of the launch. ``mixed_us`` of that is taken beyond
+    the texts' parts, each of which pays for a graph as if all were drafted for by it."""
+
+    options: tuple[Option, ...]
+    tokens: float
+    us: float
+    most_us: float
+    mixed_us: float
+
+    @classmethod
+    def of(cls, options: Sequence[Option]) -> Way:
+        fixed = defaultdict[str, list[float]](list)
+        for one in options:
+            if one.graph is not None:
+                fixed[one.graph].append(one.fixed_us)
+        mixed = any(len(own) < len(options) for own in fixed.values())
+        mixed_us = sum(max(own) - sum(own) / len(options) for own in fixed.values()) if mixed else 0.0
+        us, most_us = sum(one.us for one in options) + mixed_us, sum(one.most_us for one in options) + mixed_us
+        return cls(tuple(options), sum(one.tokens for one in options), us, most_us, mixed_us)
 
 
 class Chooser(Protocol):
-    """What a text's policy says of it (`draftwood.runtime.policy.adaptive.Adaptive`)."""
+    """A text's policy as a launch asks it (`draftwood.runtime.policy.adaptive.Adaptive`)."""
 
     learned: Learned
 
@@ -39,11 +76,11 @@ class Chooser(Protocol):
     def late(self, gear: int, asking: Asking) -> int: ...
     def grows(self, gear: int) -> bool: ...
     def loan_us(self, plain_us: float, texts: int) -> float: ...
-    def takes(self, gear: int, length: int, launch: Launched, step: Step) -> None: ...
+    def takes(self, gear: int, length: int, step: Step) -> None: ...
 
 
-def choose(asking: Sequence[Asking], choosers: Sequence[Chooser | None], padded: bool = False) -> list[Launch]:
-    """The launches of a step of all texts; a text without a chooser takes what its own policy says.
+def choose(asking: Sequence[Asking], choosers: Sequence[Chooser | None], padded: bool = False) -> list[Gear]:
+    """The gear of every text in one launch; a text without a chooser takes the gear that its own policy names.
 
     Args:
         asking: the texts, at most as many as a launch takes.
@@ -53,166 +90,136 @@ def choose(asking: Sequence[Asking], choosers: Sequence[Chooser | None], padded:
     learned = next(one.learned for one in choosers if one is not None)
     fixed = [None if chooser else one.alone() for one, chooser in zip(asking, choosers, strict=True)]
     with learned.lock:
-        return _Together(learned, asking, choosers, fixed, padded).launches()
-
-
-def alone(learned: Learned, options: Sequence[Option], account: Account) -> int:
-    """The gear of a text that shares nothing: what `choose` comes to, where every option is a launch. The lock is held.
-
-    It is asked for at every step of every text, and must take no time.
-    """
-    plain, times, rate, best = options[0], learned.times(1), 0.0, None
-    limit_us = plain.most_us + min(learned.bank.loan_us(plain.most_us), account.loan_us(plain.most_us))
-    for one in options[1:]:
-        if one.tokens > rate * one.us and one.most_us <= limit_us:
-            best, rate = one, one.tokens / one.us
-    if best is None or (times.aged(plain.gear) and (rate * plain.us < DOUBTED or not times.table.absolute)):
-        return plain.gear
-    lost_us = best.most_us - best.tokens * plain.most_us
-    return best.gear if rate * plain.us >= 1 or learned.bank.may_try(lost_us) else plain.gear
-
-
-class _Together:
-    """One choice; the lock is held."""
-
-    def __init__(
-        self,
-        learned: Learned,
-        asking: Sequence[Asking],
-        choosers: Sequence[Chooser | None],
-        fixed: Sequence[Gear | None],
-        padded: bool,
-    ) -> None:
-        self._learned, self._asking, self._choosers, self._fixed = learned, asking, choosers, fixed
-        self._texts, self._padded = len(asking), padded and len(asking) > 1
-        self._bank, self._times = learned.bank, learned.times(self._texts)
-
-    def launches(self) -> list[Launch]:
-        sizes = self._sizes()
-        plain = plain_batch(sizes)
-        loan_us = self._loan_us(plain.most_us)
-        sizes, limit_us = _lent(sizes, loan_us), plain.most_us + loan_us
-        way, tried = best(sizes, limit_us), False
-        gain = way.tokens * plain.us / (way.us * plain.tokens)
-        if self._doubted(plain, gain):
+        times, texts = learned.times(len(asking)), len(asking)
+        every = [
+            _named(learned, one, gear, times, texts) if gear is not None else chooser.options(one, times, texts)  # type: ignore[union-attr]
+            for one, chooser, gear in zip(asking, choosers, fixed, strict=True)
+        ]
+        plain = Way.of([own[0] for own in every])
+        own_us = [one.loan_us(plain.most_us, texts) for one in choosers if one is not None]
+        loan_us = min(learned.bank.loan_us(plain.most_us, texts), *own_us)
+        limit_us, rows = plain.most_us + loan_us, learned.gears.rows
+        # Without those that alone would take more than is lent.
+        every = [[own[0], *(o for o in own[1:] if o.most_us - own[0].most_us <= loan_us)] for own in every]
+        way = best(every, limit_us, [rows[own.gear] for o in every for own in o] if padded and texts > 1 else (), rows)
+        tried = False
+        if _doubted(learned, times, plain, way):
             way = plain
-        elif way.launches == plain.launches and (attempt := self._attempt(sizes, plain, limit_us)):
-            way, tried = attempt, True
-        return self._told(way, plain, tried)
+        elif [one.gear for one in way.options] == [one.gear for one in plain.options]:
+            attempt = _attempt(learned, every, plain, limit_us)
+            way, tried = attempt or plain, attempt is not None
+        return _told(learned, asking, choosers, way, plain, tried)
 
-    def _sizes(self) -> Sizes:
-        """Options in a launch of all texts, and in launches of halves where it is known what those take."""
-        sizes = {self._texts: self._ceilings(self._texts)}
-        half = self._texts // 2
-        if half and all(self._known(size) for size in {half, self._texts - half}):
-            sizes |= {size: self._ceilings(size) for size in {half, self._texts - half}}
-        return sizes
 
-    def _known(self, size: int) -> bool:
-        return self._learned.times(size).table.absolute and self._times.table.absolute
+def best(every: Sequence[Sequence[Option]], limit_us: float, ceilings: Sequence[int], rows: Sequence[int]) -> Way:
+    """The way of the highest rate within a time; the plain launch where no other is.
 
-    def _ceilings(self, size: int) -> list[Options]:
-        """Every text's options in a launch of ``size`` texts, where rows are padded for every ceiling on them."""
-        times, gears = self._learned.times(size), self._learned.gears
-        own = [self._options(text, times, size) for text in range(self._texts)]
-        if not self._padded:
-            return [own]
-        found = list[Options]()
-        for rows in sorted({gears.rows[option.gear] for options in own for option in options}):
-            tall = {one.gear for options in own for one in options if gears.rows[one.gear] == rows}
-            ceiling = max(tall, key=lambda gear: times.us(gear, 0))
-            found.append([self._under(ceiling, text, options, times, size) for text, options in enumerate(own)])
-        return found
+    Exact but for the limit, above which those drafts are given up first that gain least for their time. ``ceilings``
+    are numbers of rows to which all texts may be padded; none where rows are not padded. ``rows`` are the gears'.
+    """
+    found = Way.of([own[0] for own in every])
+    padded = [_padded(every, ceiling, rows) for ceiling in sorted(set(ceilings))] or [every]
+    while True:
+        price = found.tokens / found.us
+        ways = (_within(way, options, limit_us) for options in padded for way in _ways(options, price))
+        better = max(filter(None, ways), key=lambda way: way.tokens - price * way.us, default=found)
+        if better.tokens <= price * better.us * _LARGER:
+            return found
+        found = better
 
-    def _options(self, text: int, times: StepTimes, size: int) -> list[Option]:
-        """A text's, each with its own time."""
-        asking, chooser, fixed = self._asking[text], self._choosers[text], self._fixed[text]
-        if chooser is not None:
-            return chooser.options(asking, times, size)
-        assert fixed is not None
-        gear = self._learned.gears.number[fixed.name]
-        us = times.us(gear, asking.length) / size
-        return [Option(gear, 1.0, us, us, gear, None if fixed.looks_up else fixed.draft)]
 
-    def _under(self, ceiling: int, text: int, own: list[Option], times: StepTimes, size: int) -> list[Option]:
-        """A text's options with at most the ceiling's rows, in its time; an engine that pads drafts text by text."""
-        gears = self._learned.gears
-        padded_us = times.us(ceiling, self._asking[text].length) / size
-        fits = [one for one in own if gears.rows[one.gear] <= gears.rows[ceiling]] or own[:1]
-        return [
-            one._replace(
-                us=padded_us + one.us - base,
-                most_us=padded_us + one.most_us - base,
-                cost=ceiling,
-                graph=None,
-                fixed_us=0.0,
-            )
-            for one in fits
-            for base in [times.us(one.gear, self._asking[text].length) / size]
+def _ways(every: Sequence[Sequence[Option]], price: float) -> Iterator[Way]:
+    """The best way at a price that drafts with any graph, and with each one alone."""
+    graphs = {one.graph for own in every for one in own if one.graph is not None and one.fixed_us}
+    for used in (graphs, *({graph} for graph in graphs), set[str]()) if graphs else (graphs,):
+        yield Way.of([_pick(own, price, graphs - used, len(every)) for own in every])
+
+
+def _pick(own: Sequence[Option], price: float, left_out: set[str], texts: int) -> Option:
+    """The option that is worth most to a text at a price, where the graphs are paid for; of equals the first."""
+    fits = [one for one in own if one.graph not in left_out] or own
+    return max(fits, key=lambda one: one.tokens - price * (one.us - one.fixed_us / texts))
+
+
+def _padded(every: Sequence[Sequence[Option]], ceiling: int, rows: Sequence[int]) -> list[list[Option]]:
+    """Options of at most so many rows, in the time of the dearest of exactly as many."""
+    tall = max((one for own in every for one in own if rows[one.gear] == ceiling), key=lambda one: one.us)
+    return [
+        [
+            one._replace(us=tall.us, most_us=tall.us + one.most_us - one.us, cost=tall.gear, graph=None, fixed_us=0.0)
+            for one in [fit for fit in own if rows[fit.gear] <= ceiling] or own[:1]
         ]
+        for own in every
+    ]
 
-    def _loan_us(self, plain_us: float) -> float:
-        """How much longer than a plain batch the step may take."""
-        own = (one.loan_us(plain_us, self._texts) for one in self._choosers if one is not None)
-        return min(self._bank.loan_us(plain_us, self._texts), *own)
 
-    def _doubted(self, plain: Way, gain: float) -> bool:
-        """Whether it has to be seen first what plain decoding takes."""
-        if gain >= DOUBTED and self._times.table.absolute:
-            return False
-        gears = {one.option.gear for launch in plain.launches for one in launch}
-        return any(self._times.aged(gear) for gear in gears if not self._learned.drafts(gear))
-
-    def _attempt(self, sizes: Sizes, plain: Way, limit_us: float) -> Way | None:
-        """A draft of one text, that which promises most of those that lose; None where the bank has not put it by."""
-        found, best_rate = None, 0.0
-        for options in sizes[self._texts]:
-            base = Way.of([[Taken(text, own[0], own[0]) for text, own in enumerate(options)]])
-            for text, own in enumerate(options):
-                for option in own[1:]:
-                    fixed_us = option.fixed_us * (1 - 1 / self._texts)
-                    more = option.us + fixed_us - own[0].us
-                    rate = (base.tokens + option.tokens - own[0].tokens) / (base.us + more)
-                    if rate > best_rate and base.most_us + option.most_us + fixed_us - own[0].most_us <= limit_us:
-                        found, best_rate = (base.launches[0], text, option), rate
-        if found is None:
+def _within(way: Way, every: Sequence[Sequence[Option]], limit_us: float) -> Way | None:
+    """The way as far as it takes no more time than it may; the drafts that gain least for their time go first."""
+    while way.most_us > limit_us:
+        drafts = [n for n, one in enumerate(way.options) if one.gear != every[n][0].gear]
+        if not drafts:
             return None
-        launch, text, option = found
-        way = Way.of([[one._replace(option=option) if one.text == text else one for one in launch]])
-        gained_us = (way.tokens - plain.tokens) * plain.most_us / self._texts
-        return way if self._bank.may_try(way.most_us - plain.most_us - gained_us) else None
-
-    def _told(self, way: Way, plain: Way, tried: bool) -> list[Launch]:
-        """Every text's policy learns what was chosen."""
-        base = self._launched(plain.launches[0])
-        launched = [self._launched(launch) for launch in way.launches]
-        step = Step(base, launched, self._texts, tried)
-        for launch, times in zip(way.launches, launched, strict=True):
-            for text, option, _ in launch:
-                if (chooser := self._choosers[text]) is not None:
-                    chooser.takes(option.gear, self._asking[text].length, times, step)
-        gears = self._learned.gears.gears
-        return [
-            Launch(tuple(one.text for one in launch), tuple(gears[one.option.gear] for one in launch))
-            for launch in way.launches
-        ]
-
-    def _launched(self, launch: Sequence[Taken]) -> Launched:
-        costs = [Cost(one.option.cost, self._asking[one.text].length) for one in launch]
-        late, grows = 0, False
-        for text, option, _ in launch:
-            if (chooser := self._choosers[text]) is not None:
-                late += chooser.late(option.gear, self._asking[text])
-                grows |= chooser.grows(option.gear)
-        return Launched(self._learned, costs, late, grows, mixed_us(launch))
+        worst = min(drafts, key=lambda n: _gain(way.options[n], every[n][0]))
+        way = Way.of([every[n][0] if n == worst else one for n, one in enumerate(way.options)])
+    return way
 
 
-def _lent(sizes: Sizes, loan_us: float) -> Sizes:
-    """Without those options that alone would take more than is lent."""
-    return {
-        size: [
-            [[own[0], *(one for one in own[1:] if one.most_us - own[0].most_us <= loan_us)] for own in options]
-            for options in ceilings
-        ]
-        for size, ceilings in sizes.items()
-    }
+def _gain(option: Option, plain: Option) -> float:
+    """Tokens that a draft is expected to gain for its time, beyond a plain step."""
+    return (option.tokens - plain.tokens) / max(option.most_us - plain.most_us, 1e-9)
+
+
+def _doubted(learned: Learned, times: StepTimes, plain: Way, way: Way) -> bool:
+    """Whether it has to be seen first what plain decoding takes."""
+    if times.table.absolute and way.tokens * plain.us >= DOUBTED * way.us * plain.tokens:
+        return False
+    return any(times.aged(one.gear) for one in plain.options if not learned.drafts(one.gear))
+
+
+def _attempt(learned: Learned, every: Sequence[Sequence[Option]], plain: Way, limit_us: float) -> Way | None:
+    """A draft of one text, that which promises most of those that lose; None where the bank has not put it by."""
+    each = [
+        Way.of([option if n == text else one for n, one in enumerate(plain.options)])
+        for text, own in enumerate(every)
+        for option in own[1:]
+    ]
+    way = max((one for one in each if one.most_us <= limit_us), key=lambda one: one.tokens / one.us, default=None)
+    if way is None:
+        return None
+    gained_us = (way.tokens - plain.tokens) * plain.most_us / len(every)
+    return way if learned.bank.may_try(way.most_us - plain.most_us - gained_us) else None
+
+
+def _named(learned: Learned, asking: Asking, gear: Gear, times: StepTimes, texts: int) -> list[Option]:
+    """The one option of a text whose policy names its gear."""
+    number = learned.gears.number[gear.name]
+    us = times.us(number, asking.length) / texts
+    return [Option(number, 1.0, us, us, number, gear.draft if gear.neural else None)]
+
+
+def _told(
+    learned: Learned,
+    asking: Sequence[Asking],
+    choosers: Sequence[Chooser | None],
+    way: Way,
+    plain: Way,
+    tried: bool,
+) -> list[Gear]:
+    """Every text's policy learns what was chosen."""
+    known = [
+        (one, asked, chooser) for one, asked, chooser in zip(way.options, asking, choosers, strict=True) if chooser
+    ]
+    step = Step(
+        learned,
+        *(
+            [Cost(one.cost, asked.length) for one, asked in zip(o, asking, strict=True)]
+            for o in (way.options, plain.options)
+        ),
+        late=sum(chooser.late(one.gear, asked) for one, asked, chooser in known),
+        mixed_us=way.mixed_us,
+        grows=any(chooser.grows(one.gear) for one, _, chooser in known),
+        tried=tried,
+    )
+    for one, asked, chooser in known:
+        chooser.takes(one.gear, asked.length, step)
+    return [learned.gears.gears[one.gear] for one in way.options]

@@ -13,12 +13,12 @@ from draftwood import manifest as m
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.errors import BundleError, TreeError
-from draftwood.planned import LengthWeights, Prior, TextClass, named_gears
+from draftwood.planned import LengthEase, Prior, named_gears
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Gears, Policies, policy_for
-from draftwood.runtime.policy.estimate import Acceptance, Estimate
+from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.trace import Trace
 from draftwood.tools.commands.build import gears_of, lengths
 from draftwood.tools.show.gear_figures import gear_figures, gear_rows
@@ -112,14 +112,15 @@ def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundl
     assert {time.gear for time in planning.times} == {gear.name for gear in planned_bundle.manifest.gears}
     gears = Gears.of(planned_bundle)
     assert gears.times.absolute
-    tokens = [np.array(Estimate(Acceptance(one)).tokens()) for one in (gears.greedy, gears.sampled)]
+    eases = [Ease(gears.gains(greedy)) for greedy in (True, False)]
+    tokens = [np.array([ease.tokens(shape) for shape in range(len(gears.drafted))]) for ease in eases]
     assert (tokens[0] > 1.1 * tokens[1]).all()
     for g, gear in enumerate(gears.gears):
         if gear.draft:
             (trees,) = (one.trees for one in plan.gears if one.name == gear.name)
             own = [tree.promise.counted for tree in plan.trees if tree.name in trees]
             promised = sum(one.tokens * one.contexts for one in own) / sum(one.contexts for one in own)
-            # Of both sampling classes together; the mixture of classes is a little wider than what was counted.
+            # Of both sampling classes together, of which there are equally many contexts.
             both = (tokens[0][gears.shape[g]] + tokens[1][gears.shape[g]]) / 2
             assert both == pytest.approx(promised, rel=0.1)
 
@@ -154,7 +155,7 @@ def test_a_plan_without_lengths_gives_trees_and_what_was_counted(tmp_path: Path)
     specs = read_specs(f"plan:{tmp_path / 'my.plan'}")
     assert specs.gears == () and specs.plan is not None
     planning = specs.plan
-    assert planning.times == () and planning.sampled is None and planning.greedy.paths
+    assert planning.times == () and planning.sampled is None and planning.greedy.reached
 
 
 @pytest.mark.parametrize(
@@ -162,15 +163,13 @@ def test_a_plan_without_lengths_gives_trees_and_what_was_counted(tmp_path: Path)
     [
         ([(256, 0.5), (0, 0.5)], r"expected ascending numbers of tokens, got \[256, 0\]"),
         ([(-1, 0.5)], "expected ascending numbers of tokens"),
-        ([(0, 0.6)], "weights from 0 tokens on: expected shares that add up to 1"),
-        ([(0, 1.0)], "lengths: 1 weights, expected 2, as of classes"),
+        ([(0, float("nan"))], "expected log-odds"),
     ],
 )
-def test_weights_by_length_that_are_none_are_refused(lengths: list[tuple[int, float]], said: str) -> None:
-    classes = tuple(TextClass(weight=0.5, hazards=((q,),)) for q in (0.2, 0.8))
-    own = tuple(LengthWeights(tokens=n, weights=(w,) if w == 1 else (0.5, w)) for n, w in lengths)
+def test_eases_by_length_that_are_none_are_refused(lengths: list[tuple[int, float]], said: str) -> None:
+    own = tuple(LengthEase(tokens=n, ease=ease) for n, ease in lengths)
     with pytest.raises(ValueError, match=said):
-        Prior(paths=((0,),), confidence=(1.0,), classes=classes, lengths=own)
+        Prior(confidence=(1.0,), reached={}, first=0.5, lengths=own)
 
 
 def test_gears_of_one_name_are_told_apart() -> None:

@@ -103,7 +103,7 @@ def test_greedy_and_sampled_text_are_planned_for_together_and_believed_apart(tmp
     assert run("--stats", tmp_path / "sampled", tmp_path / "greedy", "--out", tmp_path / "plan") == 0
     found = parse_plan((tmp_path / "plan").read_text(), "plan")
     assert sum(found.contexts.values()) == 800 and found.planning.sampled is not None
-    assert found.planning.greedy.classes[0].hazards[0][0] > found.planning.sampled.classes[0].hazards[0][0]
+    assert found.planning.greedy.first > found.planning.sampled.first
     greedy.merge(sampled)
     write_calibration(greedy, tmp_path / "greedy")
     with pytest.raises(RequestError, match="400 of 800 contexts are of sampled text; expected greedy text alone"):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from draftwood.errors import RequestError
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.policy import Policies
-from draftwood.runtime.sharing import Launched, advance
+from draftwood.runtime.policy import Outcome, Policies
+from draftwood.runtime.sharing import advance
 from draftwood.tools.comparison.differences import explain, logit_noise
 from draftwood.tools.lab.conversations import turn_prompts
 from draftwood.tools.lab.runner import PLAIN, Way, decode, warm_up
@@ -53,13 +53,12 @@ class Steps:
     def __add__(self, other: Steps) -> Steps:
         return Steps(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Steps)))
 
-    def add(self, launched: Sequence[Launched], seconds: float) -> None:
+    def add(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         """A step has ended."""
         self.steps, self.seconds = self.steps + 1, self.seconds + seconds
-        for one in launched:
-            self.graph_seconds += (one.outcomes[0].draft_us + one.outcomes[0].verify_us) / 1e6
-            self.tokens += sum(outcome.gained for outcome in one.outcomes)
-            self.chosen.update((len(one.outcomes), outcome.gear.name) for outcome in one.outcomes)
+        self.graph_seconds += sum((one.draft_us + one.verify_us) / one.texts for one in outcomes) / 1e6
+        self.tokens += sum(one.gained for one in outcomes)
+        self.chosen.update((one.texts, one.gear.name) for one in outcomes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +140,8 @@ class _Texts:
 
     def _step(self) -> None:
         began = time.perf_counter()
-        launched = advance(self._engine, self._running)
-        self._found[len(self._running)].add(launched, time.perf_counter() - began)
+        outcomes = advance(self._engine, self._running)
+        self._found[len(self._running)].add(outcomes, time.perf_counter() - began)
         for text in self._running:
             if text.finished:
                 text.end()

@@ -239,9 +239,9 @@ def _host_step_seconds(engine: StagedEngine, prompt: list[int], policy: Policy, 
     steps = 0
     while not any(text.finished for text in going):
         began = time.perf_counter()
-        launched = advance(engine, going)
+        outcomes = advance(engine, going)
         seconds, steps = seconds + time.perf_counter() - began, steps + 1
-        graph_seconds += sum(one.outcomes[0].draft_us + one.outcomes[0].verify_us for one in launched) / 1e6
+        graph_seconds += sum((one.draft_us + one.verify_us) / one.texts for one in outcomes) / 1e6
     return (seconds - graph_seconds) / max(steps, 1)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from draftwood.planned import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import Gears
-from draftwood.runtime.policy.estimate import Acceptance, Estimate
-from draftwood.runtime.policy.prior import Tables
+from draftwood.runtime.policy.gains import Ease
 from draftwood.runtime.policy.tuned import tuned_times
 
 HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled", "step ms", "from", "graph")
@@ -33,8 +32,8 @@ def gear_figures(bundle: Bundle, engine: str) -> list[dict[str, Any]]:
                 "slots": gear.slots,
                 "longest_text": longest,
                 "texts": _texts(bundle, gear, gears.rows[number]),
-                "tokens_greedy": _tokens(gears, gears.greedy, number, longest // 2),
-                "tokens_sampled": _tokens(gears, gears.sampled, number, longest // 2),
+                "tokens_greedy": _tokens(gears, True, number, longest // 2),
+                "tokens_sampled": _tokens(gears, False, number, longest // 2),
                 "step_ms": ms,
                 "graph": gear.graph,
                 "timed": None if ms is None else "this machine" if tuned else "the plan",
@@ -50,15 +49,15 @@ def _texts(bundle: Bundle, gear: Gear, rows: int) -> list[int]:
     return sorted({1, *(one.batch for one in [*static, *(one for one in graphs if one.kind == "batch")])})
 
 
-def _tokens(gears: Gears, tables: Tables, number: int, length: int) -> float | None:
+def _tokens(gears: Gears, greedy: bool, number: int, length: int) -> float | None:
     shape = gears.shape[number]
     if shape < 0:
         return 1.0
     if not gears.planning:
         return None
-    estimate = Estimate(Acceptance(tables))
-    estimate.begin(length)
-    return estimate.tokens()[shape]
+    ease = Ease(gears.gains(greedy))
+    ease.begin(length)
+    return ease.tokens(shape)
 
 
 def gear_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -62,7 +62,7 @@ def played(policy: Adaptive, gears: Gears, path: tuple[int, ...], us: dict[str, 
     chosen = policy.choose(length)
     assert chosen is not None
     shape = gears.shape[gears.number[chosen.name]]
-    accepted = inside(gears.forest.shapes[shape][0], path) if shape >= 0 else ()
+    accepted = inside(gears.drafted[shape].shape[0], path) if shape >= 0 else ()
     outcome = Outcome(chosen, length, accepted, len(accepted) + 1, verify_us=us[chosen.name])
     policy.observe(outcome)
     return outcome

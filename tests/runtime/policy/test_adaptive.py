@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.planned import LOOKUP, Gear, LengthWeights, Planning, Prior, StepTime, TextClass
+from draftwood.planned import LOOKUP, Gear, LengthEase, Planning, Prior, StepTime
 from draftwood.runtime.policy import Adaptive, Gears, Learned, Outcome, choice
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, FLOOR, SHORT
-from draftwood.runtime.policy.estimate import Estimate
-from draftwood.runtime.policy.forest import Matched
+from draftwood.runtime.policy.gains import Ease, Matched
 from draftwood.runtime.policy.times import AGED, time_table
 from draftwood.trees import Topology
 
@@ -161,9 +160,9 @@ def test_one_text_that_is_hard_does_not_end_the_drafts_of_the_next() -> None:
 def test_greedy_and_sampled_texts_are_counted_apart() -> None:
     gears = gears_of(TREES, US)
     learned = Learned(gears)
-    before = Adaptive(gears, learned, False, 100).estimate.tokens()
+    before = Adaptive(gears, learned, False, 100).ease.tokens(2)
     text(gears, learned, US, 100, 0.05)
-    assert Adaptive(gears, learned, False, 100).estimate.tokens() == before
+    assert Adaptive(gears, learned, False, 100).ease.tokens(2) == before
 
 
 def test_first_texts_of_several_threads_share_what_they_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +228,7 @@ def test_a_drafter_that_fell_behind_has_its_price() -> None:
     """Where catching up is dear, tries are rarer."""
 
     def drafts(late_us: float) -> int:
-        policy, _ = adaptive(catches_up=True)
+        policy, _ = adaptive()
         late = count = 0
         for _ in range(1200):
             chosen = policy.choose(100, late)
@@ -248,7 +247,7 @@ def test_a_prompt_that_is_dear_to_catch_up_with_is_not_drafted_from() -> None:
 
     def begins(late_us: float) -> bool:
         late = StepTime(gear="chain-3", length=100, us=US["chain-3"] + 100 * late_us, late=100)
-        gears = gears_of(TREES, catches_up=True)
+        gears = gears_of(TREES)
         times = [StepTime(gear=name, length=100, us=us) for name, us in US.items()]
         gears.times = time_table([gear.name for gear in gears.gears], gears.rows, [*times, late])
         policy = Adaptive(gears, Learned(gears), True, TOKENS)
@@ -298,12 +297,8 @@ def test_a_text_of_little_hope_begins_plainly() -> None:
 
 
 def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
-    counted = Prior(
-        paths=((0,), (0, 0), (0, 0, 0)),
-        confidence=(1.0,),
-        classes=tuple(TextClass(weight=0.5, hazards=((q, q, q),)) for q in (0.1, 0.9)),
-        lengths=(LengthWeights(tokens=0, weights=(0.1, 0.9)), LengthWeights(tokens=1024, weights=(0.9, 0.1))),
-    )
+    lengths = (LengthEase(tokens=0, ease=1.0), LengthEase(tokens=1024, ease=-2.0))
+    counted = Prior(confidence=(1.0,), reached={"chain-3": (0.5, 0.25, 0.125)}, first=0.5, lengths=lengths)
     planning = Planning(bounds=(), greedy=counted, sampled=None, times=())
     gears = gears_of(chains(3), US, planning=planning)
 
@@ -317,7 +312,7 @@ def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
         assert chosen is not None
         return chosen.name, policy.expected(gears.gears[1], length).tokens
 
-    short, long = 1 + 0.9 * 2.439 + 0.1 * 0.111, 1 + 0.1 * 2.439 + 0.9 * 0.111
+    short, long = (sum((1 / (1 + np.exp(-ease))) ** level for level in range(4)) for ease in (1.0, -2.0))
     for length in (100, 1023):
         assert first(length) == ("chain-3", pytest.approx(short, rel=0.15))
     for length in (1024, 4000):
@@ -377,10 +372,10 @@ def test_what_one_class_of_matches_shows_is_not_believed_of_another() -> None:
     every = [gear("plain", draft=None), gear("lookup-chain-3", draft=LOOKUP)]
     gears = Gears(every, [1, 4], [None, Matched(Topology.chain(3))], times=[])
     learned = Learned(gears)
-    estimate = Estimate(learned.acceptance(True))
-    before = estimate.tokens(5)
+    ease = Ease(learned.gains(True))
+    before = ease.tokens(0, 5)
     for _ in range(50):
-        estimate.walked(0, gears.root(0, None, 2), ())
-    assert estimate.tokens(2)[0] < 1.1
-    eased = before[0] - estimate.tokens(5)[0]  # a text's ease is shared, its counts are not
-    assert 0 <= eased < 1.2 and estimate.tokens(5)[0] > estimate.tokens(2)[0] + 0.5
+        ease.saw(0, 2, ())
+    assert ease.tokens(0, 2) < 1.1
+    eased = before - ease.tokens(0, 5)  # a text's ease is shared, its counts are not
+    assert 0 <= eased < 1.2 and ease.tokens(0, 5) > ease.tokens(0, 2) + 0.5

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.planned import StepTime
-from draftwood.runtime.policy import Adaptive, Asking, Gears, Learned, Outcome, group
+from draftwood.runtime.policy import Adaptive, Asking, Gears, Learned, Outcome, gears_for
 from draftwood.runtime.policy.bank import CREDIT, EXTRA, SHARED_EXTRA, TOKENS_A_CREDIT
-from draftwood.runtime.policy.learned import FIXED, Cost, Launched
-from draftwood.runtime.policy.together import choose
+from draftwood.runtime.policy.learned import Cost, Step
 
 from .samples import chains, draw, gear, inside
 
@@ -64,20 +63,17 @@ class Text:
 
 def step(texts: Sequence[Text], launch_us: Callable[[Sequence[str]], float] = launch_us) -> tuple[float, float]:
     """One step of all: what it took, and what a plain batch of them would have taken for each token of theirs."""
-    launches = group([Asking(text.policy, 100) for text in texts])
-    assert sorted(n for launch in launches for n in launch.texts) == list(range(len(texts)))
-    names = [[one.name for one in launch.gears] for launch in launches]
-    took_us, plain_us = sum(map(launch_us, names)), launch_us(["plain"] * len(texts))
+    gears = gears_for([Asking(text.policy, 100) for text in texts])
+    names = [one.name for one in gears]
+    took_us, plain_us = launch_us(names), launch_us(["plain"] * len(texts))
     gained = 0
-    for launch, own in zip(launches, names, strict=True):
-        for number, chosen in zip(launch.texts, launch.gears, strict=True):
-            text = texts[number]
-            path = inside(TREES[chosen.name], text.path()) if chosen.draft else ()
-            text.policy.observe(Outcome(chosen, 100, path, len(path) + 1, verify_us=launch_us(own), texts=len(own)))
-            text.tokens, text.us = text.tokens + len(path) + 1, text.us + took_us
-            text.plain_us += (len(path) + 1) * plain_us
-            text.names.append(chosen.name)
-            gained += len(path) + 1
+    for text, chosen in zip(texts, gears, strict=True):
+        path = inside(TREES[chosen.name], text.path()) if chosen.draft else ()
+        text.policy.observe(Outcome(chosen, 100, path, len(path) + 1, verify_us=took_us, texts=len(texts)))
+        text.tokens, text.us = text.tokens + len(path) + 1, text.us + took_us
+        text.plain_us += (len(path) + 1) * plain_us
+        text.names.append(chosen.name)
+        gained += len(path) + 1
     return took_us, gained * plain_us / len(texts)
 
 
@@ -200,27 +196,12 @@ def test_a_graph_for_few_of_the_texts_is_paid_for(levels: list[float]) -> None:
 def test_a_late_draft_of_a_mixed_launch_pays_for_its_tokens_alone() -> None:
     """What the launch takes for being mixed is no price of late tokens, which would keep texts from drafting again."""
     learned = Learned(shared_gears(graphs=True))
-    costs, late = [Cost(0, 100), Cost(1, 100)], 200
-    own_us = Launched(learned, costs).us
-    launch = Launched(learned, costs, late, mixed_us=5000.0)
-    launch.ended(own_us + 5000.0 + 10.0 * late)
+    costs, plain, late = [Cost(0, 100), Cost(1, 100)], [Cost(0, 100)] * 2, 200
+    own_us = Step(learned, costs, plain).us
+    Step(learned, costs, plain, late, mixed_us=5000.0).ended(own_us + 5000.0 + 10.0 * late)
     fresh = Learned(shared_gears(graphs=True))
     fresh.times(1).caught_up(late, 10.0 * late)
-    assert learned.catch_up_us(1) == pytest.approx(fresh.catch_up_us(1)) and learned.mixed(2).share == FIXED
-
-
-def test_one_text_is_chosen_for_as_several_are() -> None:
-    """The short way of a text that is alone comes to what the search would."""
-    gears = shared_gears()
-    learned = Learned(gears)
-    random = np.random.default_rng(3)
-    for seed in range(40):
-        (text,) = texts_of(gears, learned, [random.random()], 100)
-        for _ in range(int(random.integers(1, 30))):
-            asking = Asking(text.policy, 100, int(random.integers(0, 40)))
-            ((_, (searched,)),) = choose([asking], [text.policy])
-            assert asking.alone() is searched, seed
-            step([text])
+    assert learned.catch_up_us(1) == pytest.approx(fresh.catch_up_us(1))
 
 
 def test_what_nobody_has_timed_is_seen_first() -> None:
@@ -234,14 +215,6 @@ def test_what_nobody_has_timed_is_seen_first() -> None:
         for _ in range(40):
             step(texts[:count])
         assert all(text.names[:3] == ["plain"] * 3 and "plain" not in text.names[-20:] for text in texts[:count])
-
-
-def test_two_launches_of_halves_where_those_are_cheaper() -> None:
-    us = {n: {name: t * (3 if n == 4 else 1) for name, t in own.items()} for n, own in US.items()}
-    gears = shared_gears(us)
-    texts = texts_of(gears, Learned(gears), [0.9] * 4)
-    launches = group([Asking(text.policy, 100) for text in texts])
-    assert [len(launch.texts) for launch in launches] == [2, 2]
 
 
 def test_a_text_with_a_policy_of_its_own_takes_its_own_gear() -> None:
@@ -258,7 +231,5 @@ def test_a_text_with_a_policy_of_its_own_takes_its_own_gear() -> None:
         Asking(Always(), 100),
         *(Asking(one.policy, 100) for one in (stranger, *others)),
     ]  # type: ignore[arg-type]
-    launches = group(asking)
-    chosen = {n: g.name for launch in launches for n, g in zip(launch.texts, launch.gears, strict=True)}
-    assert chosen[1] == "chain-3" and sorted(chosen) == list(range(5))
-    assert [one.gears for one in group(asking[1:2])] == [(gears.gears[2],)]
+    assert len(gears_for(asking)) == 5 and gears_for(asking)[1].name == "chain-3"
+    assert gears_for(asking[1:2]) == [gears.gears[2]]

@@ -13,7 +13,6 @@ from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import open_engine
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.policy.forest import Forest
 from draftwood.runtime.speculation.drafting import Drafting
 from draftwood.runtime.speculation.lookup import GOES_ON, HOPE, LOOKED_UP, TextIndex
 from draftwood.runtime.speculation.merging import merged
@@ -67,11 +66,6 @@ def test_a_text_says_how_often_it_goes_on_as_before() -> None:
     other.extend([5, 1, 5, 2, 5, 3, 5])
     ((_, chance),) = other.ahead(1, Sampling(), 6)[:1]
     assert chance == pytest.approx(HOPE * GOES_ON[1] / (HOPE + 2))  # twice something else came behind "5"
-
-
-def test_a_policy_learns_of_the_drafters_own_nodes() -> None:
-    forest = Forest([(TREE,)])
-    assert forest.walk(0, 0, (0, LOOKED_UP, 0)) == forest.walk(0, 0, (0,))
 
 
 @pytest.fixture(scope="module")
