@@ -85,22 +85,25 @@ class LengthEase(_Struct, frozen=True):
 class Prior(_Struct, frozen=True):
     """What was counted of one sampling class.
 
-    ``confidence`` is the share of steps in each confidence class; ``reached`` the share of steps, of the tree's own
-    class, that come to each level of a tree; ``first`` that of the drafter's best first candidate, from which trees
-    are judged that were not counted; ``lengths`` ascend, and are empty where lengths were not counted apart.
+    ``confidence`` is the share of steps in each confidence class; ``reached``, of each tree and in each class, the
+    share of steps that come to each level; ``first`` that of the drafter's best first candidate, from which trees are
+    judged that were not counted; ``lengths`` ascend, and are empty where lengths were not counted apart.
 
     Raises:
         ValueError: shares that are none, or lengths that do not ascend.
     """
 
     confidence: tuple[float, ...]
-    reached: dict[Name, tuple[float, ...]]
+    reached: dict[Name, tuple[tuple[float, ...], ...]]
     first: float
     lengths: tuple[LengthEase, ...] = ()
 
     def __post_init__(self) -> None:
         _check_distribution("confidence", self.confidence)
-        for name, levels in {"first": (self.first,), **self.reached}.items():
+        if any(len(classes) != len(self.confidence) for classes in self.reached.values()):
+            raise ValueError(f"reached: expected {len(self.confidence)} classes of every tree, as of confidence")
+        every = [("first", (self.first,)), *((name, own) for name, classes in self.reached.items() for own in classes)]
+        for name, levels in every:
             if list(levels) != sorted(levels, reverse=True) or not all(0 <= share <= 1 for share in levels):
                 raise ValueError(f"reached: {levels} of {name}, expected shares from 0 to 1 that never rise")
         tokens = [one.tokens for one in self.lengths]

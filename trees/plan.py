@@ -109,7 +109,7 @@ def make_plan(
     shapes = [equal_rows(shape) for shape in found]
     trees = _named_trees(shapes, parts)
     gears = _gears(shapes, trees) if table else ()
-    own = {tree.name: key for key, tree in trees.items()}
+    own = {tree.name: topology for (_, topology), tree in trees.items()}
     return Plan(
         contexts={"counted": counted.total, "heldout": heldout.total},
         grouped=both.grouped,

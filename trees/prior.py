@@ -24,13 +24,13 @@ ENOUGH = 16
 _FIRST = Topology.chain(1)
 
 
-def counted_prior(contexts: Contexts, trees: Mapping[str, tuple[int, Topology]], bounds: tuple[int, ...]) -> Prior:
-    """The prior of contexts for ``trees``, each with its confidence class, by name."""
+def counted_prior(contexts: Contexts, trees: Mapping[str, Topology], bounds: tuple[int, ...]) -> Prior:
+    """The prior of contexts for ``trees`` by name; ``bounds`` are the confidence bins where classes begin."""
     parts = split(contexts, bounds)
     total = sum(part.total for part in parts)
     return Prior(
         confidence=tuple(_share(part.total, total, 1 / len(parts)) for part in parts),
-        reached={name: _reached(parts[place], tree) for name, (place, tree) in trees.items() if tree.nodes},
+        reached={name: tuple(_reached(part, tree) for part in parts) for name, tree in trees.items() if tree.nodes},
         first=_reached(contexts, _FIRST)[0],
         lengths=tuple(_by_length(contexts)),
     )

@@ -71,9 +71,14 @@ def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0)
         return _hoped(shape.tree, GOES_ON[match])
     first = prior.first if prior else HOPE[greedy]
     trees = shape if isinstance(shape, tuple) else (shape,)
+    shares = prior.confidence if prior else (1.0,) * len(trees)
+    if len(shares) != len(trees):  # one tree whatever the class
+        trees, names = trees[:1] * len(shares), names[:1] * len(shares)
     counted = prior.reached if prior else {}
-    levels = [list(counted.get(name, ())) or _hoped(tree, first) for name, tree in zip(names, trees, strict=True)]
-    shares = prior.confidence if prior and len(prior.confidence) == len(levels) else (1.0,) * len(levels)
+    levels = [
+        counted[name][place] if name in counted else _hoped(tree, first)
+        for place, (name, tree) in enumerate(zip(names, trees, strict=True))
+    ]
     each = zip_longest(*levels, fillvalue=0.0)
     return [sum(share * one for share, one in zip(shares, level, strict=True)) / sum(shares) for level in each]
 

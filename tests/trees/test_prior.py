@@ -38,14 +38,14 @@ def first(contexts: Contexts) -> float:
 
 def test_a_tree_reaches_what_was_counted_of_it() -> None:
     contexts = texts((60, 100, 0.8))
-    prior = counted_prior(contexts, {"chain": (0, CHAIN)}, ())
-    assert 1 + sum(prior.reached["chain"]) == pytest.approx(accept_length(contexts), abs=1e-5)
-    assert prior.first == prior.reached["chain"][0] == pytest.approx(first(contexts), abs=1e-6)
+    prior = counted_prior(contexts, {"chain": CHAIN}, ())
+    assert 1 + sum(prior.reached["chain"][0]) == pytest.approx(accept_length(contexts), abs=1e-5)
+    assert prior.first == prior.reached["chain"][0][0] == pytest.approx(first(contexts), abs=1e-6)
 
 
 def test_texts_of_a_length_have_the_ease_that_was_counted_of_them() -> None:
     contexts = texts((60, 100, 0.8), (60, 1500, 0.4))
-    prior = counted_prior(contexts, {"chain": (0, CHAIN)}, ())
+    prior = counted_prior(contexts, {"chain": CHAIN}, ())
     assert [one.tokens for one in prior.lengths] == [0, 1024]
     for one, octave_N in zip(prior.lengths, (contexts.steps_N < 16, contexts.steps_N >= 16), strict=True):
         # Of the ease that these texts show a sixtieth is not believed.
@@ -80,4 +80,4 @@ def test_where_lengths_are_alike_or_unknown_no_length_is_named() -> None:
     for text in range(20):
         unknown.add((0, 0), group=f"text {text}")
     assert counted_prior(unknown.contexts, {}, ()).lengths == ()
-    assert counted_prior(Calibration().contexts, {"plain": (0, Topology.plain())}, ()).lengths == ()
+    assert counted_prior(Calibration().contexts, {"plain": Topology.plain()}, ()).lengths == ()

@@ -298,7 +298,7 @@ def test_a_text_of_little_hope_begins_plainly() -> None:
 
 def test_a_length_at_which_drafts_were_not_worth_it_is_believed() -> None:
     lengths = (LengthEase(tokens=0, ease=1.0), LengthEase(tokens=1024, ease=-2.0))
-    counted = Prior(confidence=(1.0,), reached={"chain-3": (0.5, 0.25, 0.125)}, first=0.5, lengths=lengths)
+    counted = Prior(confidence=(1.0,), reached={"chain-3": ((0.5, 0.25, 0.125),)}, first=0.5, lengths=lengths)
     planning = Planning(bounds=(), greedy=counted, sampled=None, times=())
     gears = gears_of(chains(3), US, planning=planning)
 

@@ -163,13 +163,12 @@ def test_a_budget_tree_is_known_by_its_depth() -> None:
 
 def test_before_a_step_a_tree_gains_what_was_counted_or_hoped() -> None:
     lone, second = Topology.chain(2), Topology.from_paths([(0,), (1,), (0, 0)])
-    drafted = [Drafted((lone,), ("lone",)), Drafted((lone, second), ("low", "high")), Drafted((second,), ("new",))]
-    prior = Prior(
-        confidence=(0.75, 0.25), reached={"lone": (0.5, 0.2), "low": (0.4, 0.1), "high": (0.8, 0.6)}, first=0.5
-    )
+    drafted = [Drafted((lone,), ("lone",)), Drafted((lone, second), ("lone", "both")), Drafted((second,), ("new",))]
+    reached = {"lone": ((0.5, 0.2), (0.9, 0.8)), "both": ((0.6, 0.3), (0.8, 0.6))}
+    prior = Prior(confidence=(0.75, 0.25), reached=reached, first=0.5)
     ease = Ease(Gains(drafted, prior, True))
     hoped = 0.5 + 0.5 * LATER * 0.5 + 0.5 * 0.5
-    expected = [1.7, 1 + 0.75 * 0.5 + 0.25 * 1.4, 1 + hoped]
+    expected = [1 + 0.75 * 0.7 + 0.25 * 1.7, 1 + 0.75 * 0.7 + 0.25 * 1.4, 1 + hoped]
     assert [ease.tokens(shape) for shape in range(3)] == pytest.approx(expected)
     assert ease_of((Topology.chain(2),)).tokens(0) == pytest.approx(1 + HOPE[True] + HOPE[True] ** 2)
 
