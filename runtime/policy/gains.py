@@ -70,7 +70,7 @@ def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0)
     if isinstance(shape, Matched):
         return _hoped(shape.tree, GOES_ON[match])
     first = prior.first if prior else HOPE[greedy]
-    trees = shape if isinstance(shape, tuple) else (shape,)
+    trees: tuple[Topology | Levels, ...] = shape if isinstance(shape, tuple) else (shape,)
     shares = prior.confidence if prior else (1.0,) * len(trees)
     if len(shares) != len(trees):  # one tree whatever the class
         trees, names = trees[:1] * len(shares), names[:1] * len(shares)
@@ -88,7 +88,8 @@ def _hoped(tree: Topology | Levels, first: float) -> list[float]:
     if isinstance(tree, Levels):  # a level is passed by any of its candidates
         passed = 1 - (1 - first) * (1 - LATER * first) ** (tree.width - 1)
         return [passed ** (depth + 1) for depth in range(tree.depth)]
-    chances, levels = {(): 1.0}, [0.0] * tree.depth
+    chances: dict[RankPath, float] = {(): 1.0}
+    levels = [0.0] * tree.depth
     for path in tree.paths:  # parents first
         rank = path[-1]
         taken = first if rank == 0 else (1 - first) * (1 - LATER * first) ** (rank - 1) * LATER * first

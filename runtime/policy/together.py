@@ -118,7 +118,9 @@ def best(every: Sequence[Sequence[Option]], limit_us: float, ceilings: Sequence[
     are numbers of rows to which all texts may be padded; none where rows are not padded. ``rows`` are the gears'.
     """
     found = Way.of([own[0] for own in every])
-    padded = [_padded(every, ceiling, rows) for ceiling in sorted(set(ceilings))] or [every]
+    padded: list[Sequence[Sequence[Option]]] = [_padded(every, ceiling, rows) for ceiling in sorted(set(ceilings))] or [
+        every
+    ]
     while True:
         price = found.tokens / found.us
         ways = (_within(way, options, limit_us) for options in padded for way in _ways(options, price))
@@ -211,10 +213,8 @@ def _told(
     ]
     step = Step(
         learned,
-        *(
-            [Cost(one.cost, asked.length) for one, asked in zip(o, asking, strict=True)]
-            for o in (way.options, plain.options)
-        ),
+        [Cost(one.cost, asked.length) for one, asked in zip(way.options, asking, strict=True)],
+        [Cost(one.cost, asked.length) for one, asked in zip(plain.options, asking, strict=True)],
         late=sum(chooser.late(one.gear, asked) for one, asked, chooser in known),
         mixed_us=way.mixed_us,
         grows=any(chooser.grows(one.gear) for one, _, chooser in known),
