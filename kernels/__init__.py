@@ -21,6 +21,7 @@ from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.quantised import QUANTISED_LINEAR
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT, ROUNDED_LINEAR
+from draftwood.kernels.rows_attention import ROWS_ATTENTION
 from draftwood.kernels.scatter import JOIN_ROWS, SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_
 
 NPU_CONTRACTS = (
@@ -38,7 +39,7 @@ NPU_CONTRACTS = (
     DEQUANT_SWIGLU_QUANT,
     WEIGHT_QUANT_BATCHMATMUL,
 )
-CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, BLOCK_ATTENTION, NBITS_LINEAR)
+CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, ROWS_ATTENTION, BLOCK_ATTENTION, NBITS_LINEAR)
 # Our own, put to the NPU by converters of ours.
 GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR, GROUPED_LINEAR, JOIN_ROWS)
 # Our own, of standard operators in ONNX and of several operators of the NPU.

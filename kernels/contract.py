@@ -31,8 +31,17 @@ op: Any = _Opset("onnxscript.onnx_opset", "opset18")
 """Builds standard operators of opset 18."""
 ort: Any = _Opset("draftwood.kernels.onnxruntime_ops", "opset")
 """Builds onnxruntime's own operators."""
+standard: Any = _Opset("draftwood.kernels.onnxruntime_ops", "standard")
+"""Builds those that onnxruntime adds to the standard ones."""
 
 _libraries: list[torch.library.Library] = []  # a Library unregisters its operators when collected
+
+
+def declare(value: Any, *shape: Any) -> None:
+    """Says the shape of a result in an ONNX form, where onnx knows no rule for its operator."""
+    import onnx_ir  # where a form is built, and nowhere else
+
+    value.shape = onnx_ir.Shape(shape)
 
 
 @dataclass(frozen=True, slots=True)

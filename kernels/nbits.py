@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract, op, ort
+from draftwood.kernels.contract import Contract, declare, op, ort
 
 # T rows, H inputs, O outputs, B = H / 32 blocks of inputs, X bytes
 
@@ -70,17 +70,10 @@ def _onnx(x, weight, weight_scale, weight_zero=None, bias=None, weight_minimum=N
     # Of three axes and without a bias, for an HTP takes no other.
     first = op.Constant(value_ints=[0])
     product = _onnx_cpu(op.Unsqueeze(x, first), weight, weight_scale, weight_zero)
-    _declare(product, 1, *x.shape[:-1], weight.shape[0])
+    declare(product, 1, *x.shape[:-1], weight.shape[0])
     out = op.Squeeze(product, first)
     out = out if weight_minimum is None else op.Add(out, _minima(x, weight_minimum))
     return out if bias is None else op.Add(out, bias)
-
-
-def _declare(product, *shape) -> None:  # type: ignore[no-untyped-def]
-    """Says the shape of a result, for onnx knows no rule for its operator."""
-    import onnx_ir  # where a form is built, and nowhere else
-
-    product.shape = onnx_ir.Shape(shape)
 
 
 def _minima(x, weight_minimum):  # type: ignore[no-untyped-def]
@@ -107,7 +100,7 @@ def _onnx_cpu(x, weight, weight_scale, weight_zero=None, bias=None, weight_minim
     )
     if weight_minimum is None:
         return product
-    _declare(product, *x.shape[:-1], outputs)
+    declare(product, *x.shape[:-1], outputs)
     return op.Add(product, _minima(x, weight_minimum))
 
 

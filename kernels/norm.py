@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract, op
+from draftwood.kernels.contract import Contract, op, ort, standard
 
 # T rows, H features
 
@@ -28,6 +28,10 @@ def _rms_norm_onnx(input, gamma, epsilon: float = 1e-6):  # type: ignore[no-unty
     return op.Mul(op.Div(input, rms), gamma), op.Reciprocal(rms)
 
 
+def _rms_norm_onnx_cpu(input, gamma, epsilon: float = 1e-6):  # type: ignore[no-untyped-def]
+    return standard.SimplifiedLayerNormalization(input, gamma, axis=-1, epsilon=epsilon)
+
+
 def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     total = x1 + x2
     y, rstd = _rms_norm(total, gamma, epsilon)
@@ -45,15 +49,22 @@ def _add_rms_norm_onnx(x1, x2, gamma, epsilon: float = 1e-6):  # type: ignore[no
     return y, rstd, total
 
 
+def _add_rms_norm_onnx_cpu(x1, x2, gamma, epsilon: float = 1e-6):  # type: ignore[no-untyped-def]
+    y, _, rstd, total = ort.SkipSimplifiedLayerNormalization(x1, x2, gamma, epsilon=epsilon)
+    return y, rstd, total
+
+
 RMS_NORM = Contract(
     "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
     reference=_rms_norm,
     fake=_rms_norm_fake,
     onnx=_rms_norm_onnx,
+    onnx_cpu=_rms_norm_onnx_cpu,
 )
 ADD_RMS_NORM = Contract(
     "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)",
     reference=_add_rms_norm,
     fake=_add_rms_norm_fake,
     onnx=_add_rms_norm_onnx,
+    onnx_cpu=_add_rms_norm_onnx_cpu,
 )

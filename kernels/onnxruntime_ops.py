@@ -1,4 +1,4 @@
-"""Schemas of the onnxruntime operators (domain com.microsoft) that the CPU forms use.
+"""Schemas of the onnxruntime operators that the CPU forms use.
 
 The onnx package does not know them; registered, they can be built by name and checked like any other.
 Source: onnxruntime docs, ContribOperators.md.
@@ -37,11 +37,12 @@ def _schema(
     inputs: list[OpSchema.FormalParameter],
     outputs: list[OpSchema.FormalParameter],
     attributes: dict[str, _Kind],
+    domain: str = DOMAIN,
 ) -> OpSchema:
     used = {p.type_str for p in (*inputs, *outputs)}
     return OpSchema(
         name,
-        DOMAIN,
+        domain,
         VERSION,
         inputs=inputs,
         outputs=outputs,
@@ -82,6 +83,21 @@ _SCHEMAS = (
         dict.fromkeys(("K", "N", "bits", "block_size", "accuracy_level"), _Kind.INT),
     ),
     _schema(
+        "SkipSimplifiedLayerNormalization",
+        _inputs("input:T", "skip:T", "gamma:T", "bias:T?"),
+        _inputs("output:T", "mean:T?", "inv_std_var:T?", "input_skip_bias_sum:T?"),
+        {"epsilon": _Kind.FLOAT},
+    ),
+    # Of the standard domain, where onnx has no operator of this name.
+    _schema(
+        "SimplifiedLayerNormalization",
+        _inputs("X:T", "scale:T"),
+        _inputs("Y:T", "inv_std_var:T?"),
+        {"axis": _Kind.INT, "epsilon": _Kind.FLOAT, "stash_type": _Kind.INT},
+        domain="",
+    ),
+    _schema("QuickGelu", _inputs("X:T"), _inputs("Y:T"), {"alpha": _Kind.FLOAT}),
+    _schema(
         "FusedMatMul",
         _inputs("A:T", "B:T"),
         _inputs("Y:T"),
@@ -90,8 +106,9 @@ _SCHEMAS = (
 )
 
 for _one in _SCHEMAS:
-    if not onnx.defs.has(_one.name, DOMAIN):
+    if not onnx.defs.has(_one.name, _one.domain):
         onnx.defs.register_schema(_one)
 
-opset = Opset(DOMAIN, VERSION)
-"""Builds onnxruntime's operators in a translation, as ``opset18`` builds the standard ones."""
+opset, standard = Opset(DOMAIN, VERSION), Opset("", VERSION)
+"""Build onnxruntime's operators in a translation, as ``opset18`` builds the standard ones: those of its own domain, and
+those that it adds to the standard one."""

@@ -136,14 +136,14 @@ class Caches:
         """The state of a text that starts behind a part of a kept one."""
         self._kept.remove(kept)
         state, cache = kept.state, kept.state.kv
-        in_place = length <= cache.length - len(cache.moved)
+        in_place = length <= cache.placed
         beside = self.running_bytes + need + state.bytes <= self.budget
         lost = len(kept.tokens_n) - length
         # Who is short of memory, or begins with the text's last tokens, which are not in place yet, takes it.
         if state.slots <= slots and state.bytes <= need and (lost <= MOST_LOST or not beside or not in_place):
             state.rewind(length)
             return state
-        length = min(length, cache.length - len(cache.moved))
+        length = min(length, cache.placed)
         copied = state.copied(length, slots)
         self._kept.append(kept)  # used just now
         return copied

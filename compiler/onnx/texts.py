@@ -2,7 +2,8 @@
 
 Every node is repeated for each text, but for a product with a weight and what follows it, as long as that does the same
 to every row: these take the rows of all texts, one text's behind the other's. So weights are read once for all texts,
-in a step of the teacher as in a draft of any kind.
+in a step of the teacher as in a draft of any kind. A step's inputs that name rows count those of all texts: every
+attention picks its own, and what attentions give is put in order at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ _PRODUCTS = {"MatMul", "MatMulInteger", "Gemm", "MatMulNBits"}
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 _EXPERTS, _QUANTISED = "'draftwood.experts.default']", "'draftwood.quantised_linear.default']"
 _ELEMENTWISE = {"Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Neg", "Pow", "Round", "Sigmoid", "Sqrt"}
-_ELEMENTWISE |= {"Sub", "Tanh"}
+_ELEMENTWISE |= {"Sub", "Tanh", "QuickGelu"}
+# Along the last axis, with a gain for each of its places.
+_NORMS = {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+# Inputs of a step that name rows of all texts, and those that name results of all attentions.
+_ROWS, _RESULTS = ("rows", "queries"), "results"
 # Those that go along an axis: of reductions it is their second input, of others an attribute.
 _REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceSum", "ReduceLogSumExp"}
 _ALONG = {"ArgMax", "Concat", "Softmax", "Split", "TopK"}
@@ -59,12 +64,17 @@ class _Repeated:
         # Rows of every text, by the size's name.
         self._counts: dict[str, ir.Value] = {}
         self.named = {_name(one): one for parts in self._apart.values() for one in parts}
+        self._picking = {value for value in graph.inputs if value.name in _ROWS}
+        self._ordering = {value for value in graph.inputs if value.name == _RESULTS}
 
     def add(self, node: ir.Node) -> None:
         """A node, once for all texts or once for each."""
         made_of = node.metadata_props.get(_MADE_OF, "")
         if made_of.endswith(_EXPERTS):
             self._add_once(node, 0)
+            return
+        if node.op_type in ("Gather", "GatherND") and node.inputs[1] in self._picking | self._ordering:
+            self._add_picked(node)
             return
         given = [value for value in node.inputs if value is not None and value not in self.weights]
         multiplies = node.op_type in _PRODUCTS and node.inputs[1] in self.weights
@@ -78,6 +88,23 @@ class _Repeated:
             self._apart[value] = self._parts(value)
         for text in range(self._texts):
             self._node(node, [self._apart[value][text] for value in node.outputs], text)
+
+    def _add_picked(self, node: ir.Node) -> None:
+        """One that takes rows by their numbers: of a list of numbers once, for each attention its own."""
+        data, index = node.inputs
+        assert data is not None and index is not None
+        if index in self._ordering or len(_sizes(index)) == 1:
+            given = self._of_all(data, axis=int(index in self._ordering)), self._of_all(index)
+            outputs = [_like(value, value.name) for value in node.outputs]
+            self._made_of(node, given, outputs, None)
+            self._together |= dict(zip(node.outputs, outputs, strict=True))
+            self._axis |= dict.fromkeys(node.outputs, 0)
+            return
+        for value in node.outputs:
+            self._apart[value] = self._parts(value)
+        for text in range(self._texts):
+            given = self._of_all(data), self._apart[index][text]
+            self._made_of(node, given, [self._apart[value][text] for value in node.outputs], text)
 
     def outputs(self, values: Sequence[ir.Value], signature: StepSignature) -> list[ir.Value]:
         """In the signature's order: those that it has of all texts together, the others of each."""
@@ -113,13 +140,13 @@ class _Repeated:
             self._apart[value] = parts
         return self._apart[value]
 
-    def _of_all(self, value: ir.Value) -> ir.Value:
+    def _of_all(self, value: ir.Value, axis: int = 0) -> ir.Value:
         if value not in self._together:
-            parts, rows = self._apart[value], _sizes(value)[0]
+            parts, rows = self._apart[value], _sizes(value)[0] if axis == 0 else None
             if isinstance(rows, str) and rows not in self._counts:
                 counts = [self._made(ir.node("Shape", [one], {"start": 0, "end": 1})) for one in parts]
                 self._counts[rows] = self._made(ir.node("Concat", counts, {"axis": 0}))
-            self._together[value] = self._made(ir.node("Concat", parts, {"axis": 0}))
+            self._together[value] = self._made(ir.node("Concat", parts, {"axis": axis}))
             self._together[value].type = value.type
         return self._together[value]
 
@@ -138,7 +165,18 @@ class _Repeated:
             ir.AttrGraph(one.name, self._inside(one.as_graph(), text)) if one.type == ir.AttributeType.GRAPH else one
             for one in node.attributes.values()
         ]
-        inputs = [self._read(value, text) for value in node.inputs]
+        self._made_of(node, [self._read(value, text) for value in node.inputs], outputs, text, attributes)
+
+    def _made_of(
+        self,
+        node: ir.Node,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[ir.Value],
+        text: int | None,
+        attributes: Sequence[ir.Attr] | None = None,
+    ) -> None:
+        """A node like this one, of other values."""
+        attributes = list(node.attributes.values()) if attributes is None else attributes
         name = text_name("" if text is None else text, node.name or f"node.{len(self.nodes)}")
         self.nodes.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=name))
 
@@ -178,7 +216,7 @@ def _same_for_rows(node: ir.Node, given: Sequence[ir.Value], weights: Sequence[i
         # That of packed weights takes rows along any axes but the last.
         along_rows = axis < rank - 1 if node.op_type == "MatMulNBits" else rank == 2 and axis == 0
         return along_rows and list(given) == [node.inputs[0]]
-    if node.op_type in _ELEMENTWISE:
+    if node.op_type in _ELEMENTWISE or (node.op_type in _NORMS and axis < rank - 1):
         return all(value.shape is not None and len(value.shape) < rank - axis for value in weights)
     if node.op_type in _REDUCTIONS:
         axes = _numbers(weights)

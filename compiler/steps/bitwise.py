@@ -8,28 +8,23 @@ from draftwood.compiler.teachers.block import Blocks
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.manifest import BLOCK_SLOTS, cache_names, settled_names
 
-# T rows, P path slots, W = P + T, I = W * K rows written, B branch rows, R rows with logits, F settled and A open
-# blocks, O open slots, Z blocks that open tokens belong to, Y = 1 + Z
+# T rows, I = T * K rows written, R rows with logits, F settled and A open blocks, O open slots, Z blocks that open
+# tokens belong to, Y = 1 + Z
 
 
 class BitwiseStep(TeacherStep):
     """Prefill, decode and verify over caches in blocks, the settled ones read and the open ones written."""
 
-    def forward(  # type: ignore[no-untyped-def]
-        self, tokens, positions, rows, index, bias, home, weight, chain, nothing, path, branch, *caches
-    ):
+    def forward(self, tokens, positions, rows, index, bias, home, weight, chain, nothing, *caches):  # type: ignore[no-untyped-def]
         half = len(caches) // 2
-        out = self.decoder.step_blocks(
-            tokens, positions, rows, path, branch, caches[:half], caches[half:],
-            Blocks(index, bias, home, weight, chain, nothing),
-        )  # fmt: skip
-        return (out.logits_RV, out.choice_R, out.features_RF, out.branch_L2TKD, *out.caches)
+        blocks = Blocks(index, bias, home, weight, chain, nothing)
+        out = self.decoder.step_blocks(tokens, positions, rows, caches[:half], caches[half:], blocks)
+        return self.outputs(out, branch=False)
 
 
 def bitwise_step(decoder: Decoder, dtype: str = "float32") -> Step:
     """The graph that serves every gear with one text's bits, for onnxruntime."""
     config = decoder.config
-    shape = (config.layers, 2, "B", config.kv_heads, config.head_dim)
     block = (config.kv_heads, BLOCK_SLOTS, config.head_dim)
     settled = [tensor(name, dtype, "F", *block) for name in settled_names(config.layers)]
     inputs = [
@@ -42,16 +37,14 @@ def bitwise_step(decoder: Decoder, dtype: str = "float32") -> Step:
         tensor("weight", dtype, 1, "F"),
         tensor("chain", dtype, 1, "Y"),
         tensor("nothing", dtype, 1),
-        tensor("path", "int64", "P"),
-        tensor("branch", dtype, *shape),
         *settled,
     ]
-    outputs = [*teacher_outputs(decoder, "R", "T", dtype), tensor("branch.out", dtype, *shape[:2], "T", *shape[3:])]
+    outputs = teacher_outputs(decoder, "R", "T", dtype)
     signature = cached(
         cache_names(config.layers), "bitwise", "bitwise", inputs, outputs, ("A", *block), 0, 0, dtype
     )  # fmt: skip
     # Examples are distinct and above 1, so that torch.export ties no two sizes and specialises none.
     open_blocks = 7
-    dynamic = {"T": 5, "R": 4, "P": 3, "B": 6, "I": 8 * config.kv_heads, "F": 9, "Z": 10, "Y": 11}
+    dynamic = {"T": 5, "R": 4, "I": 5 * config.kv_heads, "F": 9, "Z": 10, "Y": 11}
     dynamic |= {"A": open_blocks, "O": open_blocks * BLOCK_SLOTS}
     return Step(BitwiseStep(decoder, "cpu", 0), signature, dynamic, read=len(settled))

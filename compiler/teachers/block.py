@@ -1,9 +1,9 @@
-"""One decoder block over explicit caches, with deferred commit.
+"""One decoder block over explicit caches.
 
-A step runs T new rows behind ``committed`` slots of every cache and, in the same single write, moves the
-accepted rows of the previous tree (the *branch*) into place. Four forms of its attention exist: ``npu`` (the NPU's
+A step runs T new rows behind ``committed`` slots of every cache. Four forms of its attention exist: ``npu`` (the NPU's
 operators over caches with one row a token), ``fused`` (over flat caches, for a static ONNX graph), ``eager`` (plain
-PyTorch, the reference) and ``cpu`` (onnxruntime's operator).
+PyTorch, the reference) and ``cpu`` (onnxruntime's operator). All but the last commit late: in the same single write
+they move the accepted rows of the previous tree (the *branch*) into place.
 """
 
 from __future__ import annotations
@@ -93,20 +93,24 @@ def place_texts(visible_BTT: Tensor, committed_B: Tensor, accepted_B: Tensor, mo
 
 
 class Appended(NamedTuple):
-    """What a step on a CPU says of its rows, which it appends to caches [1, K, C, D].
+    """Which rows a step on a CPU appends to caches [1, K, C, D], and what they see; see
+    `draftwood.kernels.rows_attention`.
 
-    ``positions`` are of the T new rows. ``bias`` [1, 1, W, S] covers the P moved rows and them, so W = P + T rows of S
-    seen slots; ``last`` int32 [1] = S - 1 and ``total`` int32 [] = S.
+    ``queries`` [1, A] are the T rows, one of which may stand there twice; ``positions`` [1, A] and ``bias``
+    [1, 1, A, S] are theirs, ``results`` [T, 2] say where each row's result lies; ``last`` int32 [1] = S - 1 and
+    ``total`` int32 [] = S, of S seen slots.
     """
 
-    positions_T: Tensor
-    bias_11WS: Tensor
+    queries_1A: Tensor
+    results_T2: Tensor
+    positions_1A: Tensor
+    bias_11AS: Tensor
     last_1: Tensor
     total: Tensor
 
 
 class Blocks(NamedTuple):
-    """Where a step over blocks writes, [W*K, 3] (block, head, slot), and in which order its rows sum; see
+    """Where a step over blocks writes, [T*K, 3] (block, head, slot), and in which order its rows sum; see
     `draftwood.kernels.block_attention`."""
 
     written: Tensor
@@ -304,54 +308,46 @@ class Layer(nn.Module):
     def append(
         self,
         x_TH: Tensor,
-        moved: tuple[Tensor, Tensor],
         key_cache: Tensor,
         value_cache: Tensor,
         *,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
+        cos_PE: Tensor,
+        sin_PE: Tensor,
         appended: Appended,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]:
-        """CPU form over caches [1, K, C, D]: (rows [T, N*D], new keys and values [1, T, K*D], both caches).
-
-        ``moved`` are keys and values [1, P, K*D]. They and the new rows are appended as one block of W rows. The moved
-        rows carry zero queries: attention over them is thrown away and costs P rows.
-        """
-        q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
-        count = moved[0].shape[1]
-        padding_1PE = q_1TE.new_zeros((1, count, q_1TE.shape[-1]))
-        before = zip((padding_1PE, *moved), (q_1TE, k_1TE, v_1TE), strict=True)
-        q_1WE, k_1WE, v_1WE = (torch.cat(pair, 1) for pair in before)
-        out, *written = self.append_rows((q_1WE, k_1WE, v_1WE), (key_cache, value_cache), *appended[1:])
-        return out[count:], (k_1TE, v_1TE), written[0], written[1]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """CPU form over caches [1, K, C, D]: (rows [T, N*D], both caches), by half tables [P, D/2]."""
+        config = self.config
+        gains = (self.q_norm.weight, self.k_norm.weight) if config.qk_norm else (None, None)
+        out_TE, key_cache, value_cache = torch.ops.draftwood.rows_attention(
+            self.qkv(x_TH), key_cache, value_cache, cos_PE, sin_PE, *appended, *gains,
+            config.heads, config.kv_heads, config.rms_norm_eps,
+        )  # fmt: skip
+        return out_TE, key_cache, value_cache
 
     def attend_blocks(
         self,
         x_TH: Tensor,
-        moved_2PKD: Tensor,
         key: Sequence[Tensor],
         value: Sequence[Tensor],
         *,
         cos_TE: Tensor,
         sin_TE: Tensor,
         blocks: Blocks,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """CPU form over caches in blocks [., K, B, D], settled and open ones of ``key`` and ``value``.
 
-        Returns rows [T, N*D], new rows [2, T, K, D], and the open blocks of both caches.
+        Returns rows [T, N*D] and the open blocks of both caches.
         """
         config = self.config
         q_1TE, k_1TE, v_1TE = self.rotated_rows(x_TH, cos_TE, sin_TE)
-        new_2TKD = torch.cat((k_1TE, v_1TE)).unflatten(-1, (config.kv_heads, config.head_dim))
-        written_2ID = torch.cat((moved_2PKD, new_2TKD), 1).flatten(1, 2)
         keys, values = (
-            torch.ops.npu.npu_scatter_nd_update(cache[1], blocks.written, rows_ID)
-            for cache, rows_ID in zip((key, value), written_2ID.unbind(), strict=True)
+            torch.ops.npu.npu_scatter_nd_update(cache[1], blocks.written, new_1TE.reshape(-1, config.head_dim))
+            for cache, new_1TE in ((key, k_1TE), (value, v_1TE))
         )
         out = torch.ops.draftwood.block_attention(
             q_1TE, key[0], value[0], keys, values, *blocks[1:], config.heads, config.head_dim**-0.5
         )
-        return out[0], new_2TKD, keys, values
+        return out[0], keys, values
 
     def rotated_rows(self, x_TH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """CPU form: q [1, T, N*D] and k [1, T, K*D] turned by half tables [T, D/2], v [1, T, K*D]."""

@@ -1,4 +1,4 @@
-"""The teacher as a static step: a Llama-family decoder over explicit caches, with deferred commit.
+"""The teacher as a step: a Llama-family decoder over explicit caches.
 
 A family whose network differs subclasses ``Decoder`` where it differs: other blocks, a scaled embedding, other masks.
 """
@@ -6,7 +6,6 @@ A family whose network differs subclasses ``Decoder`` where it differs: other bl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,22 +27,25 @@ from draftwood.compiler.teachers.block import (
 )
 from draftwood.compiler.teachers.config import TeacherConfig
 
-# T new rows, P rows moved from the branch, W = P + T rows written, B rows of the branch, R rows with logits,
+# T new rows, P rows moved from the branch (or positions of a table), B rows of the branch, R rows with logits,
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
 # L layers
 
-# What a block's attention gives: attended rows [T, N*D], new rows [2, T, K, D] or two of [T, K*D], both caches.
-Attended = tuple[Tensor, Any, Any, Any]
+# What a block's attention gives: attended rows [T, N*D], both caches.
+Attended = tuple[Tensor, Any, Any]
 
 
 class StepOutput(NamedTuple):
-    """What a teacher step returns; the caches are the inputs written in place (or their functional twins)."""
+    """What a teacher step returns; the caches are the inputs written in place (or their functional twins).
+
+    The branch are the new rows beside them, of forms that commit late.
+    """
 
     logits_RV: Tensor
     choice_R: Tensor
     features_RF: Tensor
-    branch_L2TKD: Any
     caches: list[Any]
+    branch_L2TKD: Any = None
 
 
 def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
@@ -135,10 +137,18 @@ class Decoder(nn.Module):
         placement = self.placement(visible_TT, depths_T, committed_1, accepted_1, path_P.shape[0], slots)
         cos_T1D, sin_T1D = (table[:, None] for table in self.rotary(committed_1 + depths_T))
 
-        def attend(layer: Layer, *given: Tensor) -> Attended:
-            return layer.attend(*given, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form)
+        moved_L2PKD, news = branch_L2BKD.index_select(2, path_P), list[Tensor]()
 
-        return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), caches, rows_R, attend)
+        def attend(index: int, layer: Layer, x_TH: Tensor) -> Attended:
+            pair = caches[2 * index : 2 * index + 2]
+            out, new, *pair = layer.attend(
+                x_TH, moved_L2PKD[index], *pair, cos_T1D=cos_T1D, sin_T1D=sin_T1D, placement=placement, form=form
+            )
+            news.append(new)
+            return out, pair[0], pair[1]
+
+        out = self._run(tokens_T, rows_R, attend)
+        return out._replace(branch_L2TKD=torch.stack(news))
 
     def _step_npu(
         self,
@@ -197,46 +207,34 @@ class Decoder(nn.Module):
         if turns_whole(self.config):
             cos, sin = whole_tables(cos, sin, self.config)
 
-        def attend(layer: Layer, x_TH: Tensor, moved_2PE: Sequence[Tensor], *cache: Tensor) -> Attended:
-            out, new_2TE, pair = layer.attend_rows(x_TH, moved_2PE, cache, cos=cos, sin=sin, placement=placement)
-            return out, new_2TE, pair[0], pair[1]
+        news: list[Tensor] = []
 
-        pairs = [moved_E[2 * i : 2 * i + 2] for i in range(self.config.layers)]
-        return self._run(tokens_T, pairs, caches, rows_R, attend, lambda news: torch.cat([*chain.from_iterable(news)]))
+        def attend(index: int, layer: Layer, x_TH: Tensor) -> Attended:
+            own = slice(2 * index, 2 * index + 2)
+            out, new_2TE, pair = layer.attend_rows(
+                x_TH, moved_E[own], caches[own], cos=cos, sin=sin, placement=placement
+            )
+            news.extend(new_2TE)
+            return out, pair[0], pair[1]
 
-    def step_cpu(
-        self,
-        tokens_T: Tensor,
-        rows_R: Tensor,
-        path_P: Tensor,
-        branch_L2BKD: Tensor,
-        appended: Appended,
-        caches: Sequence[Tensor],
-    ) -> StepOutput:
+        out = self._run(tokens_T, rows_R, attend)
+        return out._replace(branch_L2TKD=torch.cat(news))
+
+    def step_cpu(self, tokens_T: Tensor, rows_R: Tensor, appended: Appended, caches: Sequence[Tensor]) -> StepOutput:
         """Symbolic step for onnxruntime. caches: [1, K, C, D]."""
         half = self.config.head_dim // 2
-        cos_TE, sin_TE = (t.index_select(0, appended.positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
+        tables = {"cos_PE": self.rope_cos[:, :half], "sin_PE": self.rope_sin[:, :half]}
 
-        def attend(layer: Layer, *given: Any) -> Attended:
-            return layer.append(*given, cos_TE=cos_TE, sin_TE=sin_TE, appended=appended)
+        def attend(index: int, layer: Layer, x_TH: Tensor) -> Attended:
+            return layer.append(x_TH, caches[2 * index], caches[2 * index + 1], **tables, appended=appended)
 
-        def join(news: list[Any]) -> Tensor:
-            return torch.cat([rows_1TE for pair in news for rows_1TE in pair]).view(sizes)
-
-        # Cut and joined for all layers at once: a node for each would be a large part of a step of several texts.
-        layers, _, _, *heads = branch_L2BKD.shape
-        sizes = (layers, 2, tokens_T.shape[0], *heads)
-        moved = branch_L2BKD.index_select(2, path_P).flatten(3).flatten(0, 1).split(1)
-        pairs = list(zip(moved[::2], moved[1::2], strict=True))
-        return self._run(tokens_T, pairs, caches, rows_R, attend, join)
+        return self._run(tokens_T, rows_R, attend)
 
     def step_blocks(
         self,
         tokens_T: Tensor,
         positions_T: Tensor,
         rows_R: Tensor,
-        path_P: Tensor,
-        branch_L2BKD: Tensor,
         settled: Sequence[Tensor],
         caches: Sequence[Tensor],
         blocks: Blocks,
@@ -244,37 +242,27 @@ class Decoder(nn.Module):
         """Symbolic step for onnxruntime with the same bits in every tree. settled and caches: [., K, B, D]."""
         half = self.config.head_dim // 2
         cos_TE, sin_TE = (t.index_select(0, positions_T)[:, :half] for t in (self.rope_cos, self.rope_sin))
-
-        def attend(layer: Layer, x_TH: Tensor, moved_2PKD: Tensor, key: Any, value: Any) -> Attended:
-            return layer.attend_blocks(x_TH, moved_2PKD, key, value, cos_TE=cos_TE, sin_TE=sin_TE, blocks=blocks)
-
         pairs = list(zip(settled, caches, strict=True))
-        return self._run(tokens_T, branch_L2BKD.index_select(2, path_P), pairs, rows_R, attend)
+
+        def attend(index: int, layer: Layer, x_TH: Tensor) -> Attended:
+            key, value = pairs[2 * index : 2 * index + 2]
+            return layer.attend_blocks(x_TH, key, value, cos_TE=cos_TE, sin_TE=sin_TE, blocks=blocks)
+
+        return self._run(tokens_T, rows_R, attend)
 
     def _run(
-        self,
-        tokens_T: Tensor,
-        moved_L: Sequence[Any] | Tensor,
-        caches: Sequence[Any],
-        rows_R: Tensor | None,
-        attend: Callable[..., Attended],
-        join: Callable[[list[Any]], Any] = torch.stack,
+        self, tokens_T: Tensor, rows_R: Tensor | None, attend: Callable[[int, Layer, Tensor], Attended]
     ) -> StepOutput:
-        """All blocks, and the head on the rows asked for.
-
-        ``attend`` runs one block's attention, given its part of ``moved``; ``join`` makes the branch of all new rows.
-        """
+        """All blocks, and the head on the rows asked for; ``attend`` runs the attention of one block, by its number."""
         residual_TH = self.embedded(tokens_T)
         added_TH: Tensor | None = None
-        news: list[Any] = []
         written: list[Any] = []
         states: list[Tensor] = []
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             normed_TH, residual_TH = layer.enter(added_TH, residual_TH)
             states += [residual_TH] * (i in self.aux_layers)
-            out, new, *pair = attend(layer, normed_TH, moved_L[i], caches[2 * i], caches[2 * i + 1])
+            out, *pair = attend(i, layer, normed_TH)
             added_TH, residual_TH = layer.feed_forward(out, residual_TH)
-            news.append(new)
             written += pair
         assert added_TH is not None, "a teacher has at least one layer"
         states += [added_TH + residual_TH] * (self.config.layers in self.aux_layers)
@@ -283,7 +271,7 @@ class Decoder(nn.Module):
         hidden_RH, _ = self.norm.added(added_TH, residual_TH)
         logits_RV = self.head(hidden_RH)
         features = torch.cat(states, -1) if states else hidden_RH
-        return StepOutput(logits_RV, logits_RV.argmax(-1), features, join(news), written)
+        return StepOutput(logits_RV, logits_RV.argmax(-1), features, written)
 
 
 class TeacherEnds(nn.Module):

@@ -184,12 +184,13 @@ def _kept(checkpoint: Checkpoint, layer: str, whole: Mapping[str, WholeMatrix], 
     fits = widths == {4} and group and sum(one.shape[0] for one in found) % OUTPUTS == 0
     if groups or not (fits if npu else inputs % BLOCK == 0):
         return None
+    minimum = any(one.minimum for one in found)
     return PackedLayer(
         name=layer,
         bits=8 if bits == 8 else 4,
-        # In eight bits those of four count from the middle.
-        zeros=not all(one.middle for one in found if one.bits == bits),
-        minimum=any(one.minimum for one in found),
+        # In eight bits those of four count from the middle, and a minimum takes up where others count from.
+        zeros=(npu or not minimum) and not all(one.middle for one in found if one.bits == bits),
+        minimum=minimum,
         group=group,
     )
 
@@ -226,7 +227,9 @@ def _blocks(layer: PackedLayer) -> _Made:
         return packed_blocks(_repeated(one.zero_OG, one, BLOCK), one.bits)
 
     def minimum(one: Grouped) -> Tensor:
-        return torch.zeros_like(one.scale_OG) if one.minimum_OG is None else one.minimum_OG
+        # Counted from the middle: a product without zeros takes a tenth less, and its rounding of rows weighs less.
+        counted_OG = ((1 << (one.bits - 1)) - one.zero_OG.float()) * one.scale_OG
+        return counted_OG if one.minimum_OG is None else one.minimum_OG + counted_OG
 
     forms: _Made = {"weight": (weight, torch.clone, torch.uint8), SCALE: (scale, torch.clone, torch.float32)}
     forms |= {ZERO: (zero, torch.clone, torch.uint8)} if layer.zeros else {}

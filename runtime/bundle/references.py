@@ -42,8 +42,8 @@ _WAITING = {"tokens", "features", "committed", "accepted"}
 _REPEATED = {"batch": "step", "draft-texts": "draft"}
 # What a graph of each kind of the teacher takes and gives beside caches.
 INPUTS = {
-    "step": {"rows", "tokens", "positions", "bias", "last", "total", "path", "branch"},
-    "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing", "path", "branch"},
+    "step": {"rows", "tokens", "queries", "results", "positions", "bias", "last", "total"},
+    "bitwise": {"tokens", "positions", "rows", "index", "bias", "home", "weight", "chain", "nothing"},
     "prefill": {"tokens", "last", *_COMMIT},
     "decode": _ROWS,
     "verify": _ROWS,
@@ -57,7 +57,7 @@ _BRANCHING = {*_TEACHER, "branch.out"}
 _WHOLE = {"root", *_COMMIT}
 _WHOLE_WAITING = {"tokens", "waiting", "features.in"}
 _WHOLE_GIVES = {"drawn", "sure", "path.out", "length", "logits", "branch.out"}
-OUTPUTS = dict.fromkeys(INPUTS, _BRANCHING) | {"prefill": _TEACHER}
+OUTPUTS = dict.fromkeys(INPUTS, _TEACHER) | dict.fromkeys(("decode", "verify"), _BRANCHING)
 # What a draft graph gives: ranked candidates of every level, or the tokens of a tree, or those and the tree itself.
 RANKED, DRAFTED = {"candidates", "scores"}, {"drafted", "scores"}
 CHOSEN = {*DRAFTED, "parents", "depths", "mask", "paths"}
@@ -282,9 +282,9 @@ def _sizes(graph: GraphSignature, manifest: Manifest, ranks: int) -> dict[str, i
     found = {"tokens": rows, "committed": 1, "accepted": 1}
     row = dims.layers * 2 * heads_of_rank(dims.kv_heads, ranks) * dims.head_dim
     if graph.kind == "bitwise":
-        return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3, "branch": row}
+        return dict.fromkeys(INPUTS["bitwise"], 1) | {"index": 3}
     if graph.kind == "step":
-        return dict.fromkeys(INPUTS["step"], 1) | {"branch": row}
+        return dict.fromkeys(INPUTS["step"], 1) | {"results": 2}
     if graph.kind == "accept":
         return _accept_sizes(rows, manifest)
     if graph.kind == "texts":

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import BLOCK_SLOTS, settled_names
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.cpu import MASKED, CpuEngine, Line
+from draftwood.runtime.engines.cpu import MASKED, Before, CpuEngine, Line
 from draftwood.runtime.engines.sessions import Bindings
 from draftwood.runtime.speculation.block_cache import BlockKvCache
 from draftwood.runtime.speculation.kv_cache import KvCache
@@ -47,15 +47,16 @@ class BitwiseEngine(CpuEngine):
     def new_kv(self, slots: int) -> KvCache:
         return BlockKvCache(self.bundle.manifest.dims, slots)
 
-    def _beside(self, line: Line, texts: int) -> Line:
-        return line
+    def _with_company(self, lines: list[Line]) -> list[Line]:
+        return lines
 
-    def _bind_attention(self, bind: Bindings, text: str, line: Line) -> None:
+    def _bind_attention(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
         kv = line.kv
         assert isinstance(kv, BlockKvCache)
         rows, settled = len(line.depths_T), kv.settled
         seen_TO, home_ZO = self._order_of(kv, line.depths_T, line.mask_TT)
         bias_TO = np.where(seen_TO, np.float32(0), MASKED)
+        bind.input("positions", kv.length + line.depths_T)
         bind.input("index", kv.index(rows))
         bind.input("bias", bias_TO)
         bind.input("home", np.multiply(home_ZO[:, None], seen_TO, dtype=np.float32)[:, None, None])

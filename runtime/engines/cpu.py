@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.errors import InvariantError
 from draftwood.manifest import Gear, GraphSignature, cache_names, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine
@@ -21,7 +22,7 @@ from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 
-# T new rows of a text, P moved rows, W = P + T, S = slots seen, X rows of all texts, R rows with logits, F features
+# T new rows of a text, A of them in attention, S = slots seen, R rows with logits, F features
 
 PREFILL_ROWS = 256  # tokens of a prefill step: past that a larger one is no faster
 PROBED = 4  # tokens of a text by which it is found out what a row's bits depend on
@@ -32,16 +33,29 @@ MASKED = np.float32(-1e38)  # finite: added to any score it stays a number, and 
 
 
 class Line(NamedTuple):
-    """One text's part of a launch; ``mask_TT`` None is causal order. Logits are computed of ``rows_R``; rows ``moved``
-    of the last branch are written before its own, up to the committed length."""
+    """One text's part of a launch; ``mask_TT`` None is causal order. Logits are computed of ``rows_R``."""
 
     kv: KvCache
     tokens_T: NDArray[np.int64]
     depths_T: NDArray[np.int64]
     rows_R: NDArray[np.int64]
     mask_TT: NDArray[np.bool_] | None
-    branch: NDArray[np.float32]
-    moved: tuple[int, ...]
+
+
+class Before(NamedTuple):
+    """Rows of the texts that come first in a launch: of all, and in their attentions."""
+
+    rows: int = 0
+    attended: int = 0
+
+    def past(self, line: Line) -> Before:
+        rows = len(line.tokens_T)
+        return Before(self.rows + rows, self.attended + attended(rows))
+
+
+def attended(rows: int) -> int:
+    """A: how many stand together in the attention of so many rows, so that none is summed alone."""
+    return rows + (rows == 1 or (rows > LEAST_BLOCK and rows % 2 == 1))
 
 
 class CpuEngine(StagedEngine):
@@ -76,8 +90,6 @@ class CpuEngine(StagedEngine):
         self._features = np.zeros((most if self._all_rows else rows, int(width)), np.float32)
         self._names = cache_names(dims.layers)
         self._order = np.arange(most, dtype=np.int64)
-        # The branch of a prefill is not used: its rows are contiguous. It still has to be written somewhere.
-        self._unused = np.zeros(dims.layers * 2 * self.prefill_rows * dims.kv_heads * dims.head_dim, np.float32)
         self._vacant: Line | None = None
 
     def new_kv(self, slots: int) -> KvCache:
@@ -92,9 +104,7 @@ class CpuEngine(StagedEngine):
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
         kv, rows = state.kv, len(chunk_n)
         last = self._order[rows - 1 : rows]
-        (output,) = self._run(
-            [Line(kv, chunk_n, self._order[:rows], last, None, self._unused_branch(kv, rows), kv.moved)]
-        )
+        (output,) = self._run([Line(kv, chunk_n, self._order[:rows], last, None)])
         state.extended(chunk_n, output.features_RF)
         return output
 
@@ -104,37 +114,19 @@ class CpuEngine(StagedEngine):
 
     def _line(self, kv: KvCache, draft: Draft) -> Line:
         tree, rows_R = draft.tree, self._order[: draft.tree.rows]
-        return Line(kv, draft.tokens_T, tree.depths, rows_R, tree.mask, kv.next_branch(tree.rows), kv.moved)
+        # There the operator counts positions from the first.
+        if not kv.length and (tree.depths != rows_R).any():
+            raise InvariantError("a tree that branches on an empty text; expected one token before it at least")
+        return Line(kv, draft.tokens_T, tree.depths, rows_R, tree.mask)
 
-    def _beside(self, line: Line, texts: int) -> Line:
-        """The line with rows beside which its own have the bits that they have in every launch.
-
-        A row that attention would sum alone comes with the one before it, written once more, or with an idle one; and
-        with an idle one where products would.
-        """
-        rows = len(line.tokens_T)
-        if rows == texts == 1 and self._differs_alone:
-            return self._with_idle(line)
-        if rows == 1 and not line.moved:
-            line = line._replace(moved=line.kv.again())
-        attended = rows + len(line.moved)
-        return self._with_idle(line) if attended % 2 and attended > LEAST_BLOCK else line
+    def _with_company(self, lines: list[Line]) -> list[Line]:
+        """The lines, or a single row with an idle one beside it, where products would sum it in another order alone."""
+        alone = len(lines) == len(lines[0].tokens_T) == 1
+        return [self._with_idle(lines[0])] if alone and self._differs_alone else lines
 
     def _with_idle(self, line: Line) -> Line:
-        """One row more, which sees all before it and which nobody reads; the next launch overwrites it."""
-        rows = len(line.tokens_T)
-        more_T, mask_TT = np.append(self._order[:rows], rows - 1), None
-        if line.mask_TT is not None:
-            mask_TT = line.mask_TT[np.ix_(more_T, more_T)]
-            mask_TT[:, rows] = False
-            mask_TT[rows, rows] = True
-        shape = (*line.branch.shape[:2], rows + 1, *line.branch.shape[3:])
-        return line._replace(
-            tokens_T=line.tokens_T[more_T],
-            depths_T=line.depths_T[more_T],
-            mask_TT=mask_TT,
-            branch=np.empty(shape, np.float32),  # its own: several texts of a launch may have an idle row
-        )
+        """A row and the same once more behind it, which nobody reads; the next launch overwrites it."""
+        return line._replace(tokens_T=line.tokens_T.repeat(2), depths_T=self._order[:2], mask_TT=None)
 
     @cached_property
     def _differs_alone(self) -> bool:
@@ -145,16 +137,12 @@ class CpuEngine(StagedEngine):
         if not self.bundle.manifest.packed:
             return False
         kv, rows = self.new_kv(min(gear.slots for gear in self.bundle.manifest.gears)), self._order[:PROBED]
-        self._launch([Line(kv, rows, rows, rows[:1], None, self._unused_branch(kv, PROBED), ())])
+        self._launch([Line(kv, rows, rows, rows[:1], None)])
         kv.extended(PROBED)
-        line = Line(kv, rows[:1], rows[:1], rows[:1], None, self._unused_branch(kv, 1), kv.again())
+        line = Line(kv, rows[:1], rows[:1], rows[:1], None)
         alone = self._launch([line])[0].logits_RV.copy()
         beside = self._launch([self._with_idle(line)])[0].logits_RV
         return not np.array_equal(alone.view(np.int32), beside.view(np.int32))
-
-    def _unused_branch(self, kv: KvCache, rows: int) -> NDArray[np.float32]:
-        shape = (*kv.branch.shape[:2], rows, *kv.branch.shape[3:])
-        return self._unused[: int(np.prod(shape))].reshape(shape)
 
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
         if len(states) > 1:  # those for one are open
@@ -169,21 +157,19 @@ class CpuEngine(StagedEngine):
 
     def _run(self, lines: list[Line]) -> list[TeacherOutput]:
         """One launch, whose rows have the bits that they have in any other."""
-        launched = [self._beside(line, len(lines)) for line in lines]
-        outputs = self._launch(launched)
-        for line, ran in zip(lines, launched, strict=True):
-            if ran.branch is not line.branch:
-                line.branch[:] = ran.branch[:, :, : line.branch.shape[2]]
+        outputs = self._launch(self._with_company(lines))
         return [
-            one._replace(features_RF=one.features_RF[: len(line.tokens_T)])  # without idle rows
+            one._replace(features_RF=one.features_RF[: len(line.tokens_T)])  # without an idle row
             for one, line in zip(outputs, lines, strict=True)
         ]
 
     def _launch(self, lines: list[Line]) -> list[TeacherOutput]:
         texts = self._size(len(lines))
         bind, placed = self._bindings(texts), lines + [self._nobody()] * (texts - len(lines))
+        before = Before()
         for number, line in enumerate(placed):
-            self._bind(bind, str(number) if texts > 1 else "", line)
+            self._bind(bind, str(number) if texts > 1 else "", line, before)
+            before = before.past(line)
         count = sum(len(line.rows_R) for line in placed)
         features = self._features[: sum(len(line.tokens_T) for line in placed) if self._all_rows else count]
         bind.output("logits", self._logits_RV[:count])
@@ -213,29 +199,36 @@ class CpuEngine(StagedEngine):
         """A place that no text has taken."""
         if self._vacant is None:
             kv, one = KvCache(self.bundle.manifest.dims, 2), self._order[:1]
-            self._vacant = Line(kv, one, one, one[:0], None, self._unused_branch(kv, 1), ())
+            self._vacant = Line(kv, one, one, one[:0], None)
         return self._vacant
 
-    def _bind(self, bind: Bindings, text: str, line: Line) -> None:
-        """What one text gives to a launch and takes from it."""
-        kv = line.kv
-        bind.input(text_name(text, "rows"), line.rows_R)
+    def _bind(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
+        """What one text gives to a launch; its rows are counted behind those ``before`` it."""
+        bind.input(text_name(text, "rows"), before.rows + line.rows_R)
         bind.input(text_name(text, "tokens"), line.tokens_T)
-        bind.input(text_name(text, "positions"), kv.length + line.depths_T)
-        bind.input(text_name(text, "path"), np.array(line.moved, np.int64))
-        bind.input(text_name(text, "branch"), kv.branch)
-        bind.output(text_name(text, "branch.out"), line.branch)
-        self._bind_attention(bind, text, line)
+        self._bind_attention(bind, text, line, before)
 
-    def _bind_attention(self, bind: Bindings, text: str, line: Line) -> None:
-        """The caches, and what the new rows see of them."""
-        kv, moved, rows = line.kv, len(line.moved), len(line.tokens_T)
-        seen = kv.length + rows
-        bias_11WS = np.zeros((1, 1, moved + rows, seen), np.float32)
+    def _bind_attention(self, bind: Bindings, text: str, line: Line, before: Before) -> None:
+        """The caches, and what the new rows see of them.
+
+        A row that attention would sum alone stands there twice, the second time where the next launch writes.
+        """
+        kv, rows = line.kv, len(line.tokens_T)
+        count = attended(rows)
+        seen = kv.length + count
+        bias_11AS = np.zeros((1, 1, count, seen), np.float32)
         # Columns before the branch are text that every row sees; in it a row sees its path.
         if line.mask_TT is not None:
-            bias_11WS[0, 0, moved:, kv.length :][~line.mask_TT] = MASKED
-        bind.input(text_name(text, "bias"), bias_11WS)
+            bias_11AS[0, 0, :rows, kv.length : kv.length + rows][~line.mask_TT] = MASKED
+        results_T2 = np.zeros((rows, 2), np.int64)
+        results_T2[:, 1] = before.attended + self._order[:rows]
+        queries_1A = before.rows + np.minimum(self._order[None, :count], rows - 1)
+        positions_1A = np.full((1, count), kv.length + rows, np.int64)
+        positions_1A[0, :rows] = kv.length + line.depths_T
+        bind.input(text_name(text, "queries"), queries_1A)
+        bind.input(text_name(text, "results"), results_T2)
+        bind.input(text_name(text, "positions"), positions_1A)
+        bind.input(text_name(text, "bias"), bias_11AS)
         bind.input(text_name(text, "last"), np.array([seen - 1], np.int32))
         bind.input(text_name(text, "total"), np.array(seen, np.int32))
         for name, buffer in zip(self._names, kv.buffers, strict=True):

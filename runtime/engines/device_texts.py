@@ -16,7 +16,8 @@ from draftwood.manifest import GraphSignature, text_name
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import fill_commit, fill_settings, fill_tree
 from draftwood.runtime.engines.sessions import allocate, fixed
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.kv_cache import Buffer
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
 
@@ -123,7 +124,7 @@ class DeviceTexts:
             if spec.name.endswith(("branch", "branch.out"))
         }
         for line in lines:
-            kv: KvCache = line.state.kv
+            kv: DeferredKvCache = line.state.kv
             found[text_name(line.number, "branch")] = kv.branch
             found[text_name(line.number, "branch.out")] = kv.next_branch(kv.padded)
         return found

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.noise import keys_of
-from draftwood.runtime.speculation.kv_cache import KvCache
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.trees import TreeBuffers
 
@@ -21,7 +21,7 @@ def draws_of(sampling: Sampling) -> str:
     return "greedy" if sampling.greedy else "sampled"
 
 
-def fill_commit(inputs: dict[str, NDArray], kv: KvCache) -> None:
+def fill_commit(inputs: dict[str, NDArray], kv: DeferredKvCache) -> None:
     """What a step commits before its own rows: the text's length, and the rows of the branch that are moved."""
     moved = len(kv.moved)
     inputs["committed"][0] = kv.length

@@ -9,7 +9,8 @@ from __future__ import annotations
 import weakref
 
 from draftwood.manifest import Dims
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.kv_cache import Buffer, Zeros
 
 # K key/value heads, C slots, D head dimension, B places of a pool
 
@@ -50,7 +51,7 @@ class Place:
         self.pool, self.number, self._left = pool, number, iter(caches)
 
     def zeros(self, shape: tuple[int, ...]) -> Buffer:
-        """The next of its caches, for a `KvCache` that asks for them in order."""
+        """The next of its caches, for a `DeferredKvCache` that asks for them in order."""
         found = next(self._left)
         assert tuple(found.shape) == shape, (found.shape, shape)
         return found
@@ -73,7 +74,7 @@ class Pools:
         return pool.take()
 
 
-class PooledKv(KvCache):
+class PooledKv(DeferredKvCache):
     """A text's cache in a place of a pool; growing takes a place of another."""
 
     def __init__(self, dims: Dims, slots: int, padded: int, zeros: Zeros, pools: Pools) -> None:

@@ -23,7 +23,8 @@ from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import fill_commit, fill_tree
 from draftwood.runtime.engines.pools import PooledKv, Pools
 from draftwood.runtime.engines.sessions import OnnxExecutor, allocate, fixed
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, Zeros, token_rows
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, token_rows
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
 
@@ -69,11 +70,11 @@ class StaticEngine(StagedEngine):
     def zeros(self) -> Zeros:
         return self.executor.zeros
 
-    def new_kv(self, slots: int) -> KvCache:
+    def new_kv(self, slots: int) -> DeferredKvCache:
         if self._pools:
             return PooledKv(self._own_dims, slots, self._branch_rows, self.zeros, self._pools)
         cache_zeros = token_rows(self.zeros) if self._by_token else self.zeros
-        return KvCache(self._own_dims, slots, self._branch_rows, self.zeros, cache_zeros)
+        return DeferredKvCache(self._own_dims, slots, self._branch_rows, self.zeros, cache_zeros)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         room = state.slots - 1 - state.length
@@ -113,14 +114,14 @@ class StaticEngine(StagedEngine):
         fill_tree(inputs, draft.tokens_T, draft.tree)
         return self.executor.run(graph, inputs, self.buffers(graph, state.kv) | kept)
 
-    def inputs(self, graph: GraphSignature, kv: KvCache) -> dict[str, NDArray]:
+    def inputs(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, NDArray]:
         """The graph's small inputs, of which those that follow from the cache alone are filled in."""
         if graph.name not in self._inputs:
             self._inputs[graph.name] = {s.name: allocate(s) for s in graph.inputs if s.name in _SMALL}
         fill_commit(self._inputs[graph.name], kv)
         return self._inputs[graph.name]
 
-    def buffers(self, graph: GraphSignature, kv: KvCache) -> dict[str, Buffer]:
+    def buffers(self, graph: GraphSignature, kv: DeferredKvCache) -> dict[str, Buffer]:
         """What the graph reads and writes on the device, by name."""
         branches = {"branch": kv.branch}
         if any(spec.name == "branch.out" for spec in graph.outputs):

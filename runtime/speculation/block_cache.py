@@ -6,25 +6,22 @@ that begin and end between two blocks, and a step is bound to them without a cop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.manifest import BLOCK_SLOTS, Dims
-from draftwood.runtime.speculation.kv_cache import Buffer, KvCache, host_zeros
+from draftwood.manifest import BLOCK_SLOTS
+from draftwood.runtime.speculation.kv_cache import Buffer, KvCache
 
-# K key/value heads, B slots of a block, D head dimension, W rows written
-
-
-def _blocks(shape: tuple[int, ...]) -> Buffer:
-    heads, slots, dim = shape
-    return host_zeros((-(-slots // BLOCK_SLOTS), heads, BLOCK_SLOTS, dim))
+# K key/value heads, B slots of a block, D head dimension, T rows written, n moved rows
 
 
 class BlockKvCache(KvCache):
     """`KvCache` whose ``buffers`` are arrays [blocks, K, B, D]."""
 
-    def __init__(self, dims: Dims, slots: int) -> None:
-        super().__init__(dims, slots, cache_zeros=_blocks)
+    def _shape(self, slots: int) -> tuple[int, ...]:
+        return (-(-slots // BLOCK_SLOTS), self.dims.kv_heads, BLOCK_SLOTS, self.dims.head_dim)
 
     @property
     def slots(self) -> int:
@@ -32,26 +29,30 @@ class BlockKvCache(KvCache):
 
     @property
     def settled(self) -> int:
-        """Blocks that no later step writes: moved rows are written by the next one."""
-        return (self.length - len(self.moved)) // BLOCK_SLOTS
+        """Blocks that no later step writes."""
+        return self.length // BLOCK_SLOTS
 
     def index(self, rows: int) -> NDArray[np.int64]:
-        """int64 [W*K, 3]: open block, head and slot of the moved rows and of ``rows`` new ones, head after head."""
+        """int64 [T*K, 3]: open block, head and slot of ``rows`` new rows, head after head."""
         heads = self.dims.kv_heads
-        slots_W = np.arange(self.length - len(self.moved), self.length + rows) - self.settled * BLOCK_SLOTS
-        index_WK3 = np.empty((len(slots_W), heads, 3), np.int64)
-        index_WK3[..., 0] = slots_W[:, None] // BLOCK_SLOTS
-        index_WK3[..., 1] = np.arange(heads)
-        index_WK3[..., 2] = slots_W[:, None] % BLOCK_SLOTS
-        return index_WK3.reshape(-1, 3)
+        slots_T = np.arange(self.length, self.length + rows) - self.settled * BLOCK_SLOTS
+        index_TK3 = np.empty((rows, heads, 3), np.int64)
+        index_TK3[..., 0] = slots_T[:, None] // BLOCK_SLOTS
+        index_TK3[..., 1] = np.arange(heads)
+        index_TK3[..., 2] = slots_T[:, None] % BLOCK_SLOTS
+        return index_TK3.reshape(-1, 3)
 
     def text(self, buffer: Buffer, length: int) -> Buffer:
         heads, dim = buffer.shape[1], buffer.shape[3]
         return buffer.swapaxes(0, 1).reshape(heads, -1, dim)[:, :length]
 
-    def _copied(self, slots: int, length: int) -> list[Buffer]:
+    def _take(self, buffers: Sequence[Buffer], slots: int, length: int) -> None:
         blocks = -(-length // BLOCK_SLOTS)
-        found = [_blocks((old.shape[1], slots, old.shape[3])) for old in self.buffers]
-        for new, old in zip(found, self.buffers, strict=True):
+        self.buffers = self._zeroed(slots)
+        for new, old in zip(self.buffers, buffers, strict=True):
             new[:blocks] = old[:blocks]
-        return found
+
+    def _move(self, from_n: NDArray[np.int64], start: int) -> None:
+        to_n = np.arange(start, start + len(from_n))
+        (block_n, slot_n), (to_block_n, to_slot_n) = divmod(from_n, BLOCK_SLOTS), divmod(to_n, BLOCK_SLOTS)
+        self._all[:, to_block_n, :, to_slot_n] = self._all[:, block_n, :, slot_n]

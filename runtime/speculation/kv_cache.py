@@ -1,24 +1,23 @@
 """The teacher's key/value cache of one text, with explicit branch and commit.
 
-A verify step leaves its T rows behind the committed length: the *branch*. ``commit`` keeps the accepted
-path and drops the rest. Rows that already lie in place are committed by length alone; the others are
-remembered as *moved* rows, and the next step, whatever it is, writes them in its one write. ``rollback``
-is a smaller length. Nothing is ever copied or compacted here.
+A verify step leaves its T rows behind the committed length: the *branch*. ``commit`` keeps the accepted path and drops
+the rest: rows that already lie in place are committed by length alone, the others are moved there. ``rollback`` is a
+smaller length. Where a graph moves the rows itself, in its next write, see `deferred_cache`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from math import prod
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims
 
-# L layers, K key/value heads, C slots, D head dimension, T branch rows
+# L layers, K key/value heads, C slots, D head dimension, n moved rows
 
 # A numpy array, or what a device has in its place: slices, reshape and ravel are all that is asked of it.
 Buffer = Any
@@ -45,43 +44,29 @@ def grown(buffers: Sequence[Buffer], slots: int, length: int, zeros: Zeros) -> l
 
 
 class KvCache:
-    """Buffers and the bookkeeping of what is committed.
+    """Buffers in the host's memory and the bookkeeping of what is committed.
 
-    ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare.
-    ``length`` counts committed tokens, the pending ``moved`` rows included: those are rows of ``branch``
-    that belong to slots length - len(moved) .. length - 1. ``padded`` gives every branch that many rows, as static
-    graphs want it; ``zeros`` allocates, where the buffers lie elsewhere than in the host's memory, and
-    ``cache_zeros`` the caches, where they lie in another order.
+    ``buffers`` holds 2 L arrays [K, C, D], key then value of every layer; slot C - 1 is spare. They are parts of one
+    array, so that a commit is one copy. ``length`` counts committed tokens, ``open_rows`` the rows of the branch.
     """
 
-    def __init__(
-        self, dims: Dims, slots: int, padded: int = 0, zeros: Zeros = host_zeros, cache_zeros: Zeros | None = None
-    ) -> None:
-        self.dims, self.padded, self._zeros, self._branch_zeros = dims, padded, cache_zeros or zeros, zeros
-        self.buffers = [self._zeros((dims.kv_heads, slots, dims.head_dim)) for _ in range(2 * dims.layers)]
-        self._begin(0)
+    def __init__(self, dims: Dims, slots: int) -> None:
+        self.dims = dims
+        self.length = self.open_rows = 0
+        self.buffers = self._zeroed(slots)
 
-    def _begin(self, length: int) -> None:
-        """Takes note of ``length`` tokens that lie in place, behind which nothing has been run."""
-        # Two branch buffers: a step reads the last tree's rows from one while it writes its own to the other.
-        most = self.padded or self.dims.branch_rows
-        self._branches = [self._branch_zeros(self._branch_shape(most)).ravel() for _ in range(2)]
-        self.length = length
-        self.moved: tuple[int, ...] = ()
-        # The row of the branch that belongs to slot length - 1, if it has one.
-        self._last: tuple[int, ...] = ()
-        self.open_rows = 0
-        self._branch_rows = self._buffer_rows(1)
+    def _zeroed(self, slots: int) -> list[Buffer]:
+        """Empty buffers of so many slots."""
+        self._all: NDArray[np.float32] = host_zeros((2 * self.dims.layers, *self._shape(slots)))
+        return list(self._all)
+
+    def _shape(self, slots: int) -> tuple[int, ...]:
+        """Of one buffer."""
+        return (self.dims.kv_heads, slots, self.dims.head_dim)
 
     def text(self, buffer: Buffer, length: int) -> Buffer:
         """The first ``length`` slots [K, length, D] of one of the buffers."""
         return buffer[:, :length]
-
-    def _buffer_rows(self, rows: int) -> int:
-        return self.padded or rows
-
-    def _branch_shape(self, rows: int) -> tuple[int, ...]:
-        return (self.dims.layers, 2, rows, self.dims.kv_heads, self.dims.head_dim)
 
     @property
     def slots(self) -> int:
@@ -91,35 +76,23 @@ class KvCache:
     @property
     def bytes(self) -> int:
         """Size of all buffers."""
-        return sum(buffer.nbytes for buffer in (*self.buffers, *self._branches))
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    @property
+    def placed(self) -> int:
+        """Committed tokens that lie in place."""
+        return self.length
 
     def room(self, rows: int) -> bool:
         """True if a step of ``rows`` rows fits behind the committed length, before the spare slot."""
         return self.length + rows <= self.slots - 1
 
-    @property
-    def branch(self) -> Buffer:
-        """The last tree's rows [L, 2, rows, K, D], to be read by the next step."""
-        return self._view(self._branches[0], self._branch_rows)
-
-    def next_branch(self, rows: int) -> Buffer:
-        """Where a step of ``rows`` rows writes its own branch; ``branched`` makes it the current one."""
-        return self._view(self._branches[1], self._buffer_rows(rows))
-
-    def _view(self, flat: Buffer, rows: int) -> Buffer:
-        shape = self._branch_shape(rows)
-        return flat[: prod(shape)].reshape(shape)
-
     def branched(self, rows: int) -> None:
-        """A verify step has run: moved rows are in place, ``rows`` rows lie open behind the length."""
-        self._branches.reverse()
-        self._branch_rows = self._buffer_rows(rows)
-        self.moved = self._last = ()
+        """A verify step has run: ``rows`` rows lie open behind the length."""
         self.open_rows = rows
 
     def extended(self, rows: int) -> None:
         """A prefill step has run: its ``rows`` valid rows are contiguous and committed by length."""
-        self.moved = self._last = ()
         self.open_rows = 0
         self.length += rows
 
@@ -128,30 +101,23 @@ class KvCache:
         if list(rows) != sorted(set(rows)) or not rows or rows[0] != 0 or rows[-1] >= self.open_rows:
             raise InvariantError(f"commit {tuple(rows)}: expected rising rows from 0 below {self.open_rows}")
         in_place = next((i for i, row in enumerate(rows) if i != row), len(rows))
-        self.moved, self._last = tuple(rows[in_place:]), (rows[-1],)
+        self._keep(rows, in_place)
         self.length += len(rows)
         self.open_rows = 0
 
-    def again(self) -> tuple[int, ...]:
-        """The row of ``branch`` of the last token, which lies in place, for a step that writes it once more; nothing of
-        an empty text."""
-        if self.length and not self._last:
-            self._branch_rows, self._last = self._buffer_rows(1), (0,)
-            for part, buffer in zip(self.branch.reshape(-1, *self.branch.shape[2:]), self.buffers, strict=True):
-                part[0] = buffer[:, self.length - 1]
-        return self._last
+    def _keep(self, rows: Sequence[int], in_place: int) -> None:
+        """Puts rows of the branch in place, but the first ``in_place``, which lie there."""
+        if in_place < len(rows):
+            self._move(self.length + np.array(rows[in_place:]), self.length + in_place)
 
-    def forget_moved(self) -> None:
-        """Leaves accepted rows unwritten, in place of the next step's write: the fault that `check` plants."""
-        self.moved = self._last = ()
+    def _move(self, from_n: NDArray[np.int64], start: int) -> None:
+        """Copies the slots ``from``, ascending, to those from ``start`` on."""
+        self._all[:, :, start : start + len(from_n)] = self._all[:, :, from_n]
 
     def rollback(self, length: int) -> None:
         """Drops committed tokens from the end, down to ``length``."""
         if not 0 <= length <= self.length:
             raise InvariantError(f"rollback to {length}: expected 0 to {self.length}")
-        settled = self.length - len(self.moved)
-        self.moved = self.moved[: max(0, length - settled)]
-        self._last = self._last if length == self.length else self.moved[-1:]
         self.length = length
         self.open_rows = 0
 
@@ -159,30 +125,28 @@ class KvCache:
         """Moves to a larger KV length; the one copy of committed slots in a cache's life at this length."""
         if slots < self.slots:
             raise InvariantError(f"grow to {slots}: the cache has {self.slots} slots already")
-        self.buffers = self._copied(slots, self.length)
+        self._take(self.buffers, slots, self.length)
 
     def copied(self, length: int, slots: int) -> Self:
         """A cache of its own that holds the first ``length`` tokens, all of which must lie in place."""
-        if not 0 <= length <= min(self.length - len(self.moved), slots - 1):
-            raise InvariantError(
-                f"copy of {length} tokens into {slots} slots: {self.length} tokens, moved {self.moved}"
-            )
+        if not 0 <= length <= min(self.placed, slots - 1):
+            raise InvariantError(f"copy of {length} tokens into {slots} slots: {self.placed} lie in place")
         other = copy(self)
-        other.buffers = self._copied(slots, length)
+        other._take(self.buffers, slots, length)
         other._begin(length)
         return other
 
-    def _copied(self, slots: int, length: int) -> list[Buffer]:
-        """The buffers with so many slots, of which the first ``length`` are copied."""
-        return grown(self.buffers, slots, length, self._zeros)
+    def _take(self, buffers: Sequence[Buffer], slots: int, length: int) -> None:
+        """Buffers of so many slots that hold the first ``length`` of the given ones."""
+        self.buffers = self._zeroed(slots)
+        for new, old in zip(self.buffers, buffers, strict=True):
+            new[:, :length] = old[:, :length]
+
+    def _begin(self, length: int) -> None:
+        """Takes note of ``length`` tokens that lie in place, behind which nothing has been run."""
+        self.length, self.open_rows = length, 0
 
     def check(self) -> None:
         """Raises InvariantError if the bookkeeping contradicts itself; for reference mode and tests."""
         if self.length + self.open_rows > self.slots - 1:
             raise InvariantError(f"cache: {self.length} + {self.open_rows} rows reach the spare slot {self.slots - 1}")
-        if self.moved and (self.moved[-1] >= self._branch_rows or list(self.moved) != sorted(set(self.moved))):
-            raise InvariantError(
-                f"cache: moved rows {self.moved} are not rising rows of a branch of {self._branch_rows}"
-            )
-        if len(self.moved) > self.length:
-            raise InvariantError(f"cache: {len(self.moved)} moved rows in a text of {self.length}")

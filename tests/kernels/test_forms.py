@@ -170,10 +170,11 @@ def assert_close(got: object, wanted: object, tolerance: dict[str, float]) -> No
 
 
 def test_every_contract_has_arguments() -> None:
-    elsewhere = {"nbits_linear", "npu_weight_quant_batchmatmul"}  # in test_nbits and compiler/ge/test_int4
+    # In test_nbits, test_rows_attention and compiler/ge/test_int4.
+    elsewhere = {"nbits_linear", "rows_attention", "npu_weight_quant_batchmatmul"}
     assert ARGUMENTS.keys() | elsewhere == CONTRACTS.keys()
     table = onnx_forms(cpu=True)
-    assert {n for n, operator in OPERATORS.items() if operator in table} == {*IN_ONNX, "nbits_linear"}
+    assert {n for n, operator in OPERATORS.items() if operator in table} == {*IN_ONNX, "nbits_linear", "rows_attention"}
     assert {OPERATORS[c.name] for c in CPU_CONTRACTS} & onnx_forms(cpu=False).keys() == {OPERATORS["nbits_linear"]}
 
 

@@ -78,7 +78,7 @@ def test_a_dropped_commit_is_refused(bundles: dict[str, Bundle]) -> None:
     honest = engine.verify
 
     def forgetful(states, drafts):  # type: ignore[no-untyped-def]
-        states[0].kv.moved = ()
+        states[0].kv._move = lambda *_: None
         return honest(states, drafts)
 
     engine.verify = forgetful  # type: ignore[method-assign]

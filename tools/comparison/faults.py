@@ -161,13 +161,12 @@ class Steps:
         return self._verified(self._begun(), (wrong, self.right))
 
     def commit(self, route: list[int], path: list[int], drop: bool = False) -> list[Comparison]:
-        """Of the token after the tree step and a commit of ``route`` for ``path``; ``drop`` forgets its moved rows."""
+        """Of the token after the tree step and a commit of ``route`` for ``path``; ``drop`` leaves the rows in place that
+        lie where those of the route belong."""
         states = self._begun()
         self._verified(states, (self.right, self.right))
-        for state, rows in zip(states, (route, path), strict=True):
+        for state, rows in zip(states, (range(len(route)) if drop else route, path), strict=True):
             state.commit(rows)
-        if drop:
-            states[0].kv.forget_moved()
         plain = self.pair.engine.bundle.trees["plain"][1]
         return self._verified(states, (plain, plain))
 

@@ -2,7 +2,7 @@
 
 Every entry is visited once a round, in shuffled order, so that whatever else the machine does hits all alike. A visit
 decodes a few steps for real: draft, verify behind a cache filled to half its KV length, commit of a path that lies
-scattered in the tree, so that the next step has rows to move.
+scattered in the tree.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ NOTES = (
     "A step reads the filled slots only, so an entry holds for a text of about its 'filled' tokens; the KV length"
     " itself costs nothing.",
     "One graph with run-time sizes serves every gear, so one more gear takes no graph memory and bytes is left out.",
-    "The accepted rows are moved inside the next step, so there is no commit entry; host covers acceptance,"
+    "The accepted rows are moved by the host, so there is no commit entry; host covers acceptance, commit,"
     " bookkeeping and the text.",
 )
 
@@ -208,7 +208,7 @@ def _visit(engine: StagedEngine, subject: Subject, times: Times) -> None:
             state.root = int(tokens_T[0])
             drafts.append(Draft(tokens_T, np.zeros(0, np.float32), tree))
         spent = time_step(engine, states, subject.gear, drafts, subject.path)
-        if step:  # the first step has no rows to move, and finds another tree's work in the processor's caches
+        if step:  # the first step finds another tree's work in the processor's caches
             times.steps[count, tree.rows, slots, subject.filled].append(spent.verify / 1e6)
             if subject.gear and drafter:
                 shape = subject.topology.depth, subject.topology.width

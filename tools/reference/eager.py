@@ -19,7 +19,8 @@ from draftwood.compiler.targets.bundled import (
 from draftwood.compiler.targets.online import host
 from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.speculation.kv_cache import KvCache, Zeros
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
+from draftwood.runtime.speculation.kv_cache import Zeros
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.tools.reference.held import Held
@@ -48,7 +49,7 @@ class EagerEngine(Held):
         return lambda shape: torch.zeros(shape, dtype=self.dtype)
 
     def new_kv(self, slots: int) -> Any:
-        return KvCache(self.bundle.manifest.dims, slots, zeros=self.zeros)
+        return DeferredKvCache(self.bundle.manifest.dims, slots, zeros=self.zeros)
 
     def chunk(self, state: SequenceState, left: int) -> int:
         return left
@@ -83,7 +84,7 @@ class EagerEngine(Held):
     @torch.inference_mode()
     def _run(
         self,
-        kv: KvCache,
+        kv: DeferredKvCache,
         tokens_T: NDArray[np.int64],
         depths_T: NDArray[np.int64],
         visible_TT: NDArray[np.bool_],

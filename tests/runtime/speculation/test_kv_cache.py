@@ -2,26 +2,49 @@ import numpy as np
 import pytest
 
 from draftwood.errors import InvariantError
-from draftwood.manifest import Dims
+from draftwood.manifest import BLOCK_SLOTS, Dims
+from draftwood.runtime.speculation.block_cache import BlockKvCache
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.kv_cache import KvCache
 
 DIMS = Dims(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, vocabulary=9, branch_rows=7, path_rows=3, context=127)
+PATHS = {
+    "root": ([0], ()),
+    "contiguous": ([0, 1, 2], ()),
+    "moved": ([0, 2], (2,)),
+    "tail-moved": ([0, 1, 4], (4,)),
+    "all-moved": ([0, 3, 4], (3, 4)),
+}
 
 
-def opened(length: int = 10, rows: int = 7) -> KvCache:
-    cache = KvCache(DIMS, 128)
+def opened(length: int = 10, rows: int = 7, kind: type[KvCache] = KvCache) -> KvCache:
+    cache = kind(DIMS, 128)
     cache.extended(length)
     cache.branched(rows)
     return cache
 
 
-@pytest.mark.parametrize(
-    ("path", "moved"),
-    [([0], ()), ([0, 1, 2], ()), ([0, 2], (2,)), ([0, 1, 4], (4,)), ([0, 3, 4], (3, 4))],
-    ids=["root", "contiguous", "moved", "tail-moved", "all-moved"],
-)
-def test_commit_moves_only_what_is_out_of_place(path: list[int], moved: tuple[int, ...]) -> None:
-    cache = opened()
+@pytest.mark.parametrize("length", [10, BLOCK_SLOTS - 2])
+@pytest.mark.parametrize("kind", [KvCache, BlockKvCache])
+@pytest.mark.parametrize("case", PATHS)
+def test_a_commit_puts_the_path_in_place(kind: type[KvCache], case: str, length: int) -> None:
+    """Every slot holds its number, across the border of a block too; what is not written stays."""
+    path, cache = PATHS[case][0], opened(length, kind=kind)
+    for number, buffer in enumerate(cache.buffers):
+        slots = np.moveaxis(buffer, 2, 1) if kind is BlockKvCache else buffer
+        slots[..., 0] = 1000 * number + np.arange(128).reshape(slots.shape[:-1])
+    cache.commit(path)
+    cache.check()
+    want = np.arange(128)
+    want[length : length + len(path)] = length + np.array(path)
+    assert (cache.length, cache.placed, cache.open_rows) == (length + len(path), length + len(path), 0)
+    for number, buffer in enumerate(cache.buffers):
+        assert cache.text(buffer, 128)[0, :, 0].tolist() == (1000 * number + want).tolist()
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_a_late_commit_moves_only_what_is_out_of_place(case: str) -> None:
+    (path, moved), cache = PATHS[case], opened(kind=DeferredKvCache)
     cache.commit(path)
     cache.check()
     assert (cache.length, cache.moved, cache.open_rows) == (10 + len(path), moved, 0)
@@ -42,7 +65,7 @@ def test_nothing_is_committed_twice() -> None:
 
 @pytest.mark.parametrize(("length", "moved"), [(13, (3, 4)), (12, (3,)), (11, ()), (4, ())], ids=str)
 def test_rollback_drops_pending_rows_first(length: int, moved: tuple[int, ...]) -> None:
-    cache = opened()
+    cache = opened(kind=DeferredKvCache)
     cache.commit([0, 3, 4])
     cache.rollback(length)
     cache.check()
@@ -75,44 +98,22 @@ def test_the_spare_slot_is_never_promised() -> None:
 
 
 def test_a_branch_is_written_beside_the_one_being_read() -> None:
-    cache = opened(rows=3)
+    cache = opened(rows=3, kind=DeferredKvCache)
     assert cache.branch.shape == (1, 2, 3, 1, 4)
     assert not np.shares_memory(cache.branch, cache.next_branch(7))
-    assert KvCache(DIMS, 128, padded=9).branch.shape[2] == 9
+    assert DeferredKvCache(DIMS, 128, padded=9).branch.shape[2] == 9
 
 
-def filled(cache: KvCache) -> KvCache:
-    """Every slot of the caches, and every row of the branch, tells where it stands."""
-    for number, buffer in enumerate(cache.buffers):
-        buffer[0, :, 0] = 1000 * (number + 1) + np.arange(cache.slots)
-    for row in range(cache.branch.shape[2]):
-        cache.branch[0, :, row, 0, 0] = [-1 - row, -101 - row]
-    return cache
-
-
-def test_the_last_token_is_written_again_from_the_branch_that_has_it() -> None:
-    cache = filled(opened())
-    cache.commit([0, 1, 2])
-    assert cache.again() == (2,)
-    assert cache.branch[0, :, 2, 0, 0].tolist() == [-3, -103]
-
-
-@pytest.mark.parametrize("how", ["prompt", "rollback", "opened"])
-def test_the_last_token_is_copied_where_no_branch_has_it(how: str) -> None:
-    cache = opened()
-    if how == "rollback":
-        cache.commit([0, 1, 2])
-        cache.rollback(11)
-    elif how == "opened":  # a branch that nothing was committed of
-        cache.rollback(10)
-    else:
-        cache = KvCache(DIMS, 128)
-        cache.extended(12)
-    filled(cache)
-    assert cache.again() == (0,) == cache.again()
-    last = cache.length - 1
-    assert cache.branch[0, :, 0, 0, 0].tolist() == [1000 + last, 2000 + last]
-
-
-def test_an_empty_text_has_no_last_token() -> None:
-    assert KvCache(DIMS, 128).again() == ()
+@pytest.mark.parametrize("kind", [KvCache, BlockKvCache, DeferredKvCache])
+def test_a_copy_holds_the_beginning_and_nothing_of_the_branch(kind: type[KvCache]) -> None:
+    cache = opened(kind=kind)
+    for buffer in cache.buffers:
+        buffer[:] = np.arange(buffer.size).reshape(buffer.shape)
+    cache.commit([0, 3])
+    other = cache.copied(9, 192)
+    other.check()
+    assert (other.length, other.placed, other.slots) == (9, 9, 192)
+    for new, old in zip(other.buffers, cache.buffers, strict=True):
+        assert np.array_equal(other.text(new, 9), cache.text(old, 9)) and not np.shares_memory(new, old)
+    with pytest.raises(InvariantError, match="copy"):
+        cache.copied(cache.placed + 1, 192)
