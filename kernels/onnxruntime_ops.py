@@ -19,6 +19,7 @@ _TYPES = [
     ("I", ["tensor(int64)"], ""),
     ("M", ["tensor(int32)"], ""),
     ("U", ["tensor(uint8)"], ""),
+    ("W", ["tensor(int8)", "tensor(uint8)"], ""),
 ]
 
 
@@ -95,6 +96,12 @@ _SCHEMAS = (
         _inputs("Y:T", "inv_std_var:T?"),
         {"axis": _Kind.INT, "epsilon": _Kind.FLOAT, "stash_type": _Kind.INT},
         domain="",
+    ),
+    _schema(
+        "MatMulIntegerToFloat",
+        _inputs("A:U", "B:W", "a_scale:T", "b_scale:T", "a_zero_point:U?", "b_zero_point:W?", "bias:T?"),
+        _inputs("Y:T"),
+        {},
     ),
     _schema("QuickGelu", _inputs("X:T"), _inputs("Y:T"), {"alpha": _Kind.FLOAT}),
     _schema(

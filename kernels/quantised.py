@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.kernels.contract import Contract, op
+from draftwood.kernels.contract import Contract, declare, op, ort
 
 # T rows, H inputs, O outputs
 
@@ -62,6 +62,18 @@ def _onnx(x, weight, weight_scale, bias=None):  # type: ignore[no-untyped-def]
     return scaled if bias is None else op.Add(scaled, bias)
 
 
+def _onnx_cpu(x, weight, weight_scale, bias=None):  # type: ignore[no-untyped-def]
+    """The same numbers in fewer operators: a step of 1 rounds, and a scale of 1 leaves the column's as it is."""
+    largest = op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), keepdims=1)
+    largest = op.Max(largest, op.Constant(value_float=LEAST))
+    one, zero = op.Constant(value_float=1.0), op.Cast(op.Constant(value_int=_ZERO_POINT), to=_UINT8)
+    rows = op.QuantizeLinear(op.Mul(x, op.Div(op.Constant(value_float=float(LARGEST)), largest)), one, zero)
+    sums = ort.MatMulIntegerToFloat(rows, weight, one, weight_scale, zero)
+    declare(sums, *x.shape[:-1], weight.shape[1])
+    scaled = op.Mul(sums, op.Mul(largest, op.Constant(value_float=1 / LARGEST)))
+    return scaled if bias is None else op.Add(scaled, bias)
+
+
 _FLOAT, _UINT8 = 1, 2  # onnx.proto, TensorProto.DataType
 
 QUANTISED_LINEAR = Contract(
@@ -69,6 +81,7 @@ QUANTISED_LINEAR = Contract(
     reference=_quantised_linear,
     fake=_fake,
     onnx=_onnx,
+    onnx_cpu=_onnx_cpu,
     namespace="draftwood",
 )
 """x [T, H], weight int8 [H, O], weight_scale float32 [O], bias [O]: [T, O] in x's type."""

@@ -15,13 +15,13 @@ import onnx_ir as ir
 from draftwood.manifest import StepSignature, text_name
 
 # Their second input is a weight that all rows are multiplied with, if they have one.
-_PRODUCTS = {"MatMul", "MatMulInteger", "Gemm", "MatMulNBits"}
+_PRODUCTS = {"MatMul", "MatMulInteger", "MatMulIntegerToFloat", "Gemm", "MatMulNBits"}
 # What the exporter says of nodes that it makes of operators which do the same to every row: of experts, though their
 # nodes do not, and of products with their rounding before them.
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 _EXPERTS, _QUANTISED = "'draftwood.experts.default']", "'draftwood.quantised_linear.default']"
 _ELEMENTWISE = {"Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Neg", "Pow", "Round", "Sigmoid", "Sqrt"}
-_ELEMENTWISE |= {"Sub", "Tanh", "QuickGelu"}
+_ELEMENTWISE |= {"Sub", "Tanh", "QuantizeLinear", "QuickGelu"}
 # Along the last axis, with a gain for each of its places.
 _NORMS = {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
 # Inputs of a step that name rows of all texts, and those that name results of all attentions.

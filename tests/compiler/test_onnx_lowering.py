@@ -326,7 +326,9 @@ def test_int8_drafts_open_where_onnxruntime_makes_uint8_of_their_weights(
     options.use_per_session_threads, options.log_severity_level = False, 3
     options.add_session_config_entry("session.x64quantprecision", "1")
     path = tmp_path / "onnx" / "draft-chain-3.onnx"
-    levels = [node for node in onnx.load(path, load_external_data=False).graph.node if node.op_type == "MatMulInteger"]
+    levels = [
+        node for node in onnx.load(path, load_external_data=False).graph.node if node.op_type == "MatMulIntegerToFloat"
+    ]
     assert len(levels) > 3 and len({node.input[1] for node in levels}) == len(levels)
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 

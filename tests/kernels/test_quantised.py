@@ -35,12 +35,12 @@ class Layer(nn.Module):
         return torch.ops.draftwood.quantised_linear(x, *self.weights)
 
 
-def exported(layer: Layer, path: Path, *more: str, exact: bool = False) -> ort.InferenceSession:
+def exported(layer: Layer, path: Path, *more: str, exact: bool = False, cpu: bool = False) -> ort.InferenceSession:
     """The layer's ONNX form on onnxruntime; the results of operators ``more`` are outputs as well."""
     rows = {0: torch.export.Dim("T")}
     program = torch.export.export(layer, (noise(3, H),), dynamic_shapes=(rows,))
     model = torch.onnx.export(
-        program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(False), verbose=False
+        program, dynamo=True, opset_version=18, custom_translation_table=onnx_forms(cpu), verbose=False
     ).model
     for node in list(model.graph):
         if node.op_type in more:
@@ -93,6 +93,19 @@ def test_the_onnx_form_is_the_reference_bit_for_bit(
         got, sums = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         assert np.array_equal(sums, products(quantise_rows(x)[0], weights[0]).numpy())
         assert np.array_equal(got, layer(x).numpy())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_cpus_form_has_the_same_bits(weights: tuple[Tensor, Tensor, Tensor], bias: bool, tmp_path: Path) -> None:
+    """Of numbers that lie half between two steps, too, and of rows of zeros."""
+    layer = Layer(weights, bias)
+    session = exported(layer, tmp_path / "layer.onnx", exact=bias or products_saturate(), cpu=True)
+    for rows in (1, 2, 16):
+        x = noise(rows, H, seed=7)
+        x[0, :254], x[0, 254:] = torch.arange(-127, 127) + 0.5, 0.0
+        x[0, 300], x[-1, 600:] = 127.0, 0.0
+        got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        assert np.array_equal(got.view(np.int32), layer(x).numpy().view(np.int32))
 
 
 def test_halves_are_computed_in_fp32_and_rounded_once(weights: tuple[Tensor, Tensor, Tensor]) -> None:
