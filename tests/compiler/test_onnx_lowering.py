@@ -1,8 +1,8 @@
 """The ONNX files: standard, silent about where they were built, and equal to the eager modules in onnxruntime."""
 
 import re
-from collections.abc import Callable
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
