@@ -103,5 +103,5 @@ def _shifted(state: SequenceState, draft: Draft) -> Draft:
 
 
 def _dropped(state: SequenceState, draft: Draft) -> Draft:
-    state.kv.forget_moved()
+    state.kv._move = lambda *_: None
     return draft
