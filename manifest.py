@@ -18,7 +18,7 @@ from draftwood.files import open_regular, read_regular
 from draftwood.planned import Count, Name, Planning, Size
 from draftwood.planned import Gear as Gear
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 MANIFEST_FILE = "manifest.json"
 # A text beside every other in which tokens are looked up, where one was given. A token of it takes 0.5 KB when opened.
 CORPUS_FILE = "lookup/corpus.txt"
