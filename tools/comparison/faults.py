@@ -161,8 +161,10 @@ class Steps:
         return self._verified(self._begun(), (wrong, self.right))
 
     def commit(self, route: list[int], path: list[int], drop: bool = False) -> list[Comparison]:
-        """Of the token after the tree step and a commit of ``route`` for ``path``; ``drop`` keeps what lies in the places
-        of the route's rows."""
+        """Of the token after the tree step and a commit of ``route`` for ``path``.
+
+        ``drop`` keeps what lies in the places of the route's rows.
+        """
         states = self._begun()
         self._verified(states, (self.right, self.right))
         for state, rows in zip(states, (range(len(route)) if drop else route, path), strict=True):
