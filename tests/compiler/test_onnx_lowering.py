@@ -343,7 +343,7 @@ def test_graphs_of_several_texts_multiply_with_a_weight_once(kind: str, tiny_bun
         assert alone == four and alone >= 3
 
 
-def test_a_step_of_several_texts_has_an_attention_of_each_and_all_else_once(tiny_bundles: dict[str, Path]) -> None:
+def test_a_step_of_several_texts_has_an_attention_of_each_and_orders_rows_once(tiny_bundles: dict[str, Path]) -> None:
     folder = tiny_bundles["medusa"] / "onnx"
     alone, four = (
         Counter(node.op_type for node in onnx.load(folder / name, load_external_data=False).graph.node)
@@ -352,8 +352,7 @@ def test_a_step_of_several_texts_has_an_attention_of_each_and_all_else_once(tiny
     layers = alone["GroupQueryAttention"]
     assert layers == alone["GatherND"] > 1 and alone["Gather"] == layers + 3  # tokens, and logits' rows of two states
     assert four["GroupQueryAttention"] == 4 * layers and four["Gather"] == 4 * (layers + 1) + 2
-    for once in ("GatherND", "SkipSimplifiedLayerNormalization", "QuickGelu", "Mul", "MatMul", "Gemm", "ArgMax"):
-        assert four[once] == alone[once], once
+    assert four["GatherND"] == layers  # what all attentions give is put in order at once
 
 
 def products(path: Path) -> int:
