@@ -13,6 +13,7 @@ import pytest
 from draftwood.errors import UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.tools.cli import main
 from draftwood.tools.commands import profile as profile_command
 from draftwood.tools.lab import latency
 from draftwood.trees import Topology, tensorize, violations
@@ -276,3 +277,14 @@ def test_a_bundle_without_a_drafter(tiny_bundle: Path) -> None:
     engine = CpuEngine(replace(whole, manifest=manifest, trees={"plain": whole.trees["plain"]}))
     table = latency.measure(engine, (4,), (128,), rounds=1)
     assert table.rows(128) == (1, 4) and table.draft_s(3, 3) == 0.0 and table.drafter == {}
+
+
+def test_a_teacher_is_timed_in_a_bundle_that_is_removed(
+    tiny_teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "latency.json"
+    line = ["profile", "--model", str(tiny_teacher), "--precision", "nbits", "--kv", "256", "--rows", "1,4"]
+    assert main([*line, "--texts", "1,2", "--out", str(out)]) == 0, capsys.readouterr().err
+    table = LatencyTable.from_json(out.read_text(), str(out))
+    assert table.texts == (1, 2) and all(table.step_s(rows, 256, texts) > 0 for rows in (1, 4) for texts in (1, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["latency.json"]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MODELLED_ROWS = tuple(range(1, 65))
 MODELLED_SLOTS = (1024, 2048, 4096, 8192)
+# Precisions that are compared differ by more than what further rounds would tell.
+_TEACHER_ROUNDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +179,7 @@ def _measured_teacher(args: argparse.Namespace) -> LatencyTable:
             texts=texts[-1],
         )
         draftwood.build(request, Path(folder) / "bundle", progress=lambda _: None)
-        return _times(Bundle.open(Path(folder) / "bundle"), args)
+        return _times(Bundle.open(Path(folder) / "bundle"), args, _TEACHER_ROUNDS)
 
 
 def _measured(args: argparse.Namespace) -> LatencyTable:
@@ -188,7 +190,7 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     return _times(Bundle.open(args.bundle), args)
 
 
-def _times(opened: Bundle, args: argparse.Namespace) -> LatencyTable:
+def _times(opened: Bundle, args: argparse.Namespace, rounds: int = LEAST_ROUNDS) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 
@@ -199,7 +201,7 @@ def _times(opened: Bundle, args: argparse.Namespace) -> LatencyTable:
     if texts[-1] > engine.max_batch:
         raise RequestError(f"--texts {args.texts}: {opened.folder} has graphs for at most {engine.max_batch}")
     slots = parse_sizes("--kv", args.kv) if args.kv else tuple(sorted({gear.slots for gear in bundle.manifest.gears}))
-    return measure(engine, rows, slots, rounds=LEAST_ROUNDS, threads=default_threads(), texts=texts)
+    return measure(engine, rows, slots, rounds=rounds, threads=default_threads(), texts=texts)
 
 
 def _widened(bundle: Bundle, rows: int) -> Bundle:
