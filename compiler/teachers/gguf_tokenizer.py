@@ -4,8 +4,8 @@ A file says which of llama.cpp's pre-tokenizers cuts a text, not how; here are t
 llama.cpp's src/llama-vocab.cpp has them (commit 0c1e570, the switch over type_pre and the names before it). Both kinds
 of vocabulary become what transformers 5.23 makes of the same file, but for three things that it leaves out:
 
-* digits stand alone with smollm and its like: `\\p{N}`, then GPT-2's expression. So does SmolLM2's own tokenizer.json
-  (HuggingFaceTB/SmolLM2-135M, revision 93efa2f: Digits with individual_digits, then ByteLevel);
+* digits stand alone with smollm and its like: `\\p{N}`, then GPT-2's expression (llama.cpp's form; the tokenizer.json
+  that SmolLM2's publisher ships was not at hand);
 * words that are tokens are one without merges (llama-bpe, glm4, tekken);
 * texts begin with the begin token where the file does not say and the pre-tokenizer is Llama 3's or tekken.
 
