@@ -13,7 +13,7 @@ BUILD = ("safetensors", "torch", "onnx", "onnxscript", "networkx")
 # What compiles and runs graphs on an NPU beside the machine's own torch_npu.
 DEVICE = ("torch", "safetensors", "protobuf")
 # Packages whose module has another name.
-_MODULES = {"protobuf": "google.protobuf"}
+MODULES = {"protobuf": "google.protobuf"}
 # Package -> the extra that brings it; "" is the base installation.
 EXTRAS = {
     **dict.fromkeys(RUN, ""),
@@ -34,7 +34,7 @@ def version(name: str) -> str | None:
         found = environment.torch_npu_installed()  # the usual way does not see it while it is hidden
     else:
         try:
-            found = importlib.util.find_spec(_MODULES.get(name, name)) is not None
+            found = importlib.util.find_spec(MODULES.get(name, name)) is not None
         except (ImportError, ValueError):
             found = False
     try:

@@ -15,6 +15,7 @@ from draftwood.compiler.bundle import build as writer
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint
+from draftwood.compiler.onnx import lowering
 from draftwood.compiler.targets import onnx as module
 from draftwood.compiler.targets.modules import load_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
@@ -153,7 +154,7 @@ def test_a_failed_build_leaves_nothing(
     built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type
 ) -> None:
     monkeypatch.setattr(module, "trace", lambda step: None)
-    monkeypatch.setattr(module, "lower_to_onnx", fail_late(error))
+    monkeypatch.setattr(lowering, "lower_to_onnx", fail_late(error))
     with pytest.raises(raised):
         build(built.request, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -163,7 +164,7 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(
     built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "trace", lambda step: None)
-    monkeypatch.setattr(module, "lower_to_onnx", lambda *_: None)
+    monkeypatch.setattr(lowering, "lower_to_onnx", lambda *_: None)
 
     def appear(*_: object) -> bool:
         (tmp_path / "out").mkdir()
@@ -235,7 +236,7 @@ def test_a_missing_tensor_is_refused(damaged: BuildRequest, tmp_path_factory: py
 
 def test_progress_names_every_graph(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "trace", lambda step: None)
-    monkeypatch.setattr(module, "lower_to_onnx", lambda *_: None)
+    monkeypatch.setattr(lowering, "lower_to_onnx", lambda *_: None)
     seen: list[str] = []
     build(built.request, tmp_path / "out", seen.append)
     assert seen == ["weights", *GRAPHS]

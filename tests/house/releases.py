@@ -8,8 +8,8 @@ every form of draft and acceptance; the first one's graphs are what the others' 
 
 from __future__ import annotations
 
+import argparse
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +48,11 @@ def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {', '.join(names)} | {' | '.join(found)} |" for found, names in alike.items())])
 
 
-def main(pythons: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compares what each of the Pythons builds; they are named on the command line."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="of an environment with a torch of its own")
+    pythons: list[str] = parser.parse_args(arguments).pythons
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "draftwood").symlink_to(ROOT)
@@ -75,4 +79,4 @@ def main(pythons: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

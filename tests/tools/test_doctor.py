@@ -13,7 +13,7 @@ from draftwood import environment
 from draftwood.runtime.engines.qnn import Htp
 from draftwood.tools.commands import doctor
 from draftwood.tools.lab import machine
-from draftwood.tools.packages import EXTRAS
+from draftwood.tools.packages import EXTRAS, MODULES
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 # What a machine without onnxruntime cannot do, an NPU's lines aside.
@@ -76,7 +76,7 @@ def test_this_machine_runs_and_builds() -> None:
     ids=["torch", "onnxruntime", "ray", "openvino", "qnn", "extras", "everything"],
 )
 def test_absent_packages(blocked: list[str], lost: set[str], python: Callable[..., str]) -> None:
-    out = python(ASK, blocked=blocked)
+    out = python(ASK, blocked=[MODULES.get(name, name) for name in blocked])
     assert out.endswith("\n0\n")
     found = json.loads(out.removesuffix("0\n"))
     unable = {name for name, facts in found["can"].items() if not facts["ok"]}

@@ -25,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "SECONDS", 0.0)
     monkeypatch.setattr(latency, "VISIT_SECONDS", 0.0)
     monkeypatch.setattr(latency, "HOST_TOKENS", 8)
-    monkeypatch.setattr(profile_command, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(latency, "LEAST_ROUNDS", 2)
 
 
 def run(*arguments: object) -> int:
@@ -229,9 +229,9 @@ def test_a_folder_of_a_cascade_is_read(tiny_teacher: Path, tiny_drafters: dict[s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "expected a BUNDLE to measure or --device NAME to model"),
-        (["BUNDLE", "--device", "ascend-910b3"], "one of the two"),
-        (["BUNDLE", "--model", "demo"], "they go with --device"),
+        ([], "expected a BUNDLE or --model to measure, or --device NAME to model"),
+        (["BUNDLE", "--device", "ascend-910b3"], "expected a BUNDLE or --model to measure"),
+        (["BUNDLE", "--model", "demo"], "expected a BUNDLE or --model to measure"),
         (["BUNDLE", "--texts", "8"], "has graphs for at most 4"),
         (["BUNDLE", "--kv", "x"], "--kv x"),
         (["BUNDLE", "--rows", "0"], "--rows 0"),

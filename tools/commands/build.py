@@ -149,9 +149,7 @@ def main(args: argparse.Namespace) -> int:
         texts=args.texts,
         corpus=args.corpus,
     )
-    if "onnx" in request.targets:
-        print(_room(request, args.out), file=sys.stderr, flush=True)
-    watch = Stopwatch()
+    watch = Stopwatch(f"building with {_room(request, args.out)}" if "onnx" in request.targets else "")
     manifest = draftwood.build(request, args.out, progress=watch.next)
     stages = watch.stop()
     if args.drafter and manifest.drafter is None:
@@ -185,14 +183,17 @@ def _room(request: BuildRequest, out: Path) -> str:
 
 @dataclass
 class Stopwatch:
-    """Seconds of every stage, and the process's largest memory until its end."""
+    """Seconds of every stage, and the process's largest memory until its end; ``heading`` is said before the first."""
 
+    heading: str = ""
     stages: list[dict[str, Any]] = field(default_factory=list)
     _began: float = 0.0
     _name: str = ""
 
     def next(self, name: str) -> None:
         """Ends the stage that runs and begins another, which it names on stderr."""
+        if self.heading and not self.stages and not self._name:
+            print(self.heading, file=sys.stderr, flush=True)
         self._end()
         self._name, self._began = name, time.monotonic()
         print(f"building {name}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from draftwood.compiler.drafters.registry import kind_named, kinds, names, open_
 from draftwood.errors import RequestError
 from draftwood.manifest import MOST_TEXTS
 from draftwood.tools.commands.build import PRECISIONS, parse_sizes
-from draftwood.tools.lab.latency import LEAST_ROUNDS, measure
+from draftwood.tools.lab.latency import measure
 from draftwood.tools.show.latency import table_text
 from draftwood.trees.calibration_file import write_out
 
@@ -190,7 +190,7 @@ def _measured(args: argparse.Namespace) -> LatencyTable:
     return _times(Bundle.open(args.bundle), args)
 
 
-def _times(opened: Bundle, args: argparse.Namespace, rounds: int = LEAST_ROUNDS) -> LatencyTable:
+def _times(opened: Bundle, args: argparse.Namespace, rounds: int | None = None) -> LatencyTable:
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import default_threads, share_threads
 

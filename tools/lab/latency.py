@@ -58,12 +58,13 @@ def measure(
     engine: StagedEngine,
     rows: Iterable[int],
     slots: Sequence[int],
-    rounds: int = LEAST_ROUNDS,
+    rounds: int | None = None,
     threads: int = 0,
     texts: Sequence[int] = (1,),
 ) -> LatencyTable:
     """Times the steps of the bundle's trees, and bushy trees of other ``rows``, at every KV length, for each number of
-    ``texts`` that share a launch."""
+    ``texts`` that share a launch, in `LEAST_ROUNDS` rounds or more, or in ``rounds``."""
+    rounds = LEAST_ROUNDS if rounds is None else rounds
     if rounds < 1:
         raise RequestError(f"--rounds {rounds}: expected at least 1")
     bundle, asked = engine.bundle, set(rows)

@@ -130,8 +130,10 @@ def protocol(seconds: float) -> type[H11Protocol]:
             self._watch()
 
         def data_received(self, data: bytes) -> None:
-            if not self._refused:
-                super().data_received(data)
+            if self._refused:
+                return
+            super().data_received(data)
+            if not self._refused:  # else the deadline is that of its answer
                 self._watch()
 
         def send_400_response(self, msg: str) -> None:

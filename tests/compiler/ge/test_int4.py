@@ -287,7 +287,7 @@ def test_trees_that_another_kernel_would_take_are_refused(packed: Packed, tmp_pa
     folder = packed()
     with pytest.raises(RequestError, match="tree wide: 9 rows a launch; expected at most 8 with --precision nbits"):
         build(asked(folder, trees=wide), tmp_path / "bundle")
-    with pytest.raises(RequestError, match="of four bits with groups of a multiple of 64 inputs"):
+    with pytest.raises(RequestError, match="packed in four bits with groups of a multiple of 64 inputs"):
         build(asked(packed(group=32)), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from draftwood.manifest import Gear
-from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -75,28 +74,6 @@ def test_texts_that_come_and_go_are_plain_texts(
     for text, plain in zip(texts, alone[temperature], strict=True):
         assert ended(text).token_ids == plain
     assert {1, 3} <= sizes  # also an odd number, beside a place that nobody has
-
-
-def test_two_launches_of_halves_are_plain_texts(
-    engine: CpuEngine, alone: dict[float, list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a table in which a launch of four texts is dear; greedy and sampled texts, of which some end early."""
-    times = [
-        StepTime(gear=gear.name, length=16, us=1000.0 * (50 if texts == 4 else 1), texts=texts)
-        for gear in engine.bundle.manifest.gears
-        for texts in (1, 2, 4)
-    ]
-    sizes: list[int] = []
-    honest = engine.step
-    monkeypatch.setattr(engine, "step", lambda states, gears: sizes.append(len(states)) or honest(states, gears))
-    texts = decodings(engine, [Policies(engine.bundle, "adaptive", times)], 0.8)
-    for text in texts:
-        text.start()
-    while going := [text for text in texts if not text.finished]:
-        advance(engine, going)
-    for text, plain in zip(texts, alone[0.8], strict=True):
-        assert ended(text).token_ids == plain
-    assert max(sizes) == 2 and sizes.count(2) > len(sizes) / 2
 
 
 def test_a_launch_takes_the_smallest_graph_with_room(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
