@@ -317,9 +317,11 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """CPU form over caches [1, K, C, D]: (rows [T, N*D], both caches), by half tables [P, D/2]."""
         config = self.config
-        gains = (self.q_norm.weight, self.k_norm.weight) if config.qk_norm else (None, None)
+        own = type(self).project is not Layer.project  # a family's, which attention cannot do in its stead
+        rows_TE = torch.cat(self.project(x_TH), -1) if own else self.qkv(x_TH)
+        gains = (self.q_norm.weight, self.k_norm.weight) if config.qk_norm and not own else (None, None)
         out_TE, key_cache, value_cache = torch.ops.draftwood.rows_attention(
-            self.qkv(x_TH), key_cache, value_cache, cos_PE, sin_PE, *appended, *gains,
+            rows_TE, key_cache, value_cache, cos_PE, sin_PE, *appended, *gains,
             config.heads, config.kv_heads, config.rms_norm_eps,
         )  # fmt: skip
         return out_TE, key_cache, value_cache
