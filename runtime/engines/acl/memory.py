@@ -127,10 +127,10 @@ class Block:
             self.device.drop(self.address)
 
 
-def cut(sizes: Sequence[int], unit: int = _PIECE_START) -> tuple[list[int], int]:
-    """Where pieces of these sizes begin in one block, at multiples of ``unit``, and how long it must be, by the rules
-    of the device."""
-    starts, at = [], 0
+def cut(sizes: Sequence[int], unit: int | None = None) -> tuple[list[int], int]:
+    """Where pieces of these sizes begin in one block, at multiples of ``unit`` or where the device asks for it, and how
+    long the block must be, by the rules of the device."""
+    starts, at, unit = [], 0, unit or _PIECE_START
     for size in sizes:
         starts.append(at)
         at += up(up(size, _PIECE_UNIT) + _PIECE_REST, unit)
