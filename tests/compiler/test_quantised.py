@@ -132,9 +132,9 @@ def test_a_bundle_holds_the_published_whole_numbers_and_no_other_copy(drafted: B
     assert {value.dtype for value in (*layers.values(), stored["lm_head.weight"])} == {torch.int8} and len(layers) == 8
     assert drafted.manifest.quantised and drafted.manifest.graph_sets[0].precision.name == "w8a8-fp32"
     graph = onnx.load(drafted.folder / "onnx/step.onnx", load_external_data=False).graph
-    products = [node for node in graph.node if node.op_type == "MatMulInteger"]
+    products = [node for node in graph.node if node.op_type == "MatMulIntegerToFloat"]
     # Each layer's four products and the head's read their own rows, rounded once.
-    assert len(products) == 9 == sum(node.op_type == "Round" for node in graph.node)
+    assert len(products) == 9 == sum(node.op_type == "QuantizeLinear" for node in graph.node)
 
 
 def test_a_head_that_is_left_alone_is_left_alone(
