@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.speculation.kv_cache import KvCache
+from draftwood.runtime.speculation.deferred_cache import DeferredKvCache
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import TeacherOutput
@@ -132,7 +132,7 @@ class FollowingEager(ExchangedEager):
     def normed(self, number: int, normed_TH: Tensor) -> Tensor:
         return normed_TH
 
-    def _run(self, kv: KvCache, *given: Any) -> TeacherOutput:
+    def _run(self, kv: DeferredKvCache, *given: Any) -> TeacherOutput:
         self._states = self._followed.waiting.pop(0) if self._followed.waiting else None
         self.followed += [self._states] if self._states else []
         self.halves = []
