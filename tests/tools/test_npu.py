@@ -67,8 +67,8 @@ def test_check_compares_all_three_ways(npu_bundle: Path) -> None:
     report = checked(npu_bundle)
     assert report["ok"] and report["mutations"] == report["mutations_caught"] > 0
     graphs = report["graphs"]
-    assert set(graphs["verify-t7-kv128"]) == {"cpu", "static", "ge", "eager"}
-    assert set(graphs["prefill-t16-kv128"]) == {"static", "ge"}
+    assert set(graphs["verify-t7-kv128"]) == {"cpu", "cpu blocks", "static", "static blocks", "ge", "eager"}
+    assert set(graphs["prefill-t16-kv128"]) == {"static", "static blocks", "ge"}
     assert all(entry["ok"] for graph in graphs.values() for entry in graph.values())
     accepted = {c["quantity"] for c in report["comparisons"] if c["graphs"] == "ge"}
     assert accepted >= {"greedy tokens", "sampled tokens", "filtered tokens"}
