@@ -25,7 +25,7 @@ from draftwood.tools.reference.followed import ExchangedEager, beyond_last_bits
 # sampled rows: so 32 for halves, which a planted fault moves by 5e-2 and more, a thousand times what that allows.
 FACTOR, FACTOR_OF_HALVES = 8, 32
 # In half precision a graph moves fewer values: it sums in fp32, and another order changes what is rounded afterwards
-# now and then. Measured on teachers of two layers: the interpreter differed by nothing, in W8A8 and with the sums of two
+# now and then. Measured on teachers of two layers: the interpreter differed by nothing, in W8A8 and with sums of two
 # ranks by half of what this moves; a dropped commit by 1.5 times that.
 FACTOR_IN_HALF = 1
 # One value of every row is moved by a whole step of its rounding, where a graph moves few, and of few rows several.
