@@ -295,7 +295,7 @@ class Sharing:
         """The next launch; the lock is held, and let go while the engine runs."""
         self._at_work, group = True, list[_Ticket]()
         try:
-            group = self._group()
+            self._gather(group)
             if group:
                 self._lock.release()
                 try:
@@ -309,12 +309,17 @@ class Sharing:
             self._drop()
             self._pass_on()
 
-    def _group(self) -> list[_Ticket]:
-        """Whom the next launch serves: prompts and steps take turns."""
+    def _gather(self, group: list[_Ticket]) -> None:
+        """Whom the next launch serves: prompts and steps take turns.
+
+        A ticket is in the group before it leaves its queue: an interrupt in between must not lose it.
+        """
         prompts, steps = self._queues.prompts, self._queues.steps
         if prompts and (self._stepped or not steps):
             self._stepped = False
-            return [prompts.popleft()]
+            group.append(prompts[0])
+            prompts.popleft()
+            return
         until = time.monotonic() + LINGER
         while (
             len(steps) < self.engine.max_batch
@@ -323,9 +328,10 @@ class Sharing:
         ):
             self._arrived.wait(left)
         self._stepped = True
-        group = [steps.popleft() for _ in range(min(len(steps), self.engine.max_batch))]
+        while steps and len(group) < self.engine.max_batch:
+            group.append(steps[0])
+            steps.popleft()
         self._expected = {one.text for one in group}
-        return group
 
     def _run(self, group: Sequence[_Ticket]) -> None:
         """The launch; the lock is not held."""
@@ -353,6 +359,9 @@ class Sharing:
     def _ended(self, ticket: _Ticket) -> None:
         """A launch with the text has ended."""
         text, place = ticket.text, self._places[ticket.text]
+        for queue in (self._queues.prompts, self._queues.steps):
+            if ticket in queue:  # an interrupt came before it had left
+                queue.remove(ticket)
         ticket.done, place.ticket = True, None
         ticket.wake.notify()
         if place.cancelled or text.finished or ticket.error is not None:

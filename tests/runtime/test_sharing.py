@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -170,6 +171,26 @@ def test_cancelling_frees_the_place_within_a_launch(engine: Counting, launch: in
     assert result.finish_reason == "cancelled" and len(engine.launches) == launch
     assert free(model)
     stream.cancel()  # again does nothing
+
+
+class Interrupting(deque):  # type: ignore[type-arg]
+    """A queue; an interrupt comes when somebody has just left it."""
+
+    def popleft(self) -> Any:
+        super().popleft()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("queue", ["prompts", "steps"])
+def test_an_interrupt_while_a_launch_is_gathered_loses_nobody(engine: Counting, queue: str) -> None:
+    model = opened(engine)
+    honest = getattr(model._sharing._queues, queue)
+    setattr(model._sharing._queues, queue, Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(ids(0, 20), max_new_tokens=20, ignore_eos=True)
+    assert free(model)
+    setattr(model._sharing._queues, queue, honest)
+    assert len(model.generate(ids(1, 20), max_new_tokens=20, ignore_eos=True).token_ids) == 20 and free(model)
 
 
 def test_closing_and_forgetting_free_the_place(engine: Counting) -> None:
