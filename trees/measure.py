@@ -32,12 +32,6 @@ def visits(contexts: Contexts, topology: Topology) -> NDArray[np.float64]:
     return visits_FT
 
 
-def expected_accept_length(contexts: Contexts, topology: Topology) -> Expected | None:
-    """What `topology` gains per step on `contexts`; None if there are none."""
-    visits_FT = visits(contexts, topology)
-    return mean_of_folds(visits_FT.sum(1), visits_FT[:, 0])
-
-
 def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> Expected | None:
     """The mean over all contexts of what adds up to `sums_F` in each fold; None without contexts.
 

@@ -13,7 +13,7 @@ which the promises rest: where they gain little, a few plain steps check it now 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from draftwood.manifest import Gear
@@ -57,14 +57,19 @@ class Way(NamedTuple):
 
     @classmethod
     def of(cls, options: Sequence[Option]) -> Way:
-        fixed = defaultdict[str, list[float]](list)
-        for one in options:
-            if one.graph is not None:
-                fixed[one.graph].append(one.fixed_us)
-        mixed = any(len(own) < len(options) for own in fixed.values())
-        mixed_us = sum(max(own) - sum(own) / len(options) for own in fixed.values()) if mixed else 0.0
-        us, most_us = sum(one.us for one in options) + mixed_us, sum(one.most_us for one in options) + mixed_us
-        return cls(tuple(options), sum(one.tokens for one in options), us, most_us, mixed_us)
+        mixed_us = _mixed_us(options)
+        _, tokens, us, most_us, *_ = zip(*options, strict=True)
+        return cls(tuple(options), sum(tokens), sum(us) + mixed_us, sum(most_us) + mixed_us, mixed_us)
+
+
+def _mixed_us(options: Sequence[Option]) -> float:
+    fixed = defaultdict[str | None, list[float]](list)
+    for one in options:
+        if one.graph is not None:
+            fixed[one.graph].append(one.fixed_us)
+    if all(len(own) == len(options) for own in fixed.values()):
+        return 0.0
+    return sum(max(own) - sum(own) / len(options) for own in fixed.values())
 
 
 class Chooser(Protocol):
@@ -101,7 +106,8 @@ def choose(asking: Sequence[Asking], choosers: Sequence[Chooser | None], padded:
         limit_us, rows = plain.most_us + loan_us, learned.gears.rows
         # Without those that alone would take more than is lent.
         every = [[own[0], *(o for o in own[1:] if o.most_us - own[0].most_us <= loan_us)] for own in every]
-        way = best(every, limit_us, [rows[own.gear] for o in every for own in o] if padded and texts > 1 else (), rows)
+        ceilings = {rows[one.gear] for own in every for one in own} if padded and texts > 1 else set[int]()
+        way = best(plain, every, limit_us, ceilings, rows)
         tried = False
         if _doubted(learned, times, plain, way):
             way = plain
@@ -111,14 +117,16 @@ def choose(asking: Sequence[Asking], choosers: Sequence[Chooser | None], padded:
         return _told(learned, asking, choosers, way, plain, tried)
 
 
-def best(every: Sequence[Sequence[Option]], limit_us: float, ceilings: Sequence[int], rows: Sequence[int]) -> Way:
+def best(
+    plain: Way, every: Sequence[Sequence[Option]], limit_us: float, ceilings: Collection[int], rows: Sequence[int]
+) -> Way:
     """The way of the highest rate within a time; the plain launch where no other is.
 
     Exact but for the limit, above which those drafts are given up first that gain least for their time. ``ceilings``
     are numbers of rows to which all texts may be padded; none where rows are not padded. ``rows`` are the gears'.
     """
-    found = Way.of([own[0] for own in every])
-    padded: list[Sequence[Sequence[Option]]] = [_padded(every, ceiling, rows) for ceiling in sorted(set(ceilings))] or [
+    found = plain
+    padded: list[Sequence[Sequence[Option]]] = [_padded(every, ceiling, rows) for ceiling in sorted(ceilings)] or [
         every
     ]
     while True:

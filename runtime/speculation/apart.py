@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -103,10 +102,9 @@ class ApartGrammars:
 
 def _give(process: subprocess.Popen[bytes], setup: Any) -> None:
     """Hands the tokenizer over; it is read once Python is there."""
-    content = msgspec.msgpack.encode(setup)
     assert process.stdin is not None
     with contextlib.suppress(OSError), process.stdin as sink:
-        sink.write(len(content).to_bytes(keeper.HEAD_BYTES, "big") + content)
+        sink.write(keeper.framed(setup))
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -166,7 +164,7 @@ class ApartGrammar:
     def ask(self, name: str, *given: Any) -> Any:
         """What the process answers; RequestError where it refuses, or has ended."""
         try:
-            keeper.write(self._talk, (name, *given))
+            self._talk.sendall(keeper.framed((name, *given)))
             answer = keeper.read(self._source)
         except (OSError, ValueError):  # a socket that is closed has no file
             answer = None

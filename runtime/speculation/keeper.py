@@ -40,10 +40,10 @@ COMPILE_SECONDS, ANSWER_SECONDS, ADDED_SECONDS = 2.0, 1.0, 0.005
 HEAD_BYTES = 4
 
 
-def write(sink: socket.socket, message: Any) -> None:
-    """Sends a message."""
+def framed(message: Any) -> bytes:
+    """A message as it is sent."""
     content = msgspec.msgpack.encode(message)
-    sink.sendall(len(content).to_bytes(HEAD_BYTES, "big") + content)
+    return len(content).to_bytes(HEAD_BYTES, "big") + content
 
 
 def read(source: IO[bytes]) -> Any:
@@ -139,7 +139,7 @@ def serve(talk: socket.socket, begin: Callable[[], Grammars]) -> None:
         left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         if name != "compile":
             saved = min(left + ADDED_SECONDS, ANSWER_SECONDS)
-        write(talk, (refused, found))
+        talk.sendall(framed((refused, found)))
 
 
 class _Text(NamedTuple):

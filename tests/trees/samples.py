@@ -10,6 +10,17 @@ from hypothesis import strategies as st
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration, Contexts, fold_of
 from draftwood.trees.latency import LatencyEntry, LatencyTable
+from draftwood.trees.measure import mean_of_folds, visits
+from draftwood.trees.plan_file import Expected
+
+
+def accept_length(contexts: Contexts, tree: Topology) -> Expected:
+    """What a tree gains a step on contexts, of which there are some."""
+    visits_FT = visits(contexts, tree)
+    found = mean_of_folds(visits_FT.sum(1), visits_FT[:, 0])
+    assert found is not None
+    return found
+
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=60, database=None)
 PATHS = st.lists(st.integers(0, 2), max_size=3).map(tuple)

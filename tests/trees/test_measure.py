@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from draftwood.trees import Topology
 from draftwood.trees.calibration import END, FOLDS, Calibration, Contexts, fold_of
-from draftwood.trees.measure import curve, expected_accept_length, mean_of_folds, standard_error, tokens, visits
+from draftwood.trees.measure import curve, mean_of_folds, standard_error, tokens, visits
 
-from .samples import COUNTS, FIXED, PATHS, contexts, gain, prefixes
+from .samples import COUNTS, FIXED, PATHS, accept_length, contexts, gain, prefixes
 
 TREES = st.lists(PATHS.filter(bool), max_size=4).map(lambda paths: Topology.from_paths(prefixes(paths)))
 
@@ -15,7 +15,7 @@ TREES = st.lists(PATHS.filter(bool), max_size=4).map(lambda paths: Topology.from
 @FIXED
 @given(COUNTS, TREES)
 def test_accept_length_equals_a_walk_of_every_path(counts, tree):
-    expected = expected_accept_length(contexts(counts), tree)
+    expected = accept_length(contexts(counts), tree)
     assert expected.tokens == pytest.approx(float(gain(counts, tree.paths)), abs=1e-12)
     assert expected.contexts == sum(counts.values())
 
@@ -43,7 +43,7 @@ def test_visits_are_kept_apart_by_fold(counts, tree):
 
 
 def test_a_rank_beyond_every_path_is_never_taken():
-    assert expected_accept_length(contexts({(0,): 1, (): 1}), Topology.from_paths([(END,), (300,)])).tokens == 1
+    assert accept_length(contexts({(0,): 1, (): 1}), Topology.from_paths([(END,), (300,)])).tokens == 1
 
 
 def test_curve_is_of_the_first_nodes():

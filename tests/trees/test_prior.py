@@ -7,8 +7,9 @@ import pytest
 from draftwood.planned import log_odds
 from draftwood.trees import Topology
 from draftwood.trees.calibration import Calibration, Contexts
-from draftwood.trees.measure import expected_accept_length
 from draftwood.trees.prior import counted_prior
+
+from .samples import accept_length
 
 CHAIN = Topology.chain(4)
 
@@ -24,22 +25,14 @@ def texts(*kinds: tuple[int, int, float], seed: int = 0) -> Contexts:
     return found.contexts
 
 
-def accept_length(contexts: Contexts) -> float:
-    found = expected_accept_length(contexts, CHAIN)
-    assert found is not None
-    return found.tokens
-
-
 def first(contexts: Contexts) -> float:
-    found = expected_accept_length(contexts, Topology.chain(1))
-    assert found is not None
-    return found.tokens - 1
+    return accept_length(contexts, Topology.chain(1)).tokens - 1
 
 
 def test_a_tree_reaches_what_was_counted_of_it() -> None:
     contexts = texts((60, 100, 0.8))
     prior = counted_prior(contexts, {"chain": CHAIN}, ())
-    assert 1 + sum(prior.reached["chain"][0]) == pytest.approx(accept_length(contexts), abs=1e-5)
+    assert 1 + sum(prior.reached["chain"][0]) == pytest.approx(accept_length(contexts, CHAIN).tokens, abs=1e-5)
     assert prior.first == prior.reached["chain"][0][0] == pytest.approx(first(contexts), abs=1e-6)
 
 

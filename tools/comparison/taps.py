@@ -18,6 +18,7 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
+from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session_options
 from draftwood.runtime.engines.static import OnnxStaticEngine, StaticEngine
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -132,7 +133,23 @@ class TappedBindings(SessionBindings):
         return texts
 
 
-class TappedCpu(CpuEngine):
+class _Tapped(StagedEngine):
+    """An engine whose launches show their states; stands before the engine that it is."""
+
+    taps: Taps
+
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        output = super().append(state, chunk_n)  # type: ignore[safe-super] (the engine's own)
+        self.taps.keep([len(chunk_n)])
+        return output
+
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        outputs = super().verify(states, drafts)  # type: ignore[safe-super]
+        self.taps.keep([draft.tree.rows for draft in drafts])
+        return outputs
+
+
+class TappedCpu(_Tapped, CpuEngine):
     """The CPU's engine, whose launches show their states."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
@@ -143,16 +160,6 @@ class TappedCpu(CpuEngine):
         if texts not in self._opened:
             self._opened[texts] = TappedBindings(self.bundle, self._batches[texts], self._threads, self.taps)
         return self._opened[texts]
-
-    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
-        output = super().append(state, chunk_n)
-        self.taps.keep([len(chunk_n)])
-        return output
-
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
-        outputs = super().verify(states, drafts)
-        self.taps.keep([draft.tree.rows for draft in drafts])
-        return outputs
 
 
 class TappedBitwise(TappedCpu, BitwiseEngine):
@@ -172,7 +179,7 @@ class TappedExecutor(OnnxExecutor):
         return TappedBindings(self._bundle, graph, self._threads, self.taps)
 
 
-class TappedStatic(OnnxStaticEngine):
+class TappedStatic(_Tapped, OnnxStaticEngine):
     """The engine of static graphs, whose launches show their states."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
@@ -180,16 +187,6 @@ class TappedStatic(OnnxStaticEngine):
         executor = TappedExecutor(bundle, threads)
         self.taps = executor.taps
         StaticEngine.__init__(self, bundle, graphs, executor)
-
-    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
-        output = super().append(state, chunk_n)
-        self.taps.keep([len(chunk_n)])
-        return output
-
-    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
-        outputs = super().verify(states, drafts)
-        self.taps.keep([draft.tree.rows for draft in drafts])
-        return outputs
 
 
 # By the engine's name, the same engine with states to be seen.

@@ -17,7 +17,7 @@ SLOTS, PREFILL_ROWS, SEQUENCES = 1024, (128,), 8
 # Twelve questions that a person would ask; one conversation has a second turn.
 QUESTIONS = demo.FOLDER / "questions.jsonl"
 # Whose answers are printed whole.
-SHOWN = ("e-mail", "capital")
+SHOWN = ("e-mail", "summary")
 # Two that choose the fixed tree, and are not asked again.
 CHOOSING = (
     "Give me three reasons to learn to cook, and repeat each reason in other words.",
