@@ -139,7 +139,7 @@ class _Tapped(StagedEngine):
     taps: Taps
 
     def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
-        output = super().append(state, chunk_n)  # type: ignore[safe-super] (the engine's own)
+        output = super().append(state, chunk_n)  # type: ignore[safe-super]
         self.taps.keep([len(chunk_n)])
         return output
 
