@@ -21,10 +21,9 @@ class Accepted:
     """The outcome of one verify step.
 
     Args:
-        rows: the accepted rows from the root on, the root counted; ``len(rows)`` tokens are gained, for the
-            root was pending and the bonus now is.
-        bonus: the teacher's token at the last of them, the next root.
-        path: the rank path of the last of them, empty if no draft was accepted.
+        rows: the accepted rows, root first. ``len(rows)`` tokens are gained: the root was pending, the bonus is now.
+        bonus: the teacher's token at the last accepted row, the next root.
+        path: the rank path of the last accepted row, empty if no draft was accepted.
     """
 
     rows: tuple[int, ...]

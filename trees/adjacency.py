@@ -1,7 +1,7 @@
 """Trees given as edges: the adjacency JSON of NeuronX Distributed Inference.
 
-The form of `token_tree_config` is ``{"0": ["1", "2"], "1": ["3"]}``: root "0", a missing key is a leaf, and
-the rank of a node is its place among its siblings.
+`token_tree_config` has the form ``{"0": ["1", "2"], "1": ["3"]}``. The root is "0", and a missing key is a leaf. A
+node's rank is its place among its siblings.
 """
 
 import re
@@ -79,7 +79,7 @@ def _grow(edges: Edges, nodes: Iterable[str], root: str, where: str) -> Topology
     for child, (parent, rank) in edges.items():
         children[parent].append((rank, child))
     order, parents, ranks = [root], [0], [0]
-    for row, node in enumerate(order):  # which grows as it is walked
+    for row, node in enumerate(order):  # it grows during the walk
         for rank, child in sorted(children[node]):
             order.append(child)
             parents.append(row)

@@ -80,28 +80,28 @@ def positional_acceptance(contexts: Contexts, depth: int, width: int) -> NDArray
 def sequoia(acceptance_K: NDArray[np.float64], nodes: int, depth: int) -> Topology:
     """Sequoia's dynamic programme (arXiv 2402.12374, section 3.1) on positional acceptance.
 
-    best[l][m] is the most tokens that a tree of at most m rows and l levels below its root gains; the b-th of its
-    children has y of the rows below itself, it counted::
+    best[l][m] is the most tokens that a tree of at most m rows and l levels below its root can gain. The b-th child
+    takes y of the rows, its own included::
 
         with_b[l][m] = max over y of with_(b-1)[l][m - y] + acceptance[b] * best[l - 1][y]
     """
     rows = nodes + 1
     best_LM = np.ones((depth + 1, rows + 1))  # the root alone
-    given: dict[tuple[int, int], NDArray[np.int64]] = {}  # rows given to child b, by level and b
+    rows_of_child: dict[tuple[int, int], NDArray[np.int64]] = {}  # rows of child b, by level and b
     children_LM = np.zeros((depth + 1, rows + 1), np.int64)
     for level in range(1, depth + 1):
         with_M = best_LM[level].copy()
         for b, acceptance in enumerate(acceptance_K):
-            # sums_MY[m, y]: the m - y rows of what there is so far, and y rows below child b.
+            # sums_MY[m, y]: m - y rows for the children before b, y rows for child b.
             m, y = np.arange(rows + 1)[:, None], np.arange(rows + 1)
             sums_MY = np.where(m > y, with_M[np.maximum(m - y, 0)], -np.inf) + acceptance * best_LM[level - 1]
             sums_MY[:, 0] = -np.inf
-            given[level, b] = sums_MY.argmax(1)
+            rows_of_child[level, b] = sums_MY.argmax(1)
             with_M = sums_MY.max(1)
             children_LM[level][with_M > best_LM[level]] = b + 1
             best_LM[level] = np.maximum(best_LM[level], with_M)
     size = int(best_LM[depth].argmax())
-    return Topology.from_paths(_unfold((), depth, size, children_LM, given))
+    return Topology.from_paths(_unfold((), depth, size, children_LM, rows_of_child))
 
 
 def _unfold(
@@ -109,15 +109,15 @@ def _unfold(
     level: int,
     size: int,
     children_LM: NDArray[np.int64],
-    given: dict[tuple[int, int], NDArray[np.int64]],
+    rows_of_child: dict[tuple[int, int], NDArray[np.int64]],
 ) -> list[tuple[int, ...]]:
     """The nodes below `path` when it has `level` levels and, itself counted, `size` rows."""
-    found: list[tuple[int, ...]] = []
+    paths: list[tuple[int, ...]] = []
     for b in reversed(range(int(children_LM[level, size]))):
-        below = int(given[level, b][size])
-        found += [(*path, b), *_unfold((*path, b), level - 1, below, children_LM, given)]
+        below = int(rows_of_child[level, b][size])
+        paths += [(*path, b), *_unfold((*path, b), level - 1, below, children_LM, rows_of_child)]
         size -= below
-    return found
+    return paths
 
 
 def _uniform(nodes: int, depth: int, width: int) -> Iterable[Topology]:

@@ -1,11 +1,11 @@
-"""Calibration statistics: the rank paths that a teacher's text took, with what was known at each context.
+"""Calibration statistics: the rank path that a teacher's text took at each context, and the context's attributes.
 
-A context is one position of the teacher's text. Beside its rank path it may have a length (tokens in front of
-it), the drafter's confidence (the probability of its best first candidate) and the name of a task. Equal
-contexts are counted together, so statistics of two runs merge by addition.
+A context is one position of the teacher's text. Its attributes, each optional, are a length (tokens before it), the
+drafter's confidence (the probability of its best first candidate) and the name of a task. Equal contexts are counted
+together, so statistics of two runs merge by addition.
 
-Contexts of one text resemble each other. Whole groups (texts) therefore go into one of 128 folds, by a hash of
-their name alone; intervals take a fold as one observation, and what is held out stays held out in every merge.
+Contexts of one text resemble each other. Whole groups (texts) therefore go into one of 128 folds, chosen by a hash
+of the group's name alone. Intervals take a fold as one observation. A held-out group stays held out in every merge.
 
 Shape suffixes: N distinct contexts, D depth of the longest path.
 """
@@ -29,18 +29,18 @@ from draftwood.trees.topology import rank_path
 CALIBRATION_FORMAT: Final = "draftwood.calibration"
 CALIBRATION_VERSION: Final = 1
 FOLDS = 128
-# Behind the end of a path, where a rank would stand.
+# Fills a path's row after its last rank.
 END = 255
-# Lengths are kept in steps of 64 tokens, rounded up; step 0 is a length that nobody knows.
+# Lengths are kept in steps of 64 tokens, rounded up; step 0 is an unknown length.
 LENGTH_STEP = 64
 # Confidence is kept in 32 equal bins.
 BINS = 32
 UNKNOWN_BIN = 255
 
-# What stays within 64 bits.
+# Stays within 64 bits, sums included.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Part = Literal["counted", "heldout"]
-# Of so many folds the last only ever reports; trees are made from the others.
+# The last fold in every eight is held out for reports; trees are made from the others.
 HELD_FOLDS = 8
 # A context as it came in: its ranks, fold, task, confidence bin and length step.
 _Row = tuple[bytes, int, str, int, int]
@@ -52,7 +52,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     format: Literal["draftwood.calibration"] = CALIBRATION_FORMAT
     version: Literal[1] = CALIBRATION_VERSION
     contexts: _Count
-    # Of the contexts, those that came with the name of their text, and those of sampled text.
+    # Contexts with the name of their text, and contexts of sampled text.
     grouped: _Count
     sampled: _Count
     tasks: tuple[str, ...]
@@ -68,7 +68,7 @@ class Contexts:
     """Distinct contexts and how often each occurred, as columns.
 
     Args:
-        ranks_ND: uint8[N, D], the rank path, `END` behind it.
+        ranks_ND: uint8[N, D], the rank path, then `END`.
         counts_N: int64[N], 1 or more.
         folds_N: uint8[N], below `FOLDS`.
         tasks_N: uint8[N], index into the names of tasks.
@@ -149,11 +149,11 @@ class Calibration:
 
     @property
     def sampled(self) -> int:
-        """How many of the contexts are of sampled text; the rest are of greedy text, or nobody has said."""
+        """The number of contexts of sampled text; the others are greedy or unknown."""
         return self._sampled
 
     def part(self, part: Part) -> Contexts:
-        """What trees are made from (counted) or figures reported for (heldout)."""
+        """The contexts that trees are made from (counted) or that figures are reported for (heldout)."""
         held_N = self.contexts.folds_N % HELD_FOLDS == HELD_FOLDS - 1
         return self.contexts.where(held_N if part == "heldout" else ~held_N)
 
@@ -206,7 +206,7 @@ class Calibration:
         """The file: a line of JSON, then the columns; equal contents give equal bytes.
 
         Columns of N entries: path length u1, fold u1, task u1, confidence bin u1, length step u2, count u4;
-        then all ranks, u1, one path behind the other. Little-endian.
+        then the ranks of all paths in turn, u1. Little-endian.
 
         Raises:
             TreeError: a count that 32 bits do not hold.
@@ -335,7 +335,7 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
     padded = [np.pad(p.ranks_ND, ((0, 0), (0, depth - p.depth)), constant_values=END) for p in parts]
     ranks_ND = np.concatenate(padded)
     rest = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Contexts)[1:]}
-    # All that tells contexts apart, as big-endian words: few keys sort faster than many.
+    # Everything that tells contexts apart, as big-endian words: few keys sort faster than many.
     key = np.zeros((len(ranks_ND), -(-(depth + 5) // 8) * 8), np.uint8)
     for i, name in enumerate(("folds_N", "tasks_N", "bins_N")):
         key[:, i] = rest[name]
@@ -346,8 +346,8 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
     words = words[order_N]
     first = np.flatnonzero(np.concatenate([np.ones(min(len(words), 1), bool), (words[1:] != words[:-1]).any(1)]))
     counts = np.add.reduceat(rest["counts_N"][order_N], first) if len(first) else rest["counts_N"]
-    kept = order_N[first]
-    return Contexts(ranks_ND[kept], counts, *(rest[f.name][kept] for f in fields(Contexts)[2:]))
+    distinct = order_N[first]
+    return Contexts(ranks_ND[distinct], counts, *(rest[f.name][distinct] for f in fields(Contexts)[2:]))
 
 
 def _columns(payload: bytes, header: _Header, where: str) -> Contexts:

@@ -1,15 +1,15 @@
-"""Candidate gears: those of least expected time per token for something, given what every step costs on a machine.
+"""Candidate gears: each has the least expected time per token for some class of contexts on one machine.
 
 A gear is a KV length and one tree per confidence class, all of equally many rows. Its step takes::
 
     teacher step of T rows at KV length C + draft of the trees' depth and width + host and commit
 
-and gains F tokens, so it costs step / F a token. The cost knows a tree only by T, its depth and its width,
-and for each such triple the tree of greatest F is known (`search`): enumerating the triples minimises the ratio
-exactly. T is taken from the latency table, where padding ends: rows up to there are free.
+and gains F tokens, so it costs step / F a token. The cost depends on a tree only by T, its depth and its width.
+`search` knows the tree of greatest F for each such triple, so enumerating the triples minimises the ratio exactly.
+T is a row count of the latency table: padding up to it costs nothing.
 
-Calibration contexts are positions in the teacher's text, one a token, so the share of a class of contexts is
-its share of tokens, and time per token is the mean over classes of cost / F.
+Calibration contexts are positions in the teacher's text, one a token. The share of a class of contexts is therefore its
+share of tokens, and time per token is the mean over classes of cost / F.
 
 Shape suffixes: G candidate gears, C length classes.
 """
@@ -41,7 +41,7 @@ class GearShape:
     rows: int
     slots: int
     trees: tuple[Topology, ...]
-    # Of a launch.
+    # In one launch.
     texts: int = 1
 
     @property
@@ -80,11 +80,11 @@ def equal_rows(gear: GearShape) -> GearShape:
 
 def _filled(tree: Topology, rows: int, depth: int, width: int) -> Topology:
     paths = list(tree.paths)
-    held = {(), *paths}
+    members = {(), *paths}
     for path in itertools.chain([()], paths):  # grows while it is walked
         for rank in range(width if len(path) < depth else 0):
-            if len(held) < rows and (*path, rank) not in held:
-                held.add((*path, rank))
+            if len(members) < rows and (*path, rank) not in members:
+                members.add((*path, rank))
                 paths.append((*path, rank))
     return Topology.from_paths(paths)
 
@@ -96,7 +96,7 @@ def step_us(table: LatencyTable, gear: GearShape, length_slots: int) -> float:
 
 
 def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int, texts: int) -> float:
-    # A static graph reads its whole cache; where the filled part alone is read, the contexts' length decides.
+    # A static graph reads its whole cache. If only the filled part is read, the contexts' length decides.
     read = length_slots if table.kv_read == "filled" else slots
     return 1e6 * (table.step_s(rows, read, texts) + table.host_s(texts))
 
@@ -104,10 +104,10 @@ def _without_draft(table: LatencyTable, rows: int, slots: int, length_slots: int
 def length_classes(
     contexts: Contexts, table: LatencyTable, nodes: int, bounds: tuple[int, ...] = ()
 ) -> tuple[list[LengthClass], int]:
-    """The contexts by the KV length they need, and how many are too long for the table.
+    """The contexts by the KV length they need, and the number that are too long for the table.
 
-    A context needs a slot for each of its tokens and for each row of the largest tree, and the spare slot. One
-    of unknown length is taken to need the largest KV length.
+    A context needs a slot for each of its tokens and for each row of the largest tree, and the spare slot. A context
+    of unknown length counts as needing the largest KV length.
 
     Raises:
         TreeError: none fits.
@@ -123,22 +123,22 @@ def length_classes(
             f"plan: no context fits the latency table: it goes up to KV length {table.slots[-1]} and a tree takes"
             f" {reserve} slots of it; profile with a larger --kv"
         )
-    found = []
+    classes = []
     for place, slots in enumerate(table.slots):
         part = contexts.where(place_N == place)
         if part.total:
-            found.append(LengthClass(slots, part.total / fitting, split(part, bounds)))
-    return found, contexts.total - fitting
+            classes.append(LengthClass(slots, part.total / fitting, split(part, bounds)))
+    return classes, contexts.total - fitting
 
 
 def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limits, texts: int = 1) -> list[GearShape]:
-    """Of launches of ``texts`` texts: plain decoding at the largest KV length needed, then what is best for something.
+    """Gears for launches of ``texts`` texts; plain decoding at the largest KV length comes first.
 
-    For each KV length and row count the trees with the least time per token for each length class, and for all
-    contexts up to one; and plain decoding at each KV length.
+    For each KV length there is plain decoding and, for each row count, the trees of least time per token: for each
+    length class, and for all contexts up to each class.
     """
     largest = lengths[-1].slots
-    found = [GearShape(1, largest, (Topology.plain(),) * len(lengths[0].contexts), texts)]
+    gears = [GearShape(1, largest, (Topology.plain(),) * len(lengths[0].contexts), texts)]
     drafts = _drafts(table, lengths, limits, texts)
     for part in [*lengths, *(_together(lengths[: i + 1]) for i in range(1, len(lengths)))]:
         searches = {
@@ -146,11 +146,11 @@ def candidates(lengths: Sequence[LengthClass], table: LatencyTable, limits: Limi
             for width in {width for _, width in drafts}
         }
         for slots in (slots for slots in table.slots if part.slots <= slots <= largest):
-            found.append(GearShape(1, slots, found[0].trees, texts))
+            gears.append(GearShape(1, slots, gears[0].trees, texts))
             for rows in table.rows(slots, texts):
                 if 1 < rows <= limits.nodes + 1:
-                    found += _best_gear(part, searches, drafts, rows, slots, table, texts)
-    return list(dict.fromkeys(found))
+                    gears += _best_gear(part, searches, drafts, rows, slots, table, texts)
+    return list(dict.fromkeys(gears))
 
 
 def _best_gear(
@@ -168,17 +168,17 @@ def _best_gear(
 
     def per_token(shape: tuple[int, int]) -> float:
         depth, width = shape
-        curves = (found.curve(depth)[:rows] for found in searches[width])
+        curves = (ranked.curve(depth)[:rows] for ranked in searches[width])
         tokens = sum(weight * float(curve[-1]) for weight, curve in zip(weights, curves, strict=True))
         # Without a node worth having there is nothing to draft, and plain decoding has a gear of its own.
         return (fixed + drafts[shape]) * sum(weights) / tokens if tokens > sum(weights) else math.inf
 
     depth, width = min(drafts, key=per_token, default=(0, 0))
     if depth and per_token((depth, width)) < math.inf:
-        trees = iter([found.tree(rows - 1, depth) for found in searches[width]])
+        trees = iter([ranked.tree(rows - 1, depth) for ranked in searches[width]])
         # A class that never occurs at this length drafts nothing.
-        own = tuple(next(trees) if c.total else Topology.plain() for c in part.contexts)
-        yield GearShape(rows, slots, own, texts)
+        trees_of_classes = tuple(next(trees) if c.total else Topology.plain() for c in part.contexts)
+        yield GearShape(rows, slots, trees_of_classes, texts)
 
 
 def _drafts(
@@ -188,24 +188,28 @@ def _drafts(
     contexts = [part for length in lengths for part in length.contexts]
     deepest = min(max(part.depth for part in contexts), limits.depth or 255)
     widest = min(max(part.width for part in contexts), limits.children or 255)
-    found: dict[tuple[int, int], float] = {}
+    us_of_shape: dict[tuple[int, int], float] = {}
     refused: TreeError | None = None
     for depth in range(1, deepest + 1):
         for width in range(1, widest + 1):
             try:
-                found[depth, width] = 1e6 * table.draft_s(depth, width, texts)
+                us_of_shape[depth, width] = 1e6 * table.draft_s(depth, width, texts)
             except TreeError as error:
                 refused = error
-    if refused and not found:
+    if refused and not us_of_shape:
         raise refused
     # A wider tree at the same price in every depth is at least as good.
-    widths = {width for _, width in found}
+    widths = {width for _, width in us_of_shape}
     same = {
         width
         for width in widths
-        if all((d, width + 1) in found and found[d, width + 1] == found[d, w] for d, w in found if w == width)
+        if all(
+            (d, width + 1) in us_of_shape and us_of_shape[d, width + 1] == us_of_shape[d, w]
+            for d, w in us_of_shape
+            if w == width
+        )
     }
-    return {shape: us for shape, us in found.items() if shape[1] not in same}
+    return {shape: us for shape, us in us_of_shape.items() if shape[1] not in same}
 
 
 def _together(lengths: Sequence[LengthClass]) -> LengthClass:

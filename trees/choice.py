@@ -1,8 +1,8 @@
-"""The best few of many gears: least mean time per token, under a limit of their number.
+"""The best few of many gears: least mean time per token, under a limit on their number.
 
-Every class of contexts takes the fastest of the chosen gears, so what one more gear saves only shrinks as the
-set grows (facility location, submodular). That bounds what any completion of a set can save, and a branch and
-bound over sets is exact as long as it finishes; if it is stopped, the least bound of what it left is proven.
+Every class of contexts takes the fastest chosen gear. The saving of one more gear therefore shrinks as the set grows
+(facility location, submodular), which bounds the saving of any larger set. Branch and bound over sets is exact if it
+finishes. If it is stopped, the least bound of the unvisited sets is proven.
 
 Shape suffixes: G candidate gears, C classes of contexts.
 """
@@ -49,21 +49,21 @@ def choose(
 
     Args:
         times_GC: per token, in any unit; the first gears serve every class together, others may have infinities.
-        shares_C: of the tokens, the cost being ``sum of share * time``. With a ``cost`` of its own: what a unit of time
-            that is saved in a class saves at most.
-        cost: of the best time in each class; it falls where one of them does.
-        most_sets: when to stop and settle for a bound.
+        shares_C: each class's share of the tokens; the default cost is ``sum of share * time``. With a ``cost``, the
+            most that it can fall for a unit of time saved in the class.
+        cost: a function of the best time in each class that falls when one of the times falls.
+        most_sets: sets to visit before it settles for a bound.
 
     Raises:
-        TreeError: the limit does not even allow the first gear.
+        TreeError: the limit does not allow even the first gear.
     """
     if most < 1:
         raise TreeError(f"plan: expected a limit of 1 or more gears, plain decoding counted, got {most}")
     start_C = times_GC[:always].min(0)
     clipped_GC = np.concatenate([start_C[None], np.minimum(times_GC[always:], start_C)])
     order = [0, *_undominated(clipped_GC)]
-    found, time, bound = _Search(clipped_GC[order], shares_C, most, cost or _mean(shares_C)).run(most_sets)
-    chosen = (*range(always), *(order[g] - 1 + always for g in found if g))
+    best, time, bound = _Search(clipped_GC[order], shares_C, most, cost or _mean(shares_C)).run(most_sets)
+    chosen = (*range(always), *(order[g] - 1 + always for g in best if g))
     return Choice(tuple(sorted(chosen)), time, bound)
 
 
@@ -73,11 +73,11 @@ def _mean(shares_C: NDArray[np.float64]) -> Cost:
 
 def _undominated(times_GC: NDArray[np.float64]) -> list[int]:
     """Gears but the first that are faster than every other gear for some class."""
-    kept: list[int] = []
+    undominated: list[int] = []
     for gear in sorted(range(1, len(times_GC)), key=lambda g: (times_GC[g].sum(), g)):
-        if not any((times_GC[rival] <= times_GC[gear]).all() for rival in [0, *kept]):
-            kept.append(gear)
-    return kept
+        if not any((times_GC[rival] <= times_GC[gear]).all() for rival in [0, *undominated]):
+            undominated.append(gear)
+    return undominated
 
 
 class _Search:
@@ -107,10 +107,10 @@ class _Search:
                 continue
             gear = self.order[place]
             better_C = np.minimum(now_C, self.times_GC[gear])
-            if (taken := self.cost(better_C)) < time:
-                best, time = (*chosen, gear), taken
+            if (cost := self.cost(better_C)) < time:
+                best, time = (*chosen, gear), cost
             children = [(place + 1, chosen, now_C), (place + 1, (*chosen, gear), better_C)]
-            # Taken from the end, so the set with the gear comes before the one without.
+            # The stack is popped from its end: the set with the gear comes before the one without.
             stack += [(self._bound(*child), *child) for child in children]
         return best, time, min([time, *(bound for bound, *_ in stack)])
 

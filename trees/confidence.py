@@ -1,7 +1,7 @@
 """Classes of contexts by the drafter's confidence at the root, each with a tree of its own.
 
-All trees of a gear have equally many rows, so one verify graph serves every class, and which tree to take is an
-index that a device computes from its own probabilities, with no round trip to the host.
+All trees of a gear have equally many rows, so one verify graph serves every class. A device computes the index of the
+tree from its own probabilities, with no round trip to the host.
 
 Shape suffix: N distinct contexts.
 """
@@ -33,9 +33,9 @@ def split(contexts: Contexts, bounds: tuple[int, ...]) -> tuple[Contexts, ...]:
 def best_bounds(
     contexts: Contexts, classes: int, nodes: int, max_depth: int | None = None, max_children: int | None = None
 ) -> tuple[int, ...]:
-    """Where to split the confidence bins into `classes` classes for the greatest expected accept length.
+    """The bounds that split the confidence bins into `classes` classes with the greatest expected accept length.
 
-    Averaged over trees of 1 to `nodes` nodes. Exact among eight boundaries: a dynamic programme over them.
+    The length is averaged over trees of 1 to `nodes` nodes. Dynamic programming makes it exact among eight boundaries.
 
     Raises:
         TreeError: more classes than contexts can fill, or contexts without a confidence.

@@ -9,7 +9,7 @@ def draw_text(topology: Topology, labels: Mapping[int, str] | Sequence[str] | No
     """`topology` as lines of text: branches, rank path and depth of every node.
 
     Args:
-        labels: a note for each row, or for some rows by number, set behind the depth.
+        labels: a note for each row, or for some rows by number; it stands after the depth.
 
     Example:
         >>> print(draw_text(Topology.from_paths([(0,), (1,), (0, 0)]), {1: "61%"}))

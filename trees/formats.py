@@ -70,26 +70,26 @@ def parse_medusa(text: str, where: str, name: str | None = None) -> Topology:
     """The tree in Medusa choices: a list of rank lists, in JSON or as in ``medusa_choices.py``.
 
     Args:
-        name: which assignment to read, for a file that has several.
+        name: the assignment to read, for a file that has several.
     """
-    found = _literals(text, where)
-    if name is not None and name not in found:
-        raise TreeError(f"{where}: no tree named {name!r}; the file has {sorted(found)}")
-    if name is None and len(found) > 1:
-        raise TreeError(f"{where}: expected one tree, got {sorted(found)}; say which, as in FILE#{min(found)}")
-    return _from_lists(found[name] if name is not None else next(iter(found.values())), where)
+    values = _literals(text, where)
+    if name is not None and name not in values:
+        raise TreeError(f"{where}: no tree named {name!r}; the file has {sorted(values)}")
+    if name is None and len(values) > 1:
+        raise TreeError(f"{where}: expected one tree, got {sorted(values)}; say which, as in FILE#{min(values)}")
+    return _from_lists(values[name] if name is not None else next(iter(values.values())), where)
 
 
 def _literals(text: str, where: str) -> dict[str, object]:
     """The list literals in Python (or JSON) text by name; a bare one has the name ''. Nothing is run."""
     try:
         body = ast.parse(text.strip()).body
-        found = {name: ast.literal_eval(value) for node in body for name, value in _list_nodes(node)}
+        values = {name: ast.literal_eval(value) for node in body for name, value in _list_nodes(node)}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise TreeError(f"{where}: not a tree: {error}; expected a form such as [[0], [0, 0]]") from error
-    if not found:
+    if not values:
         raise TreeError(f"{where}: no tree found; expected a form such as [[0], [0, 0]]")
-    return found
+    return values
 
 
 def _list_nodes(node: ast.stmt) -> list[tuple[str, ast.expr]]:

@@ -48,10 +48,10 @@ def thaw(text: str, where: str) -> tuple[Topology, TreeBuffers]:
     Raises:
         TreeError: not such a file, a broken invariant (named), or buffers of another tree than the paths.
     """
-    found = read_form(text, _Frozen, _FORM, _VERSION, where)
+    frozen = read_form(text, _Frozen, _FORM, _VERSION, where)
     try:
-        topology = Topology.from_paths(found.rank_paths)
-        tables: dict[str, Any] = {name: np.array(getattr(found, name), np.int64) for name in _BUFFERS}
+        topology = Topology.from_paths(frozen.rank_paths)
+        tables: dict[str, Any] = {name: np.array(getattr(frozen, name), np.int64) for name in _BUFFERS}
     except (TreeError, ValueError, OverflowError) as error:  # not a tree; ragged; beyond 64 bits
         raise TreeError(f"{where}: {error}; build the bundle again") from error
     buffers = TreeBuffers(**tables | {"mask": tables["mask"].astype(np.bool_)})

@@ -1,4 +1,4 @@
-"""What must hold of tree buffers, checked from scratch: this module shares no code with `tensorize`.
+"""Invariants of tree buffers, checked from scratch: this module shares no code with `tensorize`.
 
 Shape suffixes: T rows of the tree, L = D + 1 places on a path from the root.
 """
@@ -36,13 +36,13 @@ class Violation:
 def violations(buffers: TreeBuffers) -> list[Violation]:
     """Every broken invariant of `buffers`, in a fixed order; empty if they are sound.
 
-    `NAMES` are those of the invariants. Wrong shapes or dtypes hide the rest, and so does an index out of range, for
-    later checks would index through it.
+    `NAMES` lists the invariants. Wrong shapes or dtypes hide the rest. So does an index out of range: later checks
+    would index through it.
     """
     for stage in (_layout, _index_range):
-        found = list(stage(buffers))
-        if found:
-            return found
+        broken = list(stage(buffers))
+        if broken:
+            return broken
     checks = (_parent_order, _acyclic, _depth_step, _mask_row, _sibling_ranks, _paths)
     return [violation for check in checks for violation in check(buffers)]
 
@@ -69,10 +69,10 @@ def require(buffers: TreeBuffers, where: str) -> None:
     Raises:
         TreeError: they are not; the message gives `where`, the first violation and how many more there are.
     """
-    found = violations(buffers)
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        first = found[0]
+    broken = violations(buffers)
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        first = broken[0]
         raise TreeError(f"{where}: {first.name} at row {first.row}: {first.message}{more}; rebuild the tree")
 
 
@@ -160,6 +160,6 @@ def _climb(buffers: TreeBuffers, row: int) -> list[int] | None:
 
 
 def _stretched(buffers: TreeBuffers, row: int) -> list[int] | None:
-    """The path to `row` at the tables' length; longer, and so never equal, where the tables are too short."""
+    """The path to `row`, padded to the tables' length; if the tables are too short it is longer and equals none."""
     trail = _climb(buffers, row)
     return None if trail is None else trail + [row] * (buffers.paths.shape[1] - len(trail))

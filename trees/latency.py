@@ -1,4 +1,4 @@
-"""What every step of a teacher and its drafter costs on one machine: the table that plans are made from.
+"""Latency tables: the cost of every step of a teacher and its drafter on one machine. Plans are made from them.
 
 One format, ``draftwood.latency``, for tables that were measured and for tables that were modelled; ``source``
 says which. All times are in seconds, all memory in bytes.
@@ -25,7 +25,7 @@ EntryKind = Literal["decode", "verify", "prefill", "draft", "commit", "host"]
 KvRead = Literal["static", "filled"]
 Mark = Literal["vendor simulator", "public document", "code", "derived", "assumption", "fitted"]
 
-# Of one launch at most, as of a bundle's graphs.
+# The most texts of one launch, as of a bundle's graphs.
 MOST_TEXTS: Final = 32
 # Beyond every machine; what is computed of them stays within 64 bits.
 _Size = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
@@ -33,7 +33,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
-# What names an entry of each kind, beside the kind.
+# The fields that name an entry, by kind.
 _SHAPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("decode", "verify", "prefill"), ("rows", "slots")),
     "draft": ("depth", "width"),
@@ -55,17 +55,17 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Rows of the step (1 for decode, T of a tree, the chunk of a prefill) and KV length C.
     rows: _Size = 0
     slots: _Size = 0
-    # Of a whole draft: levels ahead, candidates per node.
+    # A whole draft: levels ahead, candidates per node.
     depth: _Size = 0
     width: _Size = 0
-    # Of the launch; rows are those of each, padded ones counted, and seconds are of all together.
+    # In the launch. Rows are counted for each text, padding included; seconds are for the whole launch.
     texts: Annotated[int, msgspec.Meta(ge=1, le=MOST_TEXTS)] = 1
     # First and third quartile.
     quartiles: tuple[_Seconds, _Seconds] | None = None
     samples: _Count = 0
-    # Committed tokens behind which the step was timed; of use where ``kv_read`` is "filled".
+    # Committed tokens when the step was timed; used if ``kv_read`` is "filled".
     filled: _Count = 0
-    # What the seconds are made of, by name; they add up to them.
+    # Parts of the seconds by name; their sum is ``seconds``.
     parts: Mapping[str, _Seconds] = {}
     # Memory that one more such graph takes; 0 where unknown.
     bytes: _Count = 0
@@ -73,8 +73,8 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name in ("rows", "slots", "depth", "width"):
             if (getattr(self, name) > 0) != (name in _SHAPES[self.kind]):
-                wanted = "1 or more" if name in _SHAPES[self.kind] else "0, it has none"
-                raise ValueError(f"{self.kind} entry: {name} is {getattr(self, name)}; expected {wanted}")
+                expected = "1 or more" if name in _SHAPES[self.kind] else "0, it has none"
+                raise ValueError(f"{self.kind} entry: {name} is {getattr(self, name)}; expected {expected}")
         if self.kind == "prefill" and self.texts > 1:
             raise ValueError(f"prefill entry: of {self.texts} texts; expected 1, a prompt has launches of its own")
         if self.kind == "decode" and self.rows != 1:
@@ -85,7 +85,7 @@ class LatencyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What tells it from others of its kind: texts, then (rows, slots), (depth, width) or nothing."""
+        """Texts, then (rows, slots), (depth, width) or nothing: unique within its kind."""
         return (self.texts, *(getattr(self, name) for name in _SHAPES[self.kind]))
 
 
@@ -113,16 +113,16 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     format: Literal["draftwood.latency"] = LATENCY_FORMAT
     version: Literal[2] = LATENCY_VERSION
     source: Source
-    # Whether a step reads all C slots of its cache, masked ones too, or only the filled ones: then a table's
+    # "static": a step reads all C slots of its cache, masked ones too. "filled": it reads only the filled slots, and a
     # figure for C holds for a text of the entry's ``filled`` tokens.
     kv_read: KvRead = "static"
-    # What the machine is, as plain values.
+    # The machine's description, as plain values.
     machine: Mapping[str, Any] = {}
-    # Name and digest of the teacher, where there is one.
+    # Name and digest of the teacher, if there is one.
     teacher: Mapping[str, Any] = {}
     # Kind and sizes of the drafter; empty without one.
     drafter: Mapping[str, Any] = {}
-    # What a reader of the figures must know, a sentence each.
+    # Remarks for readers of the figures, a sentence each.
     notes: tuple[str, ...] = ()
     constants: tuple[Constant, ...] = ()
     entries: tuple[LatencyEntry, ...]
@@ -131,9 +131,9 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for entry in self.entries:
             self._check(entry)
         ordered = tuple(sorted(self.entries, key=lambda entry: (_ORDER[entry.kind], entry.shape)))
-        for one, other in pairwise(ordered):
-            if (one.kind, one.shape) == (other.kind, other.shape):
-                raise ValueError(f"two {one.kind} entries of shape {one.shape}; keep one")
+        for entry_before, other in pairwise(ordered):
+            if (entry_before.kind, entry_before.shape) == (other.kind, other.shape):
+                raise ValueError(f"two {entry_before.kind} entries of shape {entry_before.shape}; keep one")
         msgspec.structs.force_setattr(self, "entries", ordered)
         if not self._steps:
             raise ValueError("no decode or verify entry; expected at least one step of the teacher")
@@ -168,23 +168,23 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return tuple(next(iter(self._steps.values())))
 
     def rows(self, slots: int, texts: int = 1) -> tuple[int, ...]:
-        """Row counts with a step at KV length `slots` or, where the table has none, the next larger one."""
+        """Row counts with a step at KV length `slots`, or at the next larger one of the table."""
         return tuple(self._at(slots, texts))
 
     def step_s(self, rows: int, slots: int, texts: int = 1) -> float:
-        """Seconds of a teacher step of `rows` rows of each text at KV length `slots`, all padded up to an entry.
+        """Seconds of a teacher step: `rows` rows of each text at KV length `slots`, all padded up to an entry.
 
         Raises:
             TreeError: the table has no step that large.
         """
         steps = self._at(slots, texts)
-        found = next((size for size in steps if size >= rows), None)
-        if found is None:
+        padded = next((size for size in steps if size >= rows), None)
+        if padded is None:
             raise TreeError(
                 f"latency table: no step of {rows} rows at KV length {slots}; it goes up to {max(steps)} rows;"
                 " profile again with more --rows"
             )
-        return steps[found].seconds
+        return steps[padded].seconds
 
     def draft_s(self, depth: int, width: int, texts: int = 1) -> float:
         """Seconds of one whole draft of `depth` levels with `width` candidates per node, for `texts` texts.
@@ -207,9 +207,9 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return min(enough)
 
     def host_s(self, texts: int = 1) -> float:
-        """Seconds a step spends on the host and on a commit of its own; 0.0 where the table says nothing."""
-        own = (e for e in self.entries if e.kind in ("commit", "host") and e.texts == self._padded(texts))
-        return math.fsum(entry.seconds for entry in own)
+        """Seconds that a step spends on the host and on a separate commit; 0.0 if the table has neither."""
+        entries = (e for e in self.entries if e.kind in ("commit", "host") and e.texts == self._padded(texts))
+        return math.fsum(entry.seconds for entry in entries)
 
     def to_json(self) -> str:
         """The table as JSON in a fixed order: equal tables give equal text."""
@@ -221,21 +221,21 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return read_form(text, cls, LATENCY_FORMAT, LATENCY_VERSION, where)
 
     def _padded(self, texts: int) -> int:
-        """The number of texts whose graphs a launch of ``texts`` takes."""
-        found = next((count for count in self._steps if count >= texts), None)
-        if found is None:
+        """The number of texts of the smallest graphs that hold ``texts``."""
+        size = next((count for count in self._steps if count >= texts), None)
+        if size is None:
             raise TreeError(
                 f"latency table: no step of {texts} texts; it goes up to {max(self._steps)}; profile again with more"
                 " --texts"
             )
-        return found
+        return size
 
     def _at(self, slots: int, texts: int) -> dict[int, LatencyEntry]:
         steps = self._steps[self._padded(texts)]
-        found = next((size for size in steps if size >= slots), None)
-        if found is None:
+        padded = next((size for size in steps if size >= slots), None)
+        if padded is None:
             raise TreeError(
                 f"latency table: no step at KV length {slots}; it goes up to {max(steps)}; profile again with"
                 " a larger --kv"
             )
-        return steps[found]
+        return steps[padded]

@@ -1,4 +1,4 @@
-"""What trees would have gained on calibration contexts, with an interval that knows contexts are correlated.
+"""The gain of trees on calibration contexts, with an interval that allows for correlated contexts.
 
 Shape suffixes: N distinct contexts, F folds, T rows of a tree.
 """
@@ -50,7 +50,7 @@ def mean_of_folds(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) 
 
 
 def standard_error(sums_F: NDArray[np.float64], contexts_F: NDArray[np.float64]) -> float:
-    """That of the mean above; infinite where fewer than two folds have contexts."""
+    """The standard error of `mean_of_folds`; infinite if fewer than two folds have contexts."""
     clusters, total = int((contexts_F > 0).sum()), contexts_F.sum()
     if clusters < 2:
         return math.inf
@@ -81,7 +81,7 @@ def tokens(contexts: Contexts, topologies: Sequence[Topology]) -> NDArray[np.flo
 
 
 def _children(topology: Topology) -> NDArray[np.int64]:
-    """int64[T, END + 1]: the child row by rank; 0, the root, which is nobody's child, where there is none."""
+    """int64[T, END + 1]: the child row by rank; 0, the root's row, if there is no child."""
     child_TK = np.zeros((topology.rows, END + 1), np.int64)
     parents, ranks = np.array(topology.parents[1:], int), np.array(topology.ranks[1:], int)
     usable = ranks < END  # no calibrated path has a larger rank

@@ -1,9 +1,9 @@
-"""How often how many texts are there, and what serving them costs.
+"""Occupancy: the share of time that n texts are decoded at once, and the cost of serving them.
 
-``n`` texts are served by launches of graphs for some numbers b of texts each; a place that is left over costs as much
-as a taken one. A launch takes t, and each of its texts gains F tokens. Where all texts advance equally fast, one token
-of each of ``n`` takes the sum of t / F over the launches, so the cheapest set of launches is a covering, found exactly
-by dynamic programming; two launches of half the texts are among them.
+``n`` texts are served by launches, each of a graph for b texts; an empty place costs as much as a full one. A launch
+takes time t, and each of its texts gains F tokens. If all texts advance equally fast, one token of each takes the sum
+of t / F over the launches. The cheapest set of launches is therefore a covering, and dynamic programming finds it
+exactly; two launches of half the texts are among the candidates.
 
 Shape suffixes: L length classes, B numbers of texts that graphs exist for, C = L x B.
 """
@@ -33,20 +33,20 @@ class Occupancy:
 
     @classmethod
     def parse(cls, text: str, most: int) -> Occupancy:
-        """Of ``1,2,8`` equally often, or of ``1=0.5,8=0.5``; TreeError beyond ``most``, which graphs were timed for."""
+        """Reads ``1,2,8`` (equal shares) or ``1=0.5,8=0.5``; TreeError beyond ``most``, the largest graph timed."""
         try:
             pairs = [part.partition("=") for part in text.split(",")]
-            found = {int(n): float(share) if mark else 1.0 for n, mark, share in pairs}
+            shares = {int(n): float(share) if mark else 1.0 for n, mark, share in pairs}
         except ValueError:
-            found = {}
-        total = sum(found.values())
-        fits = len(found) == text.count(",") + 1 and all(1 <= n <= most and s > 0 for n, s in found.items())
+            shares = {}
+        total = sum(shares.values())
+        fits = len(shares) == text.count(",") + 1 and all(1 <= n <= most and s > 0 for n, s in shares.items())
         if not fits or not math.isfinite(total):
             raise TreeError(
                 f"--texts {text}: expected different numbers from 1 to {most}, as the latency table has them, with"
                 " shares or without, such as 1,2,4 or 1=0.5,8=0.5"
             )
-        return cls({n: share / total for n, share in sorted(found.items())})
+        return cls({n: share / total for n, share in sorted(shares.items())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Service:
     sizes: tuple[int, ...]
 
     def weights_C(self) -> NDArray[np.float64]:
-        """What a microsecond saved at a place of the costs saves at most: no covering has more such launches."""
+        """The most that a microsecond saved in a launch can save: no covering has more launches of that kind."""
         share = [sum(s / n * math.ceil(n / b) for n, s in self.occupancy.shares.items()) for b in self.sizes]
         return np.outer(self.shares_L, share).ravel()
 
@@ -75,9 +75,9 @@ class Service:
         return served[texts] / texts
 
     def launches(self, texts: int, us_B: NDArray[np.float64]) -> tuple[int, ...]:
-        """Of one length class: the launches' places in ``sizes``, the largest first."""
+        """The places in ``sizes`` of one length class's launches, the largest first."""
         served: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
         for n in range(1, texts + 1):
             options = ((i, served[max(n - b, 0)]) for i, b in enumerate(self.sizes))
-            served.append(min((float(us_B[i]) + rest, (*taken, i)) for i, (rest, taken) in options))
+            served.append(min((float(us_B[i]) + rest, (*places, i)) for i, (rest, places) in options))
         return tuple(sorted(served[texts][1], reverse=True))

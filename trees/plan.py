@@ -38,7 +38,7 @@ from draftwood.trees.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What trees are made from and figures reported for, and the confidence bins that divide both into classes."""
+    """The contexts for making trees and for reporting, and the confidence bins that split both into classes."""
 
     counted: Contexts
     heldout: Contexts
@@ -87,17 +87,15 @@ def make_plan(
 ) -> Plan:
     """Plans gears for least time per token or, without a latency table, the best trees of given sizes.
 
-    Where ``sampled`` text was counted apart, trees are planned for both together, and what is believed of a text is
-    kept apart.
+    If ``sampled`` text was counted separately, trees are planned for both together; the priors stay separate.
 
-    ``occupancy`` says how often how many texts are there; by default every number up to the most of the table's
-    launches equally often. Plain decoding of each number of texts is always in, and counts as one gear.
+    ``occupancy`` gives the share of each number of texts. The default is equal shares up to the table's largest
+    launch. Plain decoding of every number of texts is always included and counts as one gear.
 
-    Without a table sizes are ``limits.nodes`` and its halves, as many as `limits.gears` leaves beside plain
-    decoding.
+    Without a table the sizes are ``limits.nodes``, half of it and so on, up to `limits.gears` with plain decoding.
 
     Raises:
-        TreeError: nothing was counted, or limits that nothing meets.
+        TreeError: nothing was counted, or no gear meets the limits.
     """
     both = _together(calibration, sampled)
     counted, heldout = both.part("counted"), both.part("heldout")
@@ -105,11 +103,11 @@ def make_plan(
     best = search(counted, limits.nodes, limits.depth, limits.children)
     parts = _Parts(counted, heldout, best_bounds(counted, classes, limits.nodes, limits.depth, limits.children))
     chosen = _choose(parts, table, limits, occupancy or Occupancy.even(max(table.texts))) if table else None
-    found = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits)
-    shapes = [equal_rows(shape) for shape in found]
+    gear_shapes = chosen.gears if chosen else _by_size(split(counted, parts.bounds), limits)
+    shapes = [equal_rows(shape) for shape in gear_shapes]
     trees = _named_trees(shapes, parts)
     gears = _gears(shapes, trees) if table else ()
-    own = {tree.name: topology for (_, topology), tree in trees.items()}
+    topologies = {tree.name: topology for (_, topology), tree in trees.items()}
     return Plan(
         contexts={"counted": counted.total, "heldout": heldout.total},
         grouped=both.grouped,
@@ -118,8 +116,8 @@ def make_plan(
         gears=gears,
         planning=Planning(
             bounds=tuple(bound / BINS for bound in parts.bounds),
-            greedy=counted_prior(calibration.part("counted"), own, parts.bounds),
-            sampled=counted_prior(sampled.part("counted"), own, parts.bounds) if sampled else None,
+            greedy=counted_prior(calibration.part("counted"), topologies, parts.bounds),
+            sampled=counted_prior(sampled.part("counted"), topologies, parts.bounds) if sampled else None,
             times=tuple(_times(gears, trees, table)) if table else (),
         ),
         cost=_cost(chosen, _names(shapes, gears, trees), parts, table, limits) if chosen and table else None,
@@ -148,17 +146,17 @@ def _together(greedy: Calibration, sampled: Calibration | None) -> Calibration:
 
 
 def _padded(curve: NDArray[np.float64], nodes: int) -> tuple[float, ...]:
-    """Up to `nodes` nodes; where no more nodes were ever visited, more of them gain nothing."""
+    """The curve up to `nodes` nodes: nodes that were never visited gain nothing."""
     return tuple(np.pad(curve, (0, nodes + 1 - len(curve)), mode="edge").tolist())
 
 
 def _by_size(classes: Sequence[Contexts], limits: Limits) -> list[GearShape]:
-    """Plain decoding and the best trees of `limits.nodes` nodes, half as many, and so on; no KV length yet."""
+    """Plain decoding and the best trees of `limits.nodes` nodes, of half as many and so on, without KV lengths."""
     gears = [GearShape(1, 0, (Topology.plain(),) * len(classes))]
-    found = [search(part, limits.nodes, limits.depth, limits.children) for part in classes]
+    searches = [search(part, limits.nodes, limits.depth, limits.children) for part in classes]
     nodes = limits.nodes
     while nodes and len(gears) < limits.gears:
-        trees = tuple(part.tree(nodes) for part in found)
+        trees = tuple(part.tree(nodes) for part in searches)
         gears.append(GearShape(max(tree.rows for tree in trees), 0, trees))
         nodes = (gears[-1].rows - 1) // 2
     return list(dict.fromkeys(gears))
@@ -166,13 +164,13 @@ def _by_size(classes: Sequence[Contexts], limits: Limits) -> list[GearShape]:
 
 def _choose(parts: _Parts, table: LatencyTable, limits: Limits, occupancy: Occupancy) -> _Chosen:
     lengths, too_long = length_classes(parts.counted, table, limits.nodes, parts.bounds)
-    found = [candidates(lengths, table, limits, texts) for texts in table.texts]
-    # Plain batches come first: they are always in.
-    options = [own[0] for own in found] + [gear for own in found for gear in own[1:]]
+    by_texts = [candidates(lengths, table, limits, texts) for texts in table.texts]
+    # Plain batches come first: they are always included.
+    options = [gears[0] for gears in by_texts] + [gear for gears in by_texts for gear in gears[1:]]
     us_GC = token_us(options, lengths, table)
     service = Service(occupancy, np.array([length.share for length in lengths]), table.texts)
     times_GC = spread(us_GC, [gear.texts for gear in options], table.texts)
-    choice = choose(times_GC, service.weights_C(), limits.gears, always=len(found), cost=service.cost)
+    choice = choose(times_GC, service.weights_C(), limits.gears, always=len(by_texts), cost=service.cost)
     return _Chosen(lengths, too_long, options, us_GC, choice, service)
 
 
@@ -184,18 +182,18 @@ def spread(us_GL: NDArray[np.float64], texts: Sequence[int], sizes: Sequence[int
 
 def _named_trees(shapes: Sequence[GearShape], parts: _Parts) -> Trees:
     """Every distinct tree, by confidence class and topology; plain decoding is one for all classes."""
-    found: Trees = {}
+    planned: Trees = {}
     names: set[str] = set()
     for shape in shapes:
         for place, tree in enumerate(shape.trees):
             key = (place if tree.nodes else 0, tree)
-            if key in found:
+            if key in planned:
                 continue
             name = _name(shape.rows, place, len(shape.trees), names) if tree.nodes else "plain"
             names.add(name)
-            own = parts.of_class(place) if tree.nodes else (parts.counted, parts.heldout)
-            found[key] = _planned_tree(name, tree, key[0], own)
-    return found
+            contexts = parts.of_class(place) if tree.nodes else (parts.counted, parts.heldout)
+            planned[key] = _planned_tree(name, tree, key[0], contexts)
+    return planned
 
 
 def _planned_tree(name: str, tree: Topology, confidence_class: int, own: tuple[Contexts, Contexts]) -> PlannedTree:
@@ -211,7 +209,7 @@ def _planned_tree(name: str, tree: Topology, confidence_class: int, own: tuple[C
 
 
 def _promise(counted_FT: NDArray[np.float64], heldout_FT: NDArray[np.float64]) -> Promise:
-    counted, heldout = (mean_of_folds(found.sum(1), found[:, 0]) for found in (counted_FT, heldout_FT))
+    counted, heldout = (mean_of_folds(gained_FT.sum(1), gained_FT[:, 0]) for gained_FT in (counted_FT, heldout_FT))
     assert counted is not None, "no class is empty"
     return Promise(counted=counted, heldout=heldout)
 
@@ -232,7 +230,7 @@ def _tree_names(shape: GearShape, trees: Trees) -> tuple[str, ...]:
 
 
 def _gears(shapes: Sequence[GearShape], trees: Trees) -> tuple[Gear, ...]:
-    """Plain decoding at each KV length, then what drafts; trees that several numbers of texts share are one gear."""
+    """Plain decoding at each KV length, then gears that draft; one gear serves all numbers of texts with its trees."""
     together: dict[tuple[tuple[str, ...], int], set[int]] = {}
     every = {shape.texts for shape in shapes}
     for slots in sorted({shape.slots for shape in shapes}):
@@ -240,7 +238,9 @@ def _gears(shapes: Sequence[GearShape], trees: Trees) -> tuple[Gear, ...]:
     for shape in (shape for shape in shapes if shape.rows > 1):
         together.setdefault((_tree_names(shape, trees), shape.slots), set()).add(shape.texts)
     named = named_gears(together)
-    return tuple(replace(gear, texts=tuple(sorted(own))) for gear, own in zip(named, together.values(), strict=True))
+    return tuple(
+        replace(gear, texts=tuple(sorted(texts))) for gear, texts in zip(named, together.values(), strict=True)
+    )
 
 
 def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> list[str]:
@@ -250,11 +250,11 @@ def _names(shapes: Sequence[GearShape], gears: Sequence[Gear], trees: Trees) -> 
 
 
 def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable[StepTime]:
-    """Of each gear for every number of texts, behind texts that fill the KV lengths of the table, as far as it goes."""
+    """The step time of each gear, by number of texts and by each KV length of the table that the texts fill."""
     topologies = {tree.name: topology for (_, topology), tree in trees.items()} | {"plain": Topology.plain()}
     for gear, texts in itertools.product(gears, table.texts):
-        own = tuple(topologies[name] for name in gear.trees)
-        shape = GearShape(own[0].rows, gear.slots, own, texts)
+        trees_of_gear = tuple(topologies[name] for name in gear.trees)
+        shape = GearShape(trees_of_gear[0].rows, gear.slots, trees_of_gear, texts)
         if shape.rows > max(table.rows(gear.slots, texts)):
             continue
         for slots in (slots for slots in table.slots if slots <= gear.slots):
@@ -262,7 +262,7 @@ def _times(gears: Sequence[Gear], trees: Trees, table: LatencyTable) -> Iterable
 
 
 def _cost(chosen: _Chosen, names: Sequence[str], parts: _Parts, table: LatencyTable, limits: Limits) -> Cost:
-    """What the chosen gears take, whose names are ``names``."""
+    """The cost of the chosen gears, whose names are ``names``."""
     service = chosen.service
     # Who does not speculate still picks the KV length and the launches.
     plain_C = chosen.best_C(g for g, gear in enumerate(chosen.options) if gear.rows == 1)
@@ -311,32 +311,32 @@ def _on_heldout(
     table: LatencyTable,
     limits: Limits,
 ) -> tuple[float | None, float | None]:
-    """Mean time per token on held-out contexts: of the launches that were planned for each length, and plainly."""
+    """Mean time per token on held-out contexts: of the planned launches, and of plain decoding."""
     try:
         every, _ = length_classes(parts.heldout, table, limits.nodes, parts.bounds)
     except TreeError:  # no held-out context fits
         return None, None
     planned = {length.slots for length in chosen.lengths}
-    lengths = {one.slots: place for place, one in enumerate(one for one in every if one.slots in planned)}
+    classes = [length for length in every if length.slots in planned]
+    lengths = {length.slots: place for place, length in enumerate(classes)}
     if not lengths:
         return None, None
-    own = [one for one in every if one.slots in planned]
-    shares = np.array([one.share for one in own]) / sum(one.share for one in own)
-    us_GC = token_us(chosen.gears, own, table)
+    shares = np.array([length.share for length in classes]) / sum(length.share for length in classes)
+    us_GC = token_us(chosen.gears, classes, table)
     texts = [shape.texts for shape in chosen.gears]
-    found, plain = 0.0, 0.0
-    for one in (one for one in served if one.slots in lengths):
-        place = lengths[one.slots]
-        share = chosen.service.occupancy.shares[one.texts] * float(shares[place])
-        rows = chosen.service.launches(one.texts, _best_B(chosen, one.slots))
+    planned_us, plain_us = 0.0, 0.0
+    for texts_served in (part for part in served if part.slots in lengths):
+        place = lengths[texts_served.slots]
+        share = chosen.service.occupancy.shares[texts_served.texts] * float(shares[place])
+        rows = chosen.service.launches(texts_served.texts, _best_B(chosen, texts_served.slots))
         sizes = [chosen.service.sizes[b] for b in rows]
         gears = [
-            next(g for g, name in enumerate(names) if (name, texts[g]) == (taken, size))
-            for taken, size in zip(one.gears, sizes, strict=True)
+            next(g for g, name in enumerate(names) if (name, texts[g]) == (gear, size))
+            for gear, size in zip(texts_served.gears, sizes, strict=True)
         ]
-        found += share * sum(float(us_GC[g, place]) for g in gears) / one.texts
-        plain += share * one.plain_us_per_token
-    return found, plain
+        planned_us += share * sum(float(us_GC[g, place]) for g in gears) / texts_served.texts
+        plain_us += share * texts_served.plain_us_per_token
+    return planned_us, plain_us
 
 
 def _best_B(chosen: _Chosen, slots: int) -> NDArray[np.float64]:

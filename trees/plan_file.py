@@ -23,7 +23,7 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan may use: draft nodes, depth, ranks below ``children``, and gears, plain decoding counted."""
+    """The limits of a plan: draft nodes, depth, ranks below ``children``, and gears with plain decoding."""
 
     nodes: int
     depth: int | None = None
@@ -46,16 +46,16 @@ class Expected(_Struct, frozen=True):
 
 
 class Promise(_Struct, frozen=True):
-    """What is expected of a tree, bonus counted; ``heldout`` is None where nothing was held out."""
+    """A tree's expected accept length, bonus counted; ``heldout`` is None if nothing was held out."""
 
     counted: Expected
     heldout: Expected | None
 
 
 class PlannedTree(_Struct, frozen=True):
-    """A tree by its rank paths, the confidence class it is for, and what it promises there.
+    """A tree's rank paths, its confidence class, and its expected accept length there.
 
-    ``counted_shares`` and ``heldout_shares`` stand beside the paths: the share of contexts that pass through each node.
+    ``counted_shares`` and ``heldout_shares`` are parallel to the paths: the share of contexts through each node.
     """
 
     name: Name
@@ -84,8 +84,9 @@ class Served(_Struct, frozen=True):
 
 
 class Rivals(_Struct, frozen=True):
-    """Device time per token of ``texts`` texts: of the plan, of plain batches, of chains with the best length for each
-    number of texts, and of the trees planned for one text in launches of more."""
+    """Device time per token of ``texts`` texts for the plan and three rivals.
+
+    The rivals are plain batches, the best chain for each number of texts, and trees planned for one text."""
 
     texts: int
     share: float
@@ -144,16 +145,16 @@ class Baseline(_Struct, frozen=True):
 
 
 class Plan(_Struct, frozen=True, kw_only=True):
-    """All of it.
+    """A whole plan, as its file holds it.
 
     Args:
-        contexts: counted and held-out ones, by part.
-        grouped: whether intervals take texts as one observation each; otherwise contexts are.
-        gears: plain decoding at each KV length, then those that draft; none without a latency table, so that every tree
-            is for every KV length.
-        planning: what a bundle's policy is told.
-        curve: the best expected accept length on counted contexts of 0, 1, ..., n draft nodes.
-        curve_heldout: that of the planned nested trees on held-out contexts; empty without any.
+        contexts: the number of counted and of held-out contexts.
+        grouped: whether intervals take a text as one observation; otherwise they take a context.
+        gears: plain decoding at each KV length, then gears that draft. Without a latency table there are none, and
+            every tree serves every KV length.
+        planning: the plan's part for a bundle's policy.
+        curve: the best expected accept length on counted contexts with 0, 1, ..., n draft nodes.
+        curve_heldout: the same trees' accept length on held-out contexts; empty without any.
     """
 
     format: Literal["draftwood.plan"] = PLAN_FORMAT

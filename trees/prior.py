@@ -1,5 +1,6 @@
-"""What a run should expect of a text before its first step: how far the teacher went along each tree when contexts were
-counted, and how much easier or harder to draft texts of a length were.
+"""Priors of a text before its first step, from counted contexts.
+
+They say how far the teacher went along each tree, and how much easier or harder texts of each length were to draft.
 
 Shape suffixes: F folds, T rows of a tree, N contexts.
 """
@@ -18,7 +19,7 @@ from draftwood.trees.topology import Topology
 
 # Texts of so many tokens and more, up to the next, are alike in length: octaves, as far as calibrations count.
 LENGTHS = (0, *(256 << octave for octave in range(14)))
-# A text of which fewer contexts were counted tells less of its ease.
+# A text with fewer counted contexts says less about its ease.
 ENOUGH = 16
 # The first guess of any text is right: one candidate of one level, by which lengths are compared.
 _FIRST = Topology.chain(1)
@@ -44,10 +45,10 @@ def _reached(contexts: Contexts, tree: Topology) -> tuple[float, ...]:
 
 
 def _by_length(contexts: Contexts) -> Iterator[LengthEase]:
-    """The ease of texts of so many tokens and more, up to the next; none where all are of one length.
+    """The ease of texts from each length up to the next; none if all contexts have one length.
 
-    It is the log-odds of the first candidate against those in all texts. n texts of a length tell it with n / (n + 1)
-    of the truth's variance, and so much of what they say is believed (a normal prior's posterior mean).
+    Ease is the log-odds of the first candidate, minus its log-odds over all texts. With n texts of a length it is
+    shrunk by n / (n + 1): the posterior mean under a normal prior.
     """
     known = contexts.where(contexts.steps_N > 0)
     octave_N = np.searchsorted(LENGTHS, known.steps_N.astype(np.int64) * LENGTH_STEP, side="left") - 1

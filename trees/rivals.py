@@ -1,4 +1,4 @@
-"""What others would do with so many texts, by the same costs: plain batches, chains by batch size, one text's plan."""
+"""Rivals of a plan at the same costs: plain batches, chains by batch size, and the plan for one text."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def rivals(
     table: LatencyTable,
     limits: Limits,
 ) -> tuple[Rivals, ...]:
-    """For every number of texts of the occupancy. All pick launches as the plan does; chains have no limit of gears.
+    """The rivals for every number of texts of the occupancy.
+
+    All pick launches as the plan does; chains have no limit on gears.
 
     Args:
-        options: the candidate gears, ``us_GL`` of a launch per token of each text; ``choice`` are those of the plan.
+        options: the candidate gears; ``us_GL`` is a launch's time per token of each text; ``choice`` is the plan's.
     """
 
     def best(gears: Callable[[int, GearShape], bool]) -> NDArray[np.float64]:
@@ -44,13 +46,13 @@ def rivals(
     planned_LB = best(lambda number, _: number in chosen)
     chains_LB = np.minimum(plain_LB, _chains(lengths, service, table, limits))
     single_LB = np.minimum(plain_LB, _single(lengths, options, us_GL, service, table, limits))
-    found = []
+    by_texts = []
     for texts, share in service.occupancy.shares.items():
         us = [
-            float(service.of(texts, one.ravel()) @ service.shares_L)
-            for one in (planned_LB, plain_LB, chains_LB, single_LB)
+            float(service.of(texts, us_LB.ravel()) @ service.shares_L)
+            for us_LB in (planned_LB, plain_LB, chains_LB, single_LB)
         ]
-        found.append(
+        by_texts.append(
             Rivals(
                 texts=texts,
                 share=share,
@@ -60,14 +62,16 @@ def rivals(
                 single_us_per_token=us[3],
             )
         )
-    return tuple(found)
+    return tuple(by_texts)
 
 
 def _chains(
     lengths: Sequence[LengthClass], service: Service, table: LatencyTable, limits: Limits
 ) -> NDArray[np.float64]:
     """float64[L, B] of the best chain for each length class and number of texts."""
-    deepest = min(limits.depth or limits.nodes, limits.nodes, max(c.depth for one in lengths for c in one.contexts))
+    deepest = min(
+        limits.depth or limits.nodes, limits.nodes, max(c.depth for length in lengths for c in length.contexts)
+    )
     trees = [(Topology.chain(depth),) * len(lengths[0].contexts) for depth in range(1, deepest + 1)]
     return _repeated(lengths, trees, service, table)
 
@@ -82,19 +86,22 @@ def _single(
 ) -> NDArray[np.float64]:
     """float64[L, B] of the trees that are planned for one text alone."""
     alone = [g for g, gear in enumerate(options) if gear.texts == 1]
-    found = choose(us_GL[alone], service.shares_L, limits.gears)
-    trees = [options[alone[g]].trees for g in found.gears if options[alone[g]].rows > 1]
+    choice = choose(us_GL[alone], service.shares_L, limits.gears)
+    trees = [options[alone[g]].trees for g in choice.gears if options[alone[g]].rows > 1]
     return _repeated(lengths, trees, service, table)
 
 
 def _repeated(
     lengths: Sequence[LengthClass], trees: Sequence[tuple[Topology, ...]], service: Service, table: LatencyTable
 ) -> NDArray[np.float64]:
-    """float64[L, B] of the best of some trees in launches of every number of texts, each at the KV length it needs."""
+    """float64[L, B] of the best of some trees, for every number of texts, at the KV length that each class needs."""
     us_LB = np.full((len(lengths), len(service.sizes)), np.inf)
     for place, texts in enumerate(service.sizes):
-        for own in trees:
-            gears = [GearShape(max(tree.rows for tree in own), one.slots, own, texts) for one in lengths]
+        for trees_of_classes in trees:
+            gears = [
+                GearShape(max(tree.rows for tree in trees_of_classes), length.slots, trees_of_classes, texts)
+                for length in lengths
+            ]
             try:
                 us_L = token_us(gears, lengths, table).diagonal()
             except TreeError:  # the table has no step or draft that large

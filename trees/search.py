@@ -1,9 +1,9 @@
 """The best tree of every size at once: nodes in the order in which they deserve a place.
 
 The expected accept length of a tree is 1 + the sum over its nodes of P(node), the probability that the truth
-passes through it. P never grows along a path, so the n nodes with the largest P form a tree, the best one of n
-nodes, and the trees of all sizes are nested. With a cap on depth or on ranks the same holds among the nodes
-that are allowed.
+passes through the node. P never grows along a path. The n nodes with the largest P therefore form a tree, the best
+one of n nodes, and the trees of all sizes are nested. With a cap on depth or on ranks the same holds among the
+allowed nodes.
 
 P is the frequency in the contexts, as it was counted.
 
@@ -50,11 +50,11 @@ class Search:
 
     def paths(self, nodes: int, depth: int | None = None) -> list[tuple[int, ...]]:
         """Its rank paths, best first."""
-        found: dict[int, tuple[int, ...]] = {0: ()}
+        path_of_node: dict[int, tuple[int, ...]] = {0: ()}
         for node in self._order(depth)[:nodes].tolist():
-            # Best first means that the parent has been met.
-            found[node] = (*found[int(self.parents_I[node])], int(self.ranks_I[node]))
-        return list(found.values())[1:]
+            # Best first: the parent comes before its children.
+            path_of_node[node] = (*path_of_node[int(self.parents_I[node])], int(self.ranks_I[node]))
+        return list(path_of_node.values())[1:]
 
     def curve(self, depth: int | None = None) -> NDArray[np.float64]:
         """float64[n + 1]: the expected accept length of the best tree of 0, 1, ..., n nodes, bonus counted."""
@@ -72,8 +72,8 @@ def search(
 ) -> Search:
     """The best trees of up to `nodes` draft nodes, exact for these contexts.
 
-    Level by level, and only below the best `nodes` nodes so far: what is not among them has no descendant
-    among them either. Takes O(N) a level whatever the number of distinct paths.
+    The search goes level by level, below the best `nodes` nodes so far only: a node outside them has no descendant
+    among them. A level takes O(N).
 
     Args:
         max_depth: the greatest depth allowed.
@@ -108,14 +108,14 @@ def search(
 
 
 def level_marginals(contexts: Contexts, depth: int, width: int) -> NDArray[np.float64]:
-    """float64[depth, width]: how often a level's truth had each rank, among contexts that reached the level."""
+    """float64[depth, width]: the share of each rank among the contexts that reached the level."""
     marginals_DK = np.zeros((depth, width))
     alive_N = np.ones(len(contexts.counts_N), bool)
     for level in range(min(depth, contexts.depth)):
         reached = contexts.counts_N[alive_N].sum()
         alive_N &= contexts.ranks_ND[:, level] < width
-        taken = np.bincount(contexts.ranks_ND[alive_N, level], contexts.counts_N[alive_N], width)
-        marginals_DK[level] = taken / max(reached, 1)
+        counts_K = np.bincount(contexts.ranks_ND[alive_N, level], contexts.counts_N[alive_N], width)
+        marginals_DK[level] = counts_K / max(reached, 1)
     return marginals_DK
 
 

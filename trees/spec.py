@@ -19,8 +19,8 @@ from draftwood.trees.topology import Topology
 
 MAX_ROWS = 256
 KINDS = "plain, chain:D, full:K1xK2, backbone:D:K, medusa:FILE, tree:FILE, plan:FILE, budget:MxDxK or lookup:SPEC"
-# Copies of the text so far, by their rows. Beside a plan, which says what other trees are worth theirs, only the long
-# ones: the deepest of them is how far a drafter's own tree may be continued by what is looked up.
+# Chains of looked-up text, by rows. With a plan only the long ones are added: the plan rates shorter trees itself. The
+# deepest is how far looked-up text may continue a drafter's tree.
 LOOKUPS = {4: "lookup:chain:3", 8: "lookup:chain:7", 16: "lookup:chain:15"}
 LONG_ROWS = 8
 
@@ -69,12 +69,12 @@ def grown_nodes(depth: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """What ``--tree`` asks for.
+    """The trees of ``--tree``, and the gears and figures of the plan that it names.
 
     Args:
         trees: each with a name, plain decoding first.
-        gears: of a plan, plain decoding at each of their KV lengths first; none where every tree is for every length.
-        plan: what the plan that was named says of them, where one was.
+        gears: the plan's, plain decoding at each KV length first; empty if every tree serves every length.
+        plan: the named plan's part for a policy, if a plan was named.
     """
 
     trees: tuple[tuple[str, Topology | Budget], ...]
@@ -86,7 +86,7 @@ def read_specs(text: str) -> Specs:
     """The trees of ``--tree SPEC[,SPEC...]`` with the gears and figures of a plan, if one is named.
 
     Raises:
-        TreeError: as `parse_specs`; or a plan that has KV lengths of its own beside another tree of the drafter's.
+        TreeError: as `parse_specs`, or a plan with KV lengths together with another tree for the drafter.
     """
     trees = tuple(parse_specs(text))
     named = [spec.strip().partition(":")[2] for spec in text.split(",") if spec.strip().startswith("plan:")]
@@ -106,11 +106,11 @@ def read_specs(text: str) -> Specs:
 
 
 def _own_gears(trees: tuple[tuple[str, Topology | Budget], ...], plan: Plan) -> tuple[Gear, ...]:
-    """The plan's gears by the names that its trees have here, where a tree that occurs twice has one name."""
+    """The plan's gears with the names that its trees have in ``trees``; equal trees share a name."""
     names: dict[Topology | Budget, str] = {tree: name for name, tree in trees}
-    own = {tree.name: names[tree.topology] for tree in plan.trees}
+    name_of_tree = {tree.name: names[tree.topology] for tree in plan.trees}
     return tuple(
-        replace(gear, tree=own[gear.tree], class_trees=tuple(own[name] for name in gear.class_trees))
+        replace(gear, tree=name_of_tree[gear.tree], class_trees=tuple(name_of_tree[name] for name in gear.class_trees))
         for gear in plan.gears
     )
 
@@ -203,12 +203,12 @@ def _budget(rest: str, where: str) -> tuple[str, Budget]:
 
 
 def _lookup(rest: str, where: str) -> list[tuple[str, Topology | Budget]]:
-    found: list[tuple[str, Topology | Budget]] = []
+    lookups: list[tuple[str, Topology | Budget]] = []
     for name, tree in _parse_spec(rest):
         if not isinstance(tree, Topology) or not tree.nodes:
-            raise TreeError(f"{where}: expected a tree of a fixed shape behind lookup:, such as lookup:chain:7")
-        found.append((f"lookup-{name}", Lookup(tree.parents, tree.ranks)))
-    return found
+            raise TreeError(f"{where}: expected a tree of a fixed shape after lookup:, such as lookup:chain:7")
+        lookups.append((f"lookup-{name}", Lookup(tree.parents, tree.ranks)))
+    return lookups
 
 
 def _plan(rest: str, where: str) -> list[tuple[str, Topology]]:

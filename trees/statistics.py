@@ -1,8 +1,8 @@
 """Counts of the rank paths that the teacher's text took through a drafter's candidates.
 
-Every context (a position in the teacher's text) yields one path: at each level the rank of the true token
-among the candidates, ending where the truth left them. A node of a draft tree is accepted exactly in the
-contexts whose path passes through it, so the expected accept length is a sum of counts over the tree's nodes
+Every context (a position in the teacher's text) yields one path: at each level the rank of the true token among the
+candidates. The path ends when the true token is not among them. A node of a draft tree is accepted exactly in the
+contexts whose path passes through it. The expected accept length is therefore a sum of counts over the tree's nodes,
 and the best tree of M nodes is the M most visited nodes of the trie.
 """
 
@@ -66,14 +66,13 @@ class RankPaths:
     def best_tree(self, nodes: int, max_depth: int | None = None, max_children: int | None = None) -> Topology:
         """The tree of `nodes` draft nodes with the greatest expected accept length: exact.
 
-        Ties go to the shallower node, then to the smaller rank path. A parent is visited at least as often as
-        its child, so every result is a tree and contains all smaller ones. There are fewer nodes where fewer
-        were ever visited.
+        Ties go to the shallower node, then to the smaller rank path. A parent is visited at least as often as its
+        child, so every result is a tree and contains all smaller ones. The tree has fewer nodes if fewer were visited.
 
         Args:
             max_depth: the greatest depth allowed.
-            max_children: the candidates the drafter offers per node: ranks below this are used. (A cap on the
-                number of children whatever their ranks would be neither nested nor a matter of sorting.)
+            max_children: the candidates that the drafter offers per node: ranks below this are used. (A cap on the
+                number of children of any rank would be neither nested nor a matter of sorting.)
 
         Raises:
             TreeError: nothing has been counted, or a limit is negative.
