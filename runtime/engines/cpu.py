@@ -18,6 +18,7 @@ from draftwood.manifest import Gear, GraphSignature, cache_names, text_name
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.engine import StagedEngine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session
+from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import KvCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -72,6 +73,7 @@ class CpuEngine(StagedEngine):
         # By texts; those for several are opened when they are first needed.
         self._batches = {1: graph} | {one.batch: one for one in graphs if one.kind == "batch" and not self.bitwise}
         self._opened: dict[int, Bindings] = {}
+        self._opening = Turns()
         self.max_batch, self.batches = max(self._batches), tuple(sorted(self._batches))[1:]
         self._drafts = OnnxExecutor(bundle, threads)
         super().__init__(bundle, graphs, self._drafts.run)
@@ -191,8 +193,10 @@ class CpuEngine(StagedEngine):
     def _bindings(self, texts: int) -> Bindings:
         """The graph for so many texts, opened."""
         if texts not in self._opened:
-            graph: GraphSignature = self._batches[texts]
-            self._opened[texts] = SessionBindings(session(self.bundle, graph, self._threads), graph)
+            with self._opening:
+                if texts not in self._opened:
+                    graph: GraphSignature = self._batches[texts]
+                    self._opened[texts] = SessionBindings(session(self.bundle, graph, self._threads), graph)
         return self._opened[texts]
 
     def _nobody(self) -> Line:

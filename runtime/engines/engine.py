@@ -131,14 +131,16 @@ class StagedEngine(HostParts, ABC):
             return outcomes
 
     def make_ready(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> None:
-        """Opens what a step would open: no time of the step, by which policies judge its gears."""
+        """Opens what a step would open: no time of the step, by which policies judge its gears.
+
+        Threads may open at the same time, beside a step of others; who needs what another opens waits for it.
+        """
 
     def open_all(self) -> None:
-        """Opens what steps of several texts run, one graph after another, between the steps of others."""
+        """Opens what steps of several texts run, one graph after another, while others take their steps."""
         for texts, gear in product(self.batches, self.bundle.manifest.gears):
-            states = [self.begin(gear.slots)] * texts
-            with self._turn():
-                self.make_ready(states, [gear] * texts)
+            self._refuse_closed()
+            self.make_ready([self.begin(gear.slots)] * texts, [gear] * texts)
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
         """For every text a tree of its gear behind its root."""
@@ -207,9 +209,12 @@ class StagedEngine(HostParts, ABC):
     def _turn(self) -> Iterator[None]:
         """One call at a time; RequestError once the engine is closed."""
         with self._turns:
-            if self._closed:
-                raise RequestError(f"{self.bundle.folder}: is closed; open it again")
+            self._refuse_closed()
             yield
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RequestError(f"{self.bundle.folder}: is closed; open it again")
 
 
 def drained(reading: Generator[None, None, Prefill]) -> Prefill:

@@ -15,6 +15,7 @@ from draftwood.manifest import GraphSignature, TensorSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.bundle.sessions import check_session
 from draftwood.runtime.engines.memory import machine_memory
+from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import Buffer, Zeros, host_zeros
 
 NUMPY = {"int64": np.int64, "int32": np.int32, "bool": np.bool_, "float32": np.float32}
@@ -211,6 +212,7 @@ class OnnxExecutor:
     def __init__(self, bundle: Bundle, threads: int | None) -> None:
         self._bundle, self._threads = bundle, threads
         self._opened: dict[str, tuple[Bindings, dict[str, NDArray]]] = {}
+        self._opening = Turns()
 
     def run(self, graph: GraphSignature, inputs: dict[str, NDArray], buffers: dict[str, Buffer]) -> dict[str, NDArray]:
         """See `executor.Executor.run`."""
@@ -231,7 +233,9 @@ class OnnxExecutor:
     def open(self, graph: GraphSignature) -> tuple[Bindings, dict[str, NDArray]]:
         """The graph with its outputs bound; the one that was opened before, if it was."""
         if graph.name not in self._opened:
-            self._opened[graph.name] = self._bound(graph)
+            with self._opening:
+                if graph.name not in self._opened:
+                    self._opened[graph.name] = self._bound(graph)
         return self._opened[graph.name]
 
     def bindings(self, graph: GraphSignature) -> Bindings:
