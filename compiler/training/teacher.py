@@ -23,7 +23,8 @@ from draftwood.compiler.teachers.registry import family_of, make_decoder
 from draftwood.errors import RequestError
 
 # B texts, T new tokens of each, X = B * T rows, S tokens of a whole text, C columns of a cache, H hidden size,
-# A width of the states of all layers asked for, N query heads, K key/value heads, D head dimension, V vocabulary
+# A width of the states of all layers asked for, N query heads, K key/value heads, G query heads a key head,
+# D head dimension, V vocabulary
 
 
 class TextCaches:
@@ -42,8 +43,9 @@ class TextCaches:
         return self.layers[layer][:, :, :, :end]
 
     def keep(self, texts: Tensor) -> None:
-        """Drops all texts but these."""
-        self.layers = [cache[:, texts] for cache in self.layers]
+        """Drops all texts but these, a layer at a time: both forms of all layers may not fit together."""
+        for layer, cache in enumerate(self.layers):
+            self.layers[layer] = cache[:, texts]
 
 
 class FrozenTeacher:
@@ -214,6 +216,13 @@ def _mask(seen_BC: Tensor, rows: int) -> Tensor:
 
 def _attended(q_BNTD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, mask: Tensor | None) -> Tensor:
     """Attended rows [X, N * D]; without a mask every row sees all that stand before it."""
+    if q_BNTD.shape[2] == 1:
+        # The query heads of one key head as rows of one product: nothing is repeated, and every kernel takes a mask.
+        q_BKGD = q_BNTD[:, :, 0].unflatten(1, (keys_BKCD.shape[1], -1))
+        return F.scaled_dot_product_attention(q_BKGD, keys_BKCD, values_BKCD, attn_mask=mask).flatten(1)
+    if mask is not None and q_BNTD.is_cuda:  # only kernels that know no groups of heads take a mask there
+        group = q_BNTD.shape[1] // keys_BKCD.shape[1]
+        keys_BKCD, values_BKCD = (rows.repeat_interleave(group, 1) for rows in (keys_BKCD, values_BKCD))
     causal = mask is None and q_BNTD.shape[2] > 1
     out = F.scaled_dot_product_attention(
         q_BNTD, keys_BKCD, values_BKCD, attn_mask=mask, is_causal=causal, enable_gqa=True

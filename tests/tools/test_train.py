@@ -450,6 +450,20 @@ def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+def test_a_time_ends_a_training_and_a_longer_one_goes_on(folder: Path, tmp_path: Path) -> None:
+    folders = [folder / "counting", folder / "counted", tmp_path / "out"]
+    steps = []
+    for minutes in (0.002, 0.004):
+        train("medusa", *folders, minutes=minutes, log_every=1000, levels=2, batch=16)
+        records = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+        last = [record for record in records if "minutes" in record][-1]
+        assert last["seconds"] >= 60 * minutes - 0.1 and last["minutes"] == minutes
+        steps.append(last["step"])
+    assert 0 < steps[0] < steps[1]
+    with pytest.raises(RequestError, match="positive"):
+        train("medusa", *folders, minutes=-1.0)
+
+
 WORKER = """
 import sys
 from pathlib import Path

@@ -19,9 +19,12 @@ from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tools import cli
 from draftwood.tools.lab.counting import path_of
-from draftwood.tools.training.distill import Progress, distill
-from draftwood.tools.training.generate import generate
-from draftwood.tools.training.rows import Row, read_data, read_rows
+from draftwood.tools.tokenizers import tokenizer_of
+from draftwood.tools.training.distill import TEMPERATURES, Progress, distill
+from draftwood.tools.training.generate import batch_draws, engine_draws, generate
+from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
+from draftwood.tools.training.rows import Message, Row, read_data, read_rows
+from draftwood.tools.training.schedule import stable_decay
 from draftwood.tools.training.states import States
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import Distilled, shuffled
@@ -37,6 +40,7 @@ ROWS: list[Row] = [
     ]} if i % 3 else {"id": f"text/{i}", "text": " ".join(WORDS[i % 5 :])}
     for i in range(40)
 ]  # fmt: skip
+HEATS = set(np.array(TEMPERATURES, np.float32))
 DISTILL = {"rows": 80, "shard_rows": 40, "new_tokens": 12, "batch": 16, "seed": 3}
 
 
@@ -46,10 +50,9 @@ def save_teacher(folder: Path, **fields: object) -> LlamaForCausalLM:
     sizes = {
         "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 256,
     }  # fmt: skip
-    config = LlamaConfig(
-        **{**sizes, **fields}, max_position_embeddings=256, bos_token_id=0, eos_token_id=1, pad_token_id=1
-    )
+    config = LlamaConfig(**{**sizes, **fields}, bos_token_id=0, eos_token_id=1, pad_token_id=1)
     model = LlamaForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
@@ -108,18 +111,65 @@ def test_batched_generation_equals_single_rows(teacher: Path) -> None:
     prompts = [list(range(5, 5 + size)) for size in (9, 2, 9, 1, 6)]
     heat, ends = [0.0, 0.8, 0.8, 0.0, 0.8], [1, *range(200, 260)]
     samplings = [Sampling(temperature=heat[row], seed=row) for row in range(5)]
-    together = generate(model, prompts, samplings, 14, ends)
+    together = generate(model, prompts, engine_draws(samplings), 14, ends)
     for row in range(5):
-        assert generate(model, [prompts[row]], [samplings[row]], 14, ends) == [together[row]]
+        assert generate(model, [prompts[row]], engine_draws([samplings[row]]), 14, ends) == [together[row]]
     plain = LlamaForCausalLM.from_pretrained(teacher).generate(
         torch.tensor([prompts[0]]), max_new_tokens=14, do_sample=False, eos_token_id=ends, pad_token_id=1
     )
     assert plain[0, 9:].tolist() == together[0]
 
 
+def test_batches_are_drawn_as_the_temperature_says() -> None:
+    """20,000 draws a temperature: a share's standard error is below 0.0036, five of which are allowed."""
+    logits_V = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
+    for temperature in (0.5, 1.0):
+        draws = batch_draws([temperature] * 20_000 + [0.0], 3, torch.device("cpu"))
+        tokens_B = draws(logits_V.expand(20_001, 5), range(20_001), torch.zeros(20_001))
+        shares_V = torch.bincount(tokens_B[:-1], minlength=5) / 20_000
+        assert (shares_V - (logits_V / temperature).softmax(-1)).abs().max() < 5 * 0.0036
+        assert tokens_B[-1] == 2, "a greedy row among sampled ones"
+        again = batch_draws([temperature] * 20_000 + [0.0], 3, torch.device("cpu"))
+        assert torch.equal(again(logits_V.expand(20_001, 5), range(20_001), torch.zeros(20_001)), tokens_B)
+
+
+def test_a_teacher_writes_its_own_prompts(tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    save_teacher(teacher, tie_word_embeddings=True, max_position_embeddings=1024)
+    model, text = FrozenTeacher.open(teacher), tokenizer_of(teacher)
+    writer = OwnPrompts(model, text, seed=0, batch=16, told=lambda _: None)
+    chat = [Message(role="user", content="a"), Message(role="assistant", content="b")]
+    for before in ([], chat):
+        opening = writer._opening(before)
+        for content in ("Write", "3 times"):
+            whole = text.chat([*before, Message(role="user", content=content)])
+            assert whole[: len(opening)] == opening and len(whole) > len(opening)
+    rows = own_rows(tmp_path / "prompts.jsonl", 48, lambda: writer)
+    assert {len(row["messages"]) for row in rows} == {1, 3}
+    assert all(row["messages"][-1]["role"] == "user" and row["messages"][-1]["content"] for row in rows)
+    assert rows == own_rows(tmp_path / "prompts.jsonl", 48, lambda: pytest.fail("written twice"))
+
+
+def test_texts_without_data_follow_own_prompts(teacher: Path, tmp_path: Path) -> None:
+    for rows in (8, 16):  # goes on with the same prompts
+        distill(teacher, [], tmp_path, **{**DISTILL, "rows": rows, "shard_rows": 8}, own=24)
+    prompts, index_W = list(read_rows(tmp_path / "prompts.jsonl")), Distilled.open(tmp_path).index_W
+    assert 8 < len(index_W) <= 16 and index_W["source"].max() < len(prompts)  # some are too long for the teacher
+    with pytest.raises(RequestError, match="own"):
+        distill(teacher, [], tmp_path, **{**DISTILL, "rows": 8, "shard_rows": 8}, own=25)
+
+
+def test_the_learning_rate_warms_up_stays_and_decays() -> None:
+    assert [stable_decay(step, step / 1000) for step in (0, 24, 49, 300, 499)] == [0.02, 0.5, 1, 1, 1]
+    assert stable_decay(0, 0) < stable_decay(2, 2 / 40) < stable_decay(4, 4 / 40) == 1
+    assert [stable_decay(9, share) for share in (0.5, 0.75, 0.999)] == [1, 0.5, 0.02]
+
+
 def test_generation_tells_every_token_once(teacher: Path) -> None:
     steps: list[int] = []
-    texts = generate(FrozenTeacher.open(teacher), [[5, 6], [7], [8]], [Sampling()] * 3, 6, [1], steps.append)
+    texts = generate(
+        FrozenTeacher.open(teacher), [[5, 6], [7], [8]], engine_draws([Sampling()] * 3), 6, [1], steps.append
+    )
     assert sum(steps) == sum(map(len, texts)) and steps[0] == 3
 
 
@@ -152,7 +202,11 @@ def test_distillation_resumes_shard_by_shard(teacher: Path, distilled: Path, tmp
     for path in distilled.glob("shard-*"):
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
     texts = Distilled.open(distilled)
-    assert len(texts.index_W) == 80 and set(texts.index_W["temperature"]) == {np.float32(0), np.float32(0.8)}
+    assert len(texts.index_W) == 80 and set(texts.index_W["temperature"]) == {
+        np.float32(0),
+        np.float32(0.8),
+        np.float32(1),
+    }
     new = texts.index_W["length"] - texts.index_W["prompt"]
     assert ((new == 12) | texts.ended()).all() and texts.index_W["length"].sum() == len(texts.tokens_N)
     with pytest.raises(RequestError, match="seed"):
@@ -361,6 +415,10 @@ def test_the_command_writes_texts_that_training_reads(teacher: Path, tmp_path: P
     ]
     assert cli.main([str(word) for word in [*words, "--data", tmp_path / "rows.jsonl"]]) == 0
     assert "draftwood train" in capsys.readouterr().out
-    assert set(Distilled.open(tmp_path / "out").index_W["temperature"]) == {np.float32(0), np.float32(0.8)}
+    assert set(Distilled.open(tmp_path / "out").index_W["temperature"]) == {
+        np.float32(0),
+        np.float32(0.8),
+        np.float32(1),
+    }
     assert cli.main([str(word) for word in [*words, "--data", tmp_path / "none"]]) == 2
     assert cli.main([str(word) for word in [*words[:-1], 0, "--data", tmp_path / "rows.jsonl"]]) == 2

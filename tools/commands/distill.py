@@ -12,12 +12,18 @@ from draftwood.tools.commands.arguments import add_device
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--teacher", type=Path, required=True, metavar="DIR", help="model folder of the teacher")
     parser.add_argument(
-        "--data", nargs="+", required=True, metavar="PATH[:TIMES]",
+        "--data", nargs="+", default=[], metavar="PATH[:TIMES]",
         help="where the prompts come from: .jsonl or .jsonl.gz files of rows with an id and a text or a list of"
         " messages, or folders of such files; TIMES reads the rows so many times",
     )  # fmt: skip
+    parser.add_argument(
+        "--own-prompts", type=int, metavar="N",
+        help="prompts that the teacher writes itself, first of all (default 0; half of --rows if there is no --data)",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the texts; can be resumed")
-    parser.add_argument("--rows", type=int, default=14336, help="texts, rounded up to 1024s (default %(default)s)")
+    parser.add_argument(
+        "--rows", type=int, default=14336, help="texts, rounded up to whole shards (default %(default)s)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N", help="of a text (default %(default)s)")
     add_device(parser)
 
@@ -30,11 +36,15 @@ def main(args: argparse.Namespace) -> int:
 
     if min(args.rows, args.max_new_tokens) < 1:
         raise RequestError(f"--rows {args.rows}, --max-new-tokens {args.max_new_tokens}: expected 1 or more of each")
+    own = args.own_prompts if args.own_prompts is not None else 0 if args.data else max(1, args.rows // 2)
+    if own < 0:
+        raise RequestError(f"--own-prompts {own}: expected 0 or more")
     rows = [row for row in read_data(args.data) if not held_out(row)]
     device = device_named(args.device)
     with Team.join(device) as team:
         distill(
-            args.teacher, rows, args.out, rows=args.rows, new_tokens=args.max_new_tokens, team=team, device=device,
+            args.teacher, rows, args.out, rows=args.rows, own=own, new_tokens=args.max_new_tokens, team=team,
+            device=device,
         )  # fmt: skip
     print(f"{args.out}: written; next: draftwood train KIND --teacher {args.teacher} --data {args.out} --out DRAFTER")
     return 0

@@ -260,7 +260,7 @@ def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Disti
     A conversation ends where it grows too long for the teacher.
     """
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.tools.training.generate import generate
+    from draftwood.tools.training.generate import engine_draws, generate
 
     checkpoint = Checkpoint.open(job.teacher)
     longest = checkpoint.config.max_positions - job.max_new_tokens
@@ -274,7 +274,7 @@ def _answers(job: Job, text: Tokenizer, model: Any) -> tuple[list[Prompt], Disti
             break
         samplings = [sampling_of(job, prompt) for _, prompt, _, _ in asked]
         prompts = [ids for _, _, ids, _ in asked]
-        written = generate(model, prompts, samplings, job.max_new_tokens, checkpoint.config.eos)
+        written = generate(model, prompts, engine_draws(samplings), job.max_new_tokens, checkpoint.config.eos)
         for (told, prompt, ids, _), new in zip(asked, written, strict=True):
             told.answer(new)
             answered.append(prompt)

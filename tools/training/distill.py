@@ -1,7 +1,7 @@
 """Lets the frozen teacher write the texts its drafter learns from (self-distillation).
 
-Prompts are user turns and beginnings of texts. Resumable: shards that are there are kept, and a shard depends on the
-settings and its number alone.
+Prompts are user turns and beginnings of texts, and those that the teacher writes itself. Resumable: shards that are
+there are kept, and a shard depends on the settings and its number alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.training.precision import compute_dtype
 from draftwood.compiler.training.teacher import FrozenTeacher, device_named
 from draftwood.errors import RequestError
-from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.tools.made_from import read_note
 from draftwood.tools.tokenizers import tokenizer_of
-from draftwood.tools.training.generate import generate
+from draftwood.tools.training.generate import batch_draws, generate
+from draftwood.tools.training.own_prompts import OwnPrompts, own_rows
 from draftwood.tools.training.rows import Row
 from draftwood.tools.training.team import Team
 from draftwood.tools.training.texts import INDEX
@@ -34,12 +34,13 @@ from draftwood.version import __version__
 
 # B rows of a batch, N new tokens
 
-# By default every second text is greedy, the others are sampled: the two uses a drafter must serve.
-TEMPERATURES = (0.0, 0.8)
+# By default half of the texts are greedy, the others are sampled: the uses a drafter must serve.
+TEMPERATURES = (0.0, 0.8, 0.0, 1.0)
 # Tokens of a text row that serve as its prompt, and the longest chat prompt that is used.
 TEXT_PROMPT, LONGEST_PROMPT = 48, 384
-# Texts in a shard: enough for batches of prompts of like length, few enough to lose little when stopped.
-SHARD_ROWS = 1024
+# Texts written side by side, and in a shard: enough for batches of prompts of like length, few enough to lose little
+# when stopped.
+BATCH, SHARD_ROWS = {"cpu": 128, "cuda": 2048}, {"cpu": 1024, "cuda": 8192}
 # Seconds between two lines of progress.
 _SAY_EVERY = 10.0
 
@@ -47,9 +48,10 @@ _SAY_EVERY = 10.0
 class Prompts:
     """Prompt number i of a seed: the rows in one random order, over and over, with another turn each time."""
 
-    def __init__(self, rows: Sequence[Row], text: Tokenizer, begin: int | None, seed: int) -> None:
+    def __init__(self, rows: Sequence[Row], text: Tokenizer, begin: int | None, seed: int, longest: int) -> None:
         if not rows:
             raise RequestError("no rows to take prompts from; name more --data")
+        self.longest = min(LONGEST_PROMPT, longest)
         self.rows, self.text, self.begin, self.seed = rows, text, begin, seed
         self.order = np.random.default_rng(seed).permutation(len(rows))
 
@@ -62,12 +64,13 @@ class Prompts:
         if "text" in row:
             begin = [] if self.begin is None else [self.begin]
             # Only the first tokens are wanted, and no token is as long as 40 characters on average.
-            return [*begin, *self.text.encode(row["text"][: 40 * TEXT_PROMPT], special=False)][:TEXT_PROMPT]
+            tokens = self.text.encode(row["text"][: 40 * TEXT_PROMPT], special=False)
+            return [*begin, *tokens][: min(TEXT_PROMPT, self.longest)]
         turns = [at for at, message in enumerate(row["messages"]) if message["role"] == "user"]
         chosen = int(np.random.default_rng((self.seed, number)).integers(len(turns))) if turns else -1
         for turn in reversed(turns[: chosen + 1]):
             prompt = self.text.chat([dict(message) for message in row["messages"][: turn + 1]])
-            if len(prompt) <= LONGEST_PROMPT:
+            if len(prompt) <= self.longest:
                 return prompt
         return []
 
@@ -84,8 +87,9 @@ def write_shard(
     ordered = sorted(made, key=lambda number: (len(made[number]), number))
     for at in range(0, len(ordered), batch):
         chosen = ordered[at : at + batch]
-        samplings = [Sampling(temperature=heat_of(n), seed=text_seed(prompts.seed, n)) for n in chosen]
-        written = generate(model, [made[n] for n in chosen], samplings, new_tokens, ends, told)
+        # No two batches of a run share their noise.
+        draws = batch_draws([heat_of(n) for n in chosen], (prompts.seed % 2**31 << 32) + chosen[0], model.device)
+        written = generate(model, [made[n] for n in chosen], draws, new_tokens, ends, told)
         texts.update({n: made[n] + new for n, new in zip(chosen, written, strict=True)})
     index = np.zeros(len(made), INDEX)
     index["length"] = [len(texts[n]) for n in made]
@@ -128,11 +132,6 @@ def _heat(temperatures: Sequence[float], number: int) -> float:
     return temperatures[number % len(temperatures)]
 
 
-def text_seed(seed: int, number: int) -> int:
-    """A seed for each text of a run, so that no two share their noise."""
-    return (seed % 2**32 << 32) + number % 2**32
-
-
 def _save(path: Path, array: np.ndarray) -> None:
     part = path.with_suffix(".part")
     with part.open("wb") as file:
@@ -141,41 +140,47 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def distill(
-    teacher: Path, corpus: Sequence[Row], out: Path, *, rows: int, new_tokens: int = 160, batch: int = 128,
-    seed: int = 0, shard_rows: int = SHARD_ROWS, temperatures: Sequence[float] = TEMPERATURES, team: Team | None = None,
-    device: torch.device | None = None,
+    teacher: Path, corpus: Sequence[Row], out: Path, *, rows: int, own: int = 0, new_tokens: int = 160,
+    batch: int | None = None, seed: int = 0, shard_rows: int | None = None,
+    temperatures: Sequence[float] = TEMPERATURES, team: Team | None = None, device: torch.device | None = None,
 ) -> None:  # fmt: skip
     """Writes the shards that are missing for ``rows`` texts (rounded up to whole shards) to ``out``.
 
     The processes of a team write every so-many-th shard each; without a device it is the GPU if there is one.
 
+    Args:
+        own: prompts that the teacher writes itself, besides those of the corpus; about as many, see ``OwnPrompts``.
+
     Raises:
         RequestError: ``out`` holds shards of other settings.
     """
-    checkpoint = Checkpoint.open(teacher)
+    checkpoint, device = Checkpoint.open(teacher), device or device_named(None)
+    batch, shard_rows = batch or BATCH[device.type], shard_rows or SHARD_ROWS[device.type]
     if min(rows, new_tokens, batch) < 1:
         raise RequestError(f"rows {rows}, new tokens {new_tokens}, batch {batch}: expected 1 or more of each")
     settings = {
-        "version": __version__, "teacher": checkpoint.digest(), "corpus": _digest(corpus),
+        "version": __version__, "teacher": checkpoint.digest(), "corpus": _digest(corpus), "own": own,
         "new_tokens": new_tokens, "batch": batch, "seed": seed, "shard_rows": shard_rows,
         "ends": list(checkpoint.config.eos), "temperatures": list(temperatures),
     }  # fmt: skip
-    team = team or Team()
+    team, progress, text = team or Team(), Progress(out / "log.jsonl"), tokenizer_of(teacher)
+    # bf16 where it is fast: text that a bf16 teacher would write as well.
+    model = cache(partial(FrozenTeacher.open, teacher, compute_dtype(device), device))
     if team.rank:
-        team.wait()  # until the first has written the settings
+        team.wait()  # until the first has written the settings and its own prompts
     _check_settings(out, settings)
+    if own:
+        writer = partial(OwnPrompts, text=text, seed=seed, batch=batch, told=progress.told)
+        corpus = [*corpus, *own_rows(out / "prompts.jsonl", own, lambda: writer(model()))]
     if not team.rank:
         team.wait()
-    prompts = Prompts(corpus, tokenizer_of(teacher), checkpoint.config.bos, seed)
-    model, device, progress = None, device or device_named(None), Progress(out / "log.jsonl")
+    prompts = Prompts(corpus, text, checkpoint.config.bos, seed, checkpoint.config.max_positions - new_tokens)
     for shard in range(-(-rows // shard_rows))[team.rank :: team.size]:
         if (out / f"shard-{shard:04}.index.npy").is_file():
             continue
-        # bf16 where it is fast: text that a bf16 teacher would write as well.
-        model = model or FrozenTeacher.open(teacher, compute_dtype(device), device)
         progress.shard = shard
         write_shard(
-            model, prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
+            model(), prompts, checkpoint.config.eos, out, shard, shard_rows, new_tokens, batch, temperatures,
             progress.told,
         )  # fmt: skip
         progress.whole()

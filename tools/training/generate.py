@@ -18,30 +18,30 @@ from draftwood.runtime.speculation.sampling import Sampling, draw
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _DROP_SHARE = 0.2
 
+# One token a row, int64 [B]: of the logits [B, V], the numbers of the texts that the rows are of, and positions [B].
+Draws = Callable[[Tensor, Sequence[int], Tensor], Tensor]
+
 
 def generate(
     teacher: FrozenTeacher,
     prompts: Sequence[Sequence[int]],
-    samplings: Sequence[Sampling],
+    draws: Draws,
     new: int,
     ends: Sequence[int],
     told: Callable[[int], None] = lambda tokens: None,
 ) -> list[list[int]]:
-    """Continues every prompt by up to ``new`` tokens; a text ends behind its first end token, which it keeps.
-
-    Tokens are drawn as an engine draws them: by logits, seed and position, whatever other rows do.
+    """Continues every prompt by up to ``new`` tokens; a text ends after its first end token, which it keeps.
 
     Args:
         prompts: B prompts of one or more token ids; similar lengths save padding.
-        samplings: one a prompt.
         told: called after every step with how many tokens it wrote.
     """
-    rows = _Rows(teacher, prompts, samplings, new)
+    rows = _Rows(teacher, prompts, new)
     texts: list[list[int]] = [[] for _ in prompts]
     ends_ = torch.tensor(ends, dtype=torch.int64)
     open_B = torch.ones(len(prompts), dtype=torch.bool)
     for _ in range(new):
-        drawn_B = rows.step(teacher)
+        drawn_B = rows.step(teacher, draws)
         for row in open_B.nonzero()[:, 0].tolist():
             texts[rows.names[row]].append(int(drawn_B[row]))
         told(int(open_B.sum()))
@@ -57,9 +57,7 @@ def generate(
 class _Rows:
     """The rows still being written: caches, left-padded mask, positions, and the tokens to feed next."""
 
-    def __init__(
-        self, teacher: FrozenTeacher, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new: int
-    ) -> None:
+    def __init__(self, teacher: FrozenTeacher, prompts: Sequence[Sequence[int]], new: int) -> None:
         count, longest = len(prompts), max(map(len, prompts))
         feed_BP = torch.zeros(count, longest, dtype=torch.int64)
         seen_BC = torch.zeros(count, longest + new, dtype=torch.bool)
@@ -70,33 +68,52 @@ class _Rows:
         self.names = list(range(count))
         self.feed_BT, self.seen_BC = feed_BP.to(teacher.device), seen_BC.to(teacher.device)
         self.positions_BT = (self.seen_BC[:, :longest].cumsum(1) - 1).clamp(min=0)
-        self.samplings = list(samplings)
         self.caches = TextCaches(teacher, count, longest + new)
 
-    def step(self, teacher: FrozenTeacher) -> Tensor:
+    def step(self, teacher: FrozenTeacher, draws: Draws) -> Tensor:
         """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
         written = self.caches.length + self.feed_BT.shape[1]
         seen_BC = self.seen_BC[:, :written] if self.padded else None
         logits_BV = teacher.step(self.feed_BT, self.positions_BT, self.caches, seen_BC)
         self.positions_BT = self.positions_BT[:, -1:] + 1
-        drawn_B = draws(logits_BV, self.samplings, self.positions_BT[:, 0].tolist())
-        self.feed_BT = drawn_B[:, None].to(teacher.device)
-        return drawn_B
+        drawn_B = draws(logits_BV, self.names, self.positions_BT[:, 0])
+        self.feed_BT = drawn_B[:, None]
+        return drawn_B.cpu()
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these."""
         self.names = [self.names[row] for row in rows.tolist()]
-        self.samplings = [self.samplings[row] for row in rows.tolist()]
         rows = rows.to(self.feed_BT.device)
         for name in ("feed_BT", "seen_BC", "positions_BT"):
             setattr(self, name, getattr(self, name)[rows])
         self.caches.keep(rows)
 
 
-def draws(logits_BV: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
-    """One token a row for its absolute position, int64 [B] on the host."""
-    tokens_B = logits_BV.max(-1).indices.cpu()  # several times faster than argmax on a CPU
-    for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
-        if not sampling.greedy:
-            tokens_B[row] = draw(logits_BV[row].float().cpu().numpy(), sampling, position)
-    return tokens_B
+def engine_draws(samplings: Sequence[Sampling]) -> Draws:
+    """As an engine draws, one sampling a text: by logits, seed and position, whatever other texts do."""
+
+    def drawn(logits_BV: Tensor, texts: Sequence[int], position_B: Tensor) -> Tensor:
+        tokens_B = logits_BV.max(-1).indices  # several times faster than argmax on a CPU
+        for row, (text, position) in enumerate(zip(texts, position_B.tolist(), strict=True)):
+            if not (sampling := samplings[text]).greedy:
+                tokens_B[row] = draw(logits_BV[row].float().cpu().numpy(), sampling, position)
+        return tokens_B
+
+    return drawn
+
+
+def batch_draws(temperatures: Sequence[float], seed: int, device: torch.device) -> Draws:
+    """All texts at once, one temperature a text, from one stream of noise: in another batch a text is another."""
+    generator = torch.Generator(device).manual_seed(seed)
+    temperature_W = torch.tensor(temperatures, device=device)
+
+    def drawn(logits_BV: Tensor, texts: Sequence[int], position_B: Tensor) -> Tensor:
+        tokens_B, heat_B = logits_BV.max(-1).indices, temperature_W[torch.tensor(texts, device=device)]
+        if bool((sampled_B := heat_B > 0).any()):
+            scaled_RV = logits_BV[sampled_B].float() / heat_B[sampled_B, None]
+            # The negative logarithm of an exponential number is a Gumbel number; the largest sum is the sample.
+            noise_RV = torch.empty_like(scaled_RV).exponential_(generator=generator).log_()
+            tokens_B[sampled_B] = scaled_RV.sub_(noise_RV).max(-1).indices
+        return tokens_B
+
+    return drawn

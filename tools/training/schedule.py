@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 
-def stable_decay(step: int, steps: int, warmup: int) -> float:
+def stable_decay(step: int, share: float) -> float:
     """Learning-rate factor: linear warm-up, a plateau, then a linear decay to 2 % over the second half.
 
-    The plateau does not depend on ``steps``, so a run can be lengthened or cut short from any checkpoint.
+    ``share`` is how much of the training is done. The warm-up takes 50 steps, or a tenth of a shorter training. The
+    plateau does not depend on the length, so a run can be lengthened or cut short from any checkpoint.
     """
-    if step < warmup:
-        return (step + 1) / warmup
-    start = steps * 0.5
-    return 1.0 if step < start else max(0.02, (steps - step) / max(1.0, steps - start))
+    if share >= 0.5:
+        return max(0.02, 2 * (1 - share))
+    return min(1.0, max((step + 1) / 50, 10 * share))
 
 
 class HybridOptimizer:

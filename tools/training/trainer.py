@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,26 @@ class Run:
         print(json.dumps(record), file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a training takes: so many steps, or so many minutes."""
+
+    steps: int
+    minutes: float | None
+
+    def share(self, run: Run, team: Team) -> float:
+        """How much of it is done, the same in all processes; 1 or more at the end."""
+        if self.minutes is None:
+            return run.step / self.steps
+        done = torch.tensor([run.seconds / (60 * self.minutes) / team.size], device=run.drafter.output_VH.device)
+        team.add_up([done])
+        return float(done)
+
+    def told(self) -> dict[str, float]:
+        """For the log."""
+        return {"of": self.steps} if self.minutes is None else {"minutes": self.minutes}
+
+
 def _loaded(path: Path, device: torch.device) -> dict[str, Any]:
     """A state that ``Run.save`` wrote.
 
@@ -91,13 +112,14 @@ def _loaded(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def train(
-    kind: str, teacher: Path, distilled: Path, out: Path, *, steps: int = 1500, batch: int = 16,
-    learning_rate: float = 2e-3, seed: int = 0, log_every: int = 25, save_every: int = 250,
+    kind: str, teacher: Path, distilled: Path, out: Path, *, steps: int = 1500, minutes: float | None = None,
+    batch: int = 16, learning_rate: float = 2e-3, seed: int = 0, log_every: int = 25, save_every: int = 250,
     start: Path | None = None, team: Team | None = None, device: torch.device | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs or resumes the training, writes checkpoints, a log and the drafter; returns the accuracy.
 
     Args:
+        minutes: a time for the training instead of ``steps``, which it sets once some steps have been timed.
         batch: texts a step, over all processes.
         start: folder of a trained drafter to go on from; what it lacks begins as it does without.
         device: by default the GPU if there is one.
@@ -107,8 +129,10 @@ def train(
         RequestError: the texts are of another teacher or too few, or ``out`` holds a run of other settings.
     """
     team, options = team or Team(), kind_named(kind).complete(options)
-    if min(steps, log_every, save_every) < 1 or batch < team.size or learning_rate <= 0:
-        raise RequestError("expected 1 or more steps, a text a batch for every process, and a positive learning rate")
+    if min(steps, log_every, save_every) < 1 or batch < team.size or min(learning_rate, minutes or 1) <= 0:
+        raise RequestError(
+            "expected 1 or more steps, a text a batch for every process, and a positive learning rate and time"
+        )
     texts = Distilled.open(distilled, Checkpoint.open(teacher).digest())
     train_W, valid_W = _shares(texts, distilled, team)
     torch.manual_seed(seed)
@@ -122,10 +146,11 @@ def train(
     if start is not None:
         settings["start"] = go_on(drafter, kind, start, model)
     run = Run(out, drafter, learning_rate, settings)
-    states = States(model, texts, drafter.aux, distilled / "states", _CACHE_BYTES)
+    # A GPU computes the states of a batch sooner than a disk gives them.
+    states = States(model, texts, drafter.aux, distilled / "states", 0 if device.type == "cuda" else _CACHE_BYTES)
     _fill(run, states, train_W, valid_W, team)
     saved = run.step
-    for record in _steps(run, states, train_W, steps, batch, seed, log_every, team):
+    for record in _steps(run, states, train_W, Length(steps, minutes), batch, seed, log_every, team):
         if team.rank == 0:
             run.log(record)
             if run.step - saved >= save_every:
@@ -176,25 +201,25 @@ def _finish(run: Run, states: States, valid_W: np.ndarray) -> dict[str, Any]:
 
 
 def _steps(
-    run: Run, states: States, train_W: np.ndarray, steps: int, batch: int, seed: int, log_every: int, team: Team
+    run: Run, states: States, train_W: np.ndarray, length: Length, batch: int, seed: int, log_every: int, team: Team
 ) -> Iterator[dict[str, Any]]:
-    """Trains up to ``steps``; yields what to log, at every ``log_every``-th step and the last."""
+    """Trains to the end; yields what to log, at every ``log_every``-th step and the last."""
     feed = shuffled(states.texts.index_W["length"], train_W, batch, seed, run.step)
     began, seconds, logged = time.monotonic(), run.seconds, []
     parameters = [parameter for parameter in run.drafter.parameters() if parameter.requires_grad]
-    while run.step < steps:
+    while (share := length.share(run, team)) < 1:
         part = states.batch(next(feed)[team.rank :: team.size])
         count_I = (part.targets(run.drafter.levels) != NONE).sum(0)
         team.add_up([count_I])
         loss, sums = run.drafter.loss(part, count_I)
         torch.autograd.backward(loss)
         team.add_up([_gradient(parameter) for parameter in parameters])
-        run.optimizer.step(stable_decay(run.step, steps, warmup=min(50, steps // 10 + 1)))
+        run.optimizer.step(stable_decay(run.step, share))
         run.step += 1
         run.seconds = seconds + time.monotonic() - began
         logged.append({**sums, "contexts": count_I})
-        if run.step % log_every == 0 or run.step == steps:
-            yield {"step": run.step, "of": steps, **_means(logged, team), "seconds": round(run.seconds, 1)}
+        if run.step % log_every == 0 or length.share(run, team) >= 1:
+            yield {"step": run.step, **length.told(), **_means(logged, team), "seconds": round(run.seconds, 1)}
             logged = []
 
 
