@@ -7,6 +7,7 @@ are in ``dtype``, the states between layers in float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import cast
 
@@ -41,6 +42,12 @@ class TextCaches:
         end = self.length + keys_BKTD.shape[2]
         self.layers[layer][:, :, :, self.length : end] = torch.stack((keys_BKTD, values_BKTD))
         return self.layers[layer][:, :, :, :end]
+
+    def part(self, texts: slice) -> TextCaches:
+        """These texts' share of the same storage, with a length of its own."""
+        share = copy(self)
+        share.layers = [cache[:, texts] for cache in self.layers]
+        return share
 
     def keep(self, texts: Tensor) -> None:
         """Drops all texts but these, a layer at a time: both forms of all layers may not fit together."""

@@ -5,7 +5,7 @@ Finished rows are dropped on the way, so that the longest text of a batch does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from draftwood.runtime.speculation.sampling import Sampling, draw
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _DROP_SHARE = 0.2
+
+# Tokens that are fed at a time.
+_FED = {"cpu": 2048, "cuda": 1 << 17}
 
 # One token a row, int64 [B]: of the logits [B, V], the numbers of the texts that the rows are of, and positions [B].
 Draws = Callable[[Tensor, Sequence[int], Tensor], Tensor]
@@ -72,13 +75,23 @@ class _Rows:
 
     def step(self, teacher: FrozenTeacher, draws: Draws) -> Tensor:
         """Feeds what is pending and draws the next token of every row, int64 [B] on the host."""
-        written = self.caches.length + self.feed_BT.shape[1]
-        seen_BC = self.seen_BC[:, :written] if self.padded else None
-        logits_BV = teacher.step(self.feed_BT, self.positions_BT, self.caches, seen_BC)
+        logits_BV = torch.cat([self._logits(teacher, part) for part in self._parts()])
+        self.caches.length += self.feed_BT.shape[1]
         self.positions_BT = self.positions_BT[:, -1:] + 1
         drawn_B = draws(logits_BV, self.names, self.positions_BT[:, 0])
         self.feed_BT = drawn_B[:, None]
         return drawn_B.cpu()
+
+    def _parts(self) -> Iterator[slice]:
+        """Texts that are fed together: of prompts so few that their states stay in a cache, or in memory."""
+        texts = max(1, _FED[self.feed_BT.device.type] // self.feed_BT.shape[1])
+        return (slice(at, at + texts) for at in range(0, len(self.feed_BT), texts))
+
+    def _logits(self, teacher: FrozenTeacher, part: slice) -> Tensor:
+        """Feeds what is pending of some texts; their next logits, [texts, V]."""
+        written = self.caches.length + self.feed_BT.shape[1]
+        seen_BC = self.seen_BC[part, :written] if self.padded else None
+        return teacher.step(self.feed_BT[part], self.positions_BT[part], self.caches.part(part), seen_BC)
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these."""
@@ -110,10 +123,12 @@ def batch_draws(temperatures: Sequence[float], seed: int, device: torch.device) 
     def drawn(logits_BV: Tensor, texts: Sequence[int], position_B: Tensor) -> Tensor:
         tokens_B, heat_B = logits_BV.max(-1).indices, temperature_W[torch.tensor(texts, device=device)]
         if bool((sampled_B := heat_B > 0).any()):
-            scaled_RV = logits_BV[sampled_B].float() / heat_B[sampled_B, None]
-            # The negative logarithm of an exponential number is a Gumbel number; the largest sum is the sample.
-            noise_RV = torch.empty_like(scaled_RV).exponential_(generator=generator).log_()
-            tokens_B[sampled_B] = scaled_RV.sub_(noise_RV).max(-1).indices
+            # By the inverse of the cumulated shares: a number a row is drawn, not one a token of the vocabulary.
+            share_RV = (logits_BV[sampled_B].float() / heat_B[sampled_B, None]).softmax(-1).cumsum(-1)
+            uniform_R1 = torch.rand(len(share_RV), 1, generator=generator, device=device) * share_RV[:, -1:]
+            tokens_B[sampled_B] = torch.searchsorted(share_RV, uniform_R1, right=True)[:, 0].clamp(
+                max=share_RV.shape[1] - 1
+            )
         return tokens_B
 
     return drawn
