@@ -52,10 +52,10 @@ def _refuse_unsupported(
             " the reference knows layouts BNSD and BSND and sparse_mode 0 or 1 without extras"
         )
     axis = layout.index("N")
-    declared, found = (heads, kv_heads or heads), (query.shape[axis], key.shape[axis])
-    if declared != found or query.shape[0] != key.shape[0]:
+    declared, actual = (heads, kv_heads or heads), (query.shape[axis], key.shape[axis])
+    if declared != actual or query.shape[0] != key.shape[0]:
         raise NotImplementedError(
-            f"fused attention: num_heads, num_key_value_heads are {declared}; the tensors have {found}, of"
+            f"fused attention: num_heads, num_key_value_heads are {declared}; the tensors have {actual}, of"
             f" {query.shape[0]} and {key.shape[0]} texts"
         )
 
@@ -105,7 +105,7 @@ def _fused(
 
 
 def _fused_fake(query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-    # Contiguous whatever the query's strides are: otherwise a trace would view what has to be copied.
+    # Contiguous for any strides of the query: otherwise a trace would view what has to be copied.
     return query.new_empty(query.shape), query.new_empty(0, dtype=torch.float32)
 
 

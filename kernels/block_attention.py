@@ -1,13 +1,13 @@
-"""Attention whose sums go by a token's place in the text, not by the slot it lies in: the bits of a row are the same
-in a tree, in a chain and alone.
+"""Attention that sums by a token's position, not by its slot: a row has the same bits in a tree, in a chain and alone.
 
-Text is summed in blocks of 64 positions: within a block one after another, then block after block. The blocks that no
-tree can touch any more are *settled*; those behind them are *open*, and there a row's ancestors may lie in any slots.
-Slots that a row does not see add exact zeros, which change no sum, so the slots between two ancestors do not matter;
-``home`` says which block a slot's token belongs to, so a block's border falls between the same two tokens for all.
-What is left to the machine is that a product of matrices adds each element's terms one after another, at any number of
-rows: true of onnxruntime's kernels for at most 256 terms and 64 columns, unless one row and factor 1 take another
-kernel. So no factor here is 1, and columns come 64 at a time.
+Text is summed in blocks of 64 positions: within a block position by position, then block by block. Blocks that no tree
+can touch any more are *settled*. The blocks after them are *open*: there a row's ancestors may lie in any slots. Slots
+that a row does not see add exact zeros, which change no sum. ``home`` gives the block that a slot's token belongs to,
+so the border of a block falls between the same two tokens for every row.
+
+One condition is left to the machine: a matrix product must add each element's terms in order, at any number of rows.
+It holds for onnxruntime's kernels up to 256 terms and 64 columns, unless one row and factor 1 select another kernel.
+So no factor here is 1, and columns come 64 at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _block_attention(
     heads: int,
     scale: float,
 ) -> Tensor:
-    # What is summed; in which order is no business of exact arithmetic.
+    # Exact arithmetic: the order of the sums does not matter.
     pairs = ((settled_key, open_key), (settled_value, open_value))
     key_KSD, value_KSD = (torch.cat(pair).transpose(0, 1).flatten(1, 2) for pair in pairs)
     text_TS = (nothing < 0).expand(bias.shape[0], settled_key.shape[0] * settled_key.shape[2])
@@ -84,13 +84,13 @@ def _block_attention_onnx(  # type: ignore[no-untyped-def]
 
 
 def _exponentials(query, settled_key, open_key, bias, home, nothing, shape, scale: float):  # type: ignore[no-untyped-def]
-    """Of the scores over settled blocks [F, K, X, B], and over open slots by the block of their token [Z, K, X, O]."""
+    """exp of the scores: over settled blocks [F, K, X, B], and over open slots by their token's block [Z, K, X, O]."""
     far = ort.FusedMatMul(query, settled_key, transB=1, alpha=scale)
     peak = op.ReduceMax(op.ReduceMax(far, _ints(-1)), _ints(0))
     near = ort.FusedMatMul(query, open_key, transB=1, alpha=scale)
     near = op.Reshape(op.Add(op.Reshape(near, shape), bias), op.Shape(near))
     top = op.Max(op.Add(peak, nothing), op.ReduceMax(near, _ints(-1)))
-    # Where nothing is settled yet, the block that stands in its place must not overflow before it is left out.
+    # If no block is settled yet, the placeholder block must not overflow before it is left out.
     far = op.Exp(op.Sub(far, op.Max(top, peak)))
     ends = op.Shape(near, start=1)
     near = op.Mul(op.Reshape(op.Exp(op.Sub(near, top)), shape), home)
@@ -98,7 +98,7 @@ def _exponentials(query, settled_key, open_key, bias, home, nothing, shape, scal
 
 
 def _summed(far, near, weight, chain):  # type: ignore[no-untyped-def]
-    """Products with what stands beside the slots, summed in a block, then over the blocks: [1, K * X * n]."""
+    """Weights times the slots' values, summed within each block, then over the blocks: [1, K * X * n]."""
     pieces = [ort.FusedMatMul(near[0], piece, alpha=_HALF) for piece in near[1]]
     near_ZKXn = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=-1)
     far_FKXn = ort.FusedMatMul(*far, alpha=_HALF)

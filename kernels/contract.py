@@ -1,9 +1,9 @@
-"""What an operator contract is, and how contracts become operators of this process.
+"""Operator contracts, and their registration as operators of this process.
 
-A contract holds the schema exactly as torch_npu registers it and the forms that stand in for the NPU kernel:
-an eager reference, a fake for tracing, and an ONNX form. Where torch_npu is loaded (an NPU host with CANN)
-its own operator is used on the device; elsewhere ours is registered under the same name, so one traced program serves
-both. torch_npu has kernels for its device alone, so on a CPU's tensors the reference computes beside it as well.
+A contract holds the schema exactly as torch_npu registers it, and the forms that replace the NPU kernel: an eager
+reference, a fake for tracing, and an ONNX form. If torch_npu is loaded (an NPU host with CANN), its operator runs on
+the device. Elsewhere ours is registered under the same name, so one traced program serves both. torch_npu has kernels
+for its device only, so the reference also computes CPU tensors on an NPU host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _libraries: list[torch.library.Library] = []  # a Library unregisters its operat
 
 
 def declare(value: Any, *shape: Any) -> None:
-    """Says the shape of a result in an ONNX form, where onnx knows no rule for its operator."""
+    """Declares the shape of a result in an ONNX form whose operator has no shape rule in onnx."""
     import onnx_ir  # where a form is built, and nowhere else
 
     value.shape = onnx_ir.Shape(shape)
@@ -49,7 +49,7 @@ class Contract:
     """One operator: ``schema`` (with its name), its forms, and its namespace.
 
     ``reference`` computes on any device in eager PyTorch; ``fake`` gives shapes and dtypes only;
-    ``onnx`` builds standard operators (opset 18), ``onnx_cpu`` onnxruntime's own where it has a faster one.
+    ``onnx`` builds standard operators (opset 18). ``onnx_cpu`` builds onnxruntime's own operator if that is faster.
     An operator that mutates its input is registered for tracing in place and has no ONNX form.
     """
 

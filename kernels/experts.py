@@ -47,17 +47,17 @@ GATING = Contract(
 """Scores x [T, E]: shares [T, K] of a softmax over all experts, int32 ids [T, K], best first, and places by column."""
 
 
-def _check_routing(expert_capacity: int = -1, **given: Any) -> None:
-    wanted: dict[str, Any] = {
+def _check_routing(expert_capacity: int = -1, **options: Any) -> None:
+    supported: dict[str, Any] = {
         "drop_pad_mode": 0,
         "expert_tokens_num_type": 1,
         "expert_tokens_num_flag": True,
         "quant_mode": -1,
     }
-    wanted |= {"row_idx_type": 0, "scale": None, "offset": None, "x_dtype": None}
-    for name, value in wanted.items():
-        if given.get(name, value) != value:
-            raise NotImplementedError(f"routing: {name} = {given[name]!r} has no reference; expected {value!r}")
+    supported |= {"row_idx_type": 0, "scale": None, "offset": None, "x_dtype": None}
+    for name, value in supported.items():
+        if options.get(name, value) != value:
+            raise NotImplementedError(f"routing: {name} = {options[name]!r} has no reference; expected {value!r}")
 
 
 def _init_routing(x: Tensor, expert_idx: Tensor, *, expert_num: int = -1, **given: Any) -> tuple[Tensor, ...]:

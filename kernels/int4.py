@@ -1,9 +1,9 @@
 """Products of weights of four bits with rows of a half type: the NPU's WeightQuantBatchMatmulV2.
 
-A weight is (whole + offset) * scale. Whole numbers are -8 to 7, eight a word along the outputs, the first in the lowest
-bits, as torch_npu's npu_convert_weight_to_int4pack packs them; scales and offsets are those of a group of inputs. The
-reference is the exact product in fp32. What the kernel makes of it depends on the number of rows:
-`draftwood.compiler.ge.operators.int4` computes that.
+A weight is (whole + offset) * scale. Whole numbers are -8 to 7, eight in a word along the outputs, the first in the
+lowest bits, as torch_npu's npu_convert_weight_to_int4pack packs them. Each group of inputs has a scale and an offset.
+The reference is the exact product in fp32. The kernel's rounding depends on the number of rows;
+`draftwood.compiler.ge.operators.int4` computes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def most_rows(group: int) -> int:
 
 
 def packed_words(whole: Tensor) -> Tensor:
-    """int32 [H, W] of uint8 [O, H] below 16, of which 8 is the middle."""
+    """int32 [H, W] from uint8 [O, H] below 16, centred on 8."""
     nibbles_HWX = (whole.t() ^ _MIDDLE).int().unflatten(1, (-1, _WORD))  # in two's complement
     words_HW = torch.zeros_like(nibbles_HWX[..., 0])
     for place in range(_WORD):
@@ -64,7 +64,7 @@ def _product(
     weight_dtype: int | None = None,
 ) -> Tensor:
     rest = (quant_scale, quant_offset, weight_dtype)
-    if weight.dtype != torch.int32 or any(given is not None for given in rest) or inner_precise:
+    if weight.dtype != torch.int32 or any(option is not None for option in rest) or inner_precise:
         raise NotImplementedError("only words of eight weights, with sums that are not rounded, have a reference")
     out = x.float() @ matrix(weight, antiquant_scale, antiquant_offset)
     return (out if bias is None else out + bias.float()).to(x.dtype)

@@ -1,9 +1,9 @@
 """Products of packed weights with rows in int8, a scale a block of 32 inputs on both sides: onnxruntime's MatMulNBits.
 
-At accuracy level 4 a row's block is rounded to int8 by its own largest value, sums within a block are of whole numbers,
-and blocks are added in fp32 (onnxruntime, core/mlas/lib/sqnbitgemm). Blocks of 32 give a row the same bits whatever
-stands beside it; larger ones do not where rows are odd in number. Checked on AVX512-VNNI; the proof of a first opening
-checks it on any other machine.
+At accuracy level 4 a row's block is rounded to int8 by its own largest value. Sums within a block are of whole numbers,
+and blocks are added in fp32 (onnxruntime, core/mlas/lib/sqnbitgemm). With blocks of 32 a row has the same bits next to
+any other rows; with larger blocks it has not if the number of rows is odd. This was checked on AVX512-VNNI; the proof
+at a first opening checks it on any other machine.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _fake(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
 
 
 def _onnx(x, weight, weight_scale, weight_zero=None, bias=None, weight_minimum=None):  # type: ignore[no-untyped-def]
-    # Of three axes and without a bias, for an HTP takes no other.
+    # Three axes and no bias: an HTP accepts no other form.
     first = op.Constant(value_ints=[0])
     product = _onnx_cpu(op.Unsqueeze(x, first), weight, weight_scale, weight_zero)
     declare(product, 1, *x.shape[:-1], weight.shape[0])
@@ -78,7 +78,7 @@ def _onnx(x, weight, weight_scale, weight_zero=None, bias=None, weight_minimum=N
 
 def _minima(x, weight_minimum):  # type: ignore[no-untyped-def]
     blocks = weight_minimum.shape[0]
-    # A 0 stands for the axis as it is.
+    # In Reshape a 0 keeps the axis.
     apart = op.Reshape(x, op.Constant(value_ints=[*[0] * (len(x.shape) - 1), blocks, BLOCK]))
     return op.MatMul(op.ReduceSum(apart, op.Constant(value_ints=[-1]), keepdims=0), weight_minimum)
 

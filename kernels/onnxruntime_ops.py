@@ -89,7 +89,7 @@ _SCHEMAS = (
         _inputs("output:T", "mean:T?", "inv_std_var:T?", "input_skip_bias_sum:T?"),
         {"epsilon": _Kind.FLOAT},
     ),
-    # Of the standard domain, where onnx has no operator of this name.
+    # In the standard domain, though onnx has no operator of this name.
     _schema(
         "SimplifiedLayerNormalization",
         _inputs("X:T", "scale:T"),

@@ -1,9 +1,9 @@
 """Products of whole numbers: weights in int8 with a scale a column, rows in int8 with a scale a row (W8A8).
 
-A row's scale is made of that row alone and sums are exact, so a row comes out in the same bits whatever stands beside
-it. The arithmetic is that of the NPU's DynamicQuant and QuantBatchMatmulV3 (ops-nn, quant/dynamic_quant): q =
-rint(x * (127 / max|x|)), ties to even, and max|x| * (1/127) is the scale. The products are weighted in fp32, by the
-column's scale and then the row's, and the bias is added last.
+A row's scale depends on that row alone and sums are exact, so a row has the same bits next to any other rows. The
+arithmetic is that of the NPU's DynamicQuant and QuantBatchMatmulV3 (ops-nn, quant/dynamic_quant). A row becomes
+rint(x * (127 / max|x|)), ties to even; its scale is max|x| * (1/127). The products are weighted in fp32, by the
+column's scale and then the row's. The bias is added last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST = 127
 LEAST = 2.0**-100
 # So many products of int8 sum exactly in fp32, in any order: 1024 * 127 * 128 < 2 ** 24.
 _EXACT_INPUTS = 1024
-# What onnxruntime's fast kernels take as rows: uint8, zero at 128 (signed rows have none before AVX-VNNI-INT8).
+# Rows of onnxruntime's fast kernels are uint8 with zero at 128 (signed rows have none before AVX-VNNI-INT8).
 _ZERO_POINT = 128
 
 
@@ -63,12 +63,12 @@ def _onnx(x, weight, weight_scale, bias=None):  # type: ignore[no-untyped-def]
 
 
 def _onnx_cpu(x, weight, weight_scale, bias=None):  # type: ignore[no-untyped-def]
-    """The same numbers in fewer operators: a step of 1 rounds, and a scale of 1 leaves the column's as it is."""
+    """The product in fewer operators, with equal numbers: a step of 1 rounds, a scale of 1 keeps the column's scale."""
     largest = op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), keepdims=1)
     largest = op.Max(largest, op.Constant(value_float=LEAST))
-    one, zero = op.Constant(value_float=1.0), op.Cast(op.Constant(value_int=_ZERO_POINT), to=_UINT8)
-    rows = op.QuantizeLinear(op.Mul(x, op.Div(op.Constant(value_float=float(LARGEST)), largest)), one, zero)
-    sums = ort.MatMulIntegerToFloat(rows, weight, one, weight_scale, zero)
+    unit, zero = op.Constant(value_float=1.0), op.Cast(op.Constant(value_int=_ZERO_POINT), to=_UINT8)
+    rows = op.QuantizeLinear(op.Mul(x, op.Div(op.Constant(value_float=float(LARGEST)), largest)), unit, zero)
+    sums = ort.MatMulIntegerToFloat(rows, weight, unit, weight_scale, zero)
     declare(sums, *x.shape[:-1], weight.shape[1])
     scaled = op.Mul(sums, op.Mul(largest, op.Constant(value_float=1 / LARGEST)))
     return scaled if bias is None else op.Add(scaled, bias)

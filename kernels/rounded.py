@@ -47,7 +47,7 @@ def _add_rms_norm_dynamic_quant(
     output_mask: list[bool] | None = None,
     y_dtype: int | None = None,
 ) -> _FIVE:
-    if not all(given is None for given in (smooth_scale1, smooth_scale2, beta, output_mask, y_dtype)):
+    if not all(option is None for option in (smooth_scale1, smooth_scale2, beta, output_mask, y_dtype)):
         raise NotImplementedError("only the norm of a sum, rounded to int8, has a reference")
     x_TH = x1.float() + x2.float()
     y_TH = x_TH * torch.rsqrt(x_TH.pow(2).mean(-1, keepdim=True) + epsilon) * gamma.float()
@@ -83,7 +83,7 @@ def _dequant_swiglu_quant(
     glu_bias: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     absent = (weight_scale, activation_scale, bias, quant_scale, quant_offset, group_index, dst_type, round_mode)
-    if not all(given is None for given in (*absent, activate_dim)) or (quant_mode, swiglu_mode) != (1, 0):
+    if not all(option is None for option in (*absent, activate_dim)) or (quant_mode, swiglu_mode) != (1, 0):
         raise NotImplementedError("only a half type's gated activation, rounded to int8 by its rows, has a reference")
     left, right = x.float().chunk(2, -1)
     gate, up = (left, right) if activate_left else (right, left)

@@ -13,7 +13,7 @@ from draftwood.kernels.contract import Contract, op, ort
 from draftwood.kernels.norm import RMS_NORM
 from draftwood.kernels.rotary import ROTARY_ROWS
 
-# T rows, A rows that are attended to together, X rows of qkv, E = (N + 2 K) * D their width, S visible slots,
+# T rows, A rows attended to together, X rows of qkv, E = (N + 2 K) * D their width, S visible slots,
 # N query heads, K key/value heads, D head dimension, C cache slots, P positions
 
 # The operator turns heads of a multiple of this itself.

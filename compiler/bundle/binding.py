@@ -21,7 +21,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.kept import Precision, in_precision
 from draftwood.errors import BundleError, CheckpointError, RequestError
 
-# What a checkpoint may say differently from the configuration a bundle was built from.
+# Fields of the configuration in which a checkpoint may differ from the bundle's.
 _FREE = ("dtype",)
 
 
@@ -33,7 +33,7 @@ def bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
         CheckpointError: the checkpoint does not fit the graphs.
         RequestError: a drafter is missing or too many.
     """
-    m.read_manifest(folder)  # nothing is made beside what is no bundle
+    m.read_manifest(folder)  # before the lock's file is made: FOLDER may be no bundle
     with exclusive(folder, wait=False):
         return _bind(folder, model, drafter)
 
@@ -57,25 +57,25 @@ def _bind(folder: Path, model: Path, drafter: Path | None) -> m.Manifest:
             f"--drafter: the bundle {'has no drafter; leave it out' if drafter else 'has a drafter; name its folder'}"
         )
     head = bool(manifest.teacher.config["quantised"])
-    kept: Precision = "exact" if not manifest.packed else "nbits-head" if head else "nbits"
+    form: Precision = "exact" if not manifest.packed else "nbits-head" if head else "nbits"
     exact = Checkpoint.open(model)
-    teacher = in_precision(exact, kept, npu=True)
+    teacher = in_precision(exact, form, npu=True)
     _same(folder, model, manifest.teacher.config, asdict(teacher.config))
     opened = open_drafter(drafter, exact) if drafter else None
-    wanted = manifest.drafter
-    if opened and wanted and drafter:
-        kinds = {"kind": wanted.kind} | wanted.config, {"kind": opened.model.kind} | asdict(opened.model.config)
+    described = manifest.drafter
+    if opened and described and drafter:
+        kinds = {"kind": described.kind} | described.config, {"kind": opened.model.kind} | asdict(opened.model.config)
         _same(folder, drafter, *kinds)
     entries = [precision.stored(entry) for entry in Sources(teacher, opened).weights(manifest.dims.context + 1)]
     block = opened.model.block(teacher.config) if opened else teacher.config
-    for one in sets:
-        share = Share(one.rank, one.ranks)
-        _write(folder, one, {e.name: e.read for e in rank_entries(entries, teacher.config, block, share)})
-    written = {one.weights: m.list_file(folder / one.weights) for one in sets}
+    for graph_set in sets:
+        share = Share(graph_set.rank, graph_set.ranks)
+        _write(folder, graph_set, {e.name: e.read for e in rank_entries(entries, teacher.config, block, share)})
+    written = {graph_set.weights: m.list_file(folder / graph_set.weights) for graph_set in sets}
     bound = msgspec.structs.replace(
         manifest,
         teacher=msgspec.structs.replace(manifest.teacher, digest=teacher.digest()),
-        drafter=msgspec.structs.replace(wanted, digest=opened.digest()) if wanted and opened else None,
+        drafter=msgspec.structs.replace(described, digest=opened.digest()) if described and opened else None,
         files=dict(sorted((manifest.files | written).items())),
     )
     part = folder / f"{m.MANIFEST_FILE}.part"

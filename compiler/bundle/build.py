@@ -36,9 +36,9 @@ def build(
     progress: Progress = lambda _: None,
     prove: Callable[[Path], object] = lambda _: None,
 ) -> m.Manifest:
-    """Writes the bundle ``out``; raises UserError before anything is written where the inputs do not fit.
+    """Writes the bundle ``out``; raises UserError before anything is written if the inputs do not fit.
 
-    What ``prove`` raises of the folder leaves nothing, either.
+    If ``prove`` raises, nothing is left either.
     """
     check_request(request, out)
     sources = Sources.open(request)
@@ -49,7 +49,7 @@ def build(
         _check_alone(request)
         request = replace(request, bitwise=True)
     with staged(out) as folder:
-        graph_sets = tuple(one for name in request.targets for one in _lower(name, folder, request, sources, progress))
+        graph_sets = tuple(s for name in request.targets for s in _lower(name, folder, request, sources, progress))
         _write_trees(folder, request.trees)
         tokenizer = _copy_tokenizer(request.model, folder)
         if request.corpus:
@@ -62,8 +62,11 @@ def build(
 
 
 def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
-    """Whether only that step gives the text of plain decoding: rounding to int8 turns last bits into steps, and rows
-    beside a tree's first path have other last bits."""
+    """Whether only the bitwise step gives the text of plain decoding.
+
+    Rounding to int8 turns differences of last bits into whole steps, and rows off a tree's first path have other last
+    bits.
+    """
     config = sources.teacher.config
     return bool(_branching(request)) and bool(config.quantised or config.packed) and "onnx" in request.targets
 
@@ -73,7 +76,7 @@ def _branching(request: BuildRequest) -> list[str]:
 
 
 def _check_alone(request: BuildRequest) -> None:
-    """That step takes one text a launch, so graphs of several would lie there unused."""
+    """Refuses graphs for several texts: the bitwise step takes one text a launch."""
     texts = max((request.texts, *request.shapes.batches))
     if texts > 1 and request.targets == ("onnx",):
         raise TreeError(
@@ -175,7 +178,7 @@ def _gears(shapes: Shapes, graphs: Sequence[m.GraphSignature], drafter: DraftMod
 
 
 def _draft_of(name: str, tree: Topology | Budget, drafter: DraftModel | None) -> str | None:
-    """What drafts a tree."""
+    """The name of a tree's drafter: the drafter's kind, or lookup."""
     if isinstance(tree, Lookup):
         return LOOKUP
     return drafter.draft_name(name) if drafter and tree.nodes else None
@@ -193,9 +196,9 @@ def _tree(name: str, tree: Topology | Budget) -> m.Tree:
 
 
 def _provenance() -> dict[str, str]:
-    """Versions of what graphs are made with, as far as it is installed: those for an NPU are made without ONNX."""
-    found = {"draftwood": __version__}
+    """Versions of the installed packages that make graphs; an NPU's graphs are made without ONNX."""
+    versions = {"draftwood": __version__}
     for package in ("torch", "onnx", "onnxscript", "onnx-ir"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions

@@ -1,4 +1,4 @@
-"""What to build, and what can be said of it before a file is opened."""
+"""A build's request, and the checks on it that need no file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_RANKS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRequest:
-    """What to build. ``trees`` are named, the plain tree first; ``slots`` are KV lengths C, ascending."""
+    """A build's request. ``trees`` are named, the plain tree first; ``slots`` are KV lengths C, ascending."""
 
     model: Path
     drafter: Path | None
@@ -48,11 +48,11 @@ class BuildRequest:
     soc: str = DEFAULT_SOC
     # On how many devices the graphs of targets that split a model run together.
     ranks: int = 1
-    # What is built of the trees and KV lengths; every tree at every length where none are given.
+    # Gears to build; every tree at every length if there are none.
     gears: tuple[Gear, ...] = ()
-    # What a packed teacher's linear layers are kept in.
+    # The form that a packed teacher's linear layers are kept in.
     precision: Precision = "exact"
-    # The drafter's linear layers in W8A8, whatever the teacher's are: no text changes.
+    # The drafter's linear layers in W8A8, for any form of the teacher's: no text changes.
     int8_drafter: bool = False
     # Also the step with the same bits in every tree, for a CPU.
     bitwise: bool = False
@@ -60,14 +60,14 @@ class BuildRequest:
     whole: bool = False
     # Texts that one launch takes at most, on a CPU.
     texts: int = 1
-    # A text file in which trees that are looked up find tokens, beside the text that is decoded.
+    # A text file for lookup trees, in addition to the text being decoded.
     corpus: Path | None = None
-    # What the plan that they come from says of them; step times of other gears are left out.
+    # The policy's part of the plan that the trees come from, without step times of other gears.
     plan: Planning | None = None
 
     @property
     def shapes(self) -> Shapes:
-        """What its steps are made for."""
+        """The shapes that steps are made for."""
         gears = self.gears or named_gears(((name,), slots) for name, _ in self.trees for slots in self.slots)
         bounds = self.plan.bounds if self.plan else ()
         return Shapes(self.trees, self.slots, self.prefill_rows, gears, self.bitwise, bounds, self.whole, self.texts)
@@ -85,7 +85,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     """Raises RequestError or TreeError where the request cannot be served by any checkpoint."""
     if out.exists():
         raise RequestError(f"{out}: exists already; expected a new folder; remove it or choose another --out")
-    has_tokenizer(request.model)  # which says now, and not in the end, where it has one that is not read
+    has_tokenizer(request.model)  # an unreadable tokenizer is refused now, not at the end
     _check_targets(request)
     _check_int8(request)
     _check_precision(request)

@@ -29,7 +29,7 @@ class Sources:
 
     @classmethod
     def open(cls, request: BuildRequest) -> Sources:
-        """Reads headers only; without weights, configurations only, where they tell the network."""
+        """Reads headers only; without weights, configurations only, if they describe the network."""
         if request.weights == "none":
             teacher = in_precision(Checkpoint.describe(request.model), request.precision, npu=True)
             return cls(teacher, describe_drafter(request.drafter, teacher) if request.drafter else None)

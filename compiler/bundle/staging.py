@@ -1,7 +1,7 @@
 """A folder appears whole or not at all, and one process at a time makes it.
 
-The lock is a file beside the folder that its owner holds with ``flock``, which the kernel lets go of however the
-owner ends. Whoever has the lock knows that an unfinished folder which lies there is nobody's, and sweeps it.
+The lock is a file next to the folder. Its owner holds it with ``flock``, which the kernel releases however the owner
+ends. An unfinished folder that the lock's owner finds has no other owner, so it is removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _held = threading.local()
 
 @contextmanager
 def exclusive(out: Path, wait: bool = True, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """In the body no other process, and no other thread, makes the folder ``out``; ``staged`` may stand inside.
+    """During the body no other process or thread makes the folder ``out``; ``staged`` may be used inside.
 
-    Another owner is waited for, ``tell`` hearing of it in one line, or refused.
+    With ``wait`` it waits for another owner, and ``tell`` gets one line about that; otherwise it raises.
 
     Raises:
-        RequestError: ``out`` is being made elsewhere, or nothing can be written beside it.
+        RequestError: ``out`` is being made elsewhere, or nothing can be written next to it.
     """
     mine: set[Path] = _held.__dict__.setdefault("locks", set())
     try:
@@ -52,11 +52,10 @@ def exclusive(out: Path, wait: bool = True, tell: Callable[[str], None] = lambda
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that becomes ``out`` if the body succeeds, and vanishes otherwise.
+    """A folder next to ``out`` that becomes ``out`` if the body succeeds, and vanishes otherwise.
 
     Raises:
-        RequestError: ``out`` exists, is being made by another process, or cannot be written, the body's own writing
-            included.
+        RequestError: ``out`` exists, is being made by another process, or cannot be written by this or by the body.
     """
     folder = out.with_name(f".{out.name}.partial")
     with exclusive(out, wait=False):
@@ -99,11 +98,11 @@ def _lock(lock: Path, out: Path, wait: bool, tell: Callable[[str], None]) -> Bin
 
 
 def _open(lock: Path) -> BinaryIO:
-    """The lock's file for reading and writing. What another name leads to is never opened: the owner overwrites it."""
+    """The lock's file for reading and writing. Links are refused, because the owner overwrites the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(lock, flags, 0o666), "r+b", buffering=0)
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         file.close()
         raise OSError(errno.EINVAL, "expected a file of its own; remove it", str(lock))
     return file

@@ -1,7 +1,7 @@
-"""A matrix of plain numbers rounded in blocks of 32 inputs, to four bits or to eight, without any text to calibrate on.
+"""Rounds a matrix of plain numbers in blocks of 32 inputs, to four or eight bits, without text to calibrate on.
 
-Four bits have a scale and a smallest number a block, as llama.cpp's Q4_1 and Q4_K have: with both chosen by least
-squares the error of a weight is some 5 % below that of HQQ, and some 17 % below that of a scale alone.
+Four bits have a scale and a smallest number a block, like llama.cpp's Q4_1 and Q4_K. With both chosen by least squares
+the error of a weight is some 5 % below that of HQQ, and some 17 % below that of a scale alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 32
 MIDDLE = {4: 8, 8: 128}
 _LARGEST = 127
 _STEPS = 15
-# Where a search begins: shares of a block's range that the steps are spread over, and how often each is refined.
+# A search's starts: the shares of a block's range that its steps cover. Each start is refined so many times.
 _SHARES, _ROUNDS = (1.0, 0.9, 0.8), 3
 # Blocks that are searched at a time, so that what a search works on stays in a processor's cache.
 _SEARCHED = 8192
@@ -55,12 +55,12 @@ def rounded_to_four(matrix_OH: Tensor) -> Grouped:
 
 
 def _searched(blocks_XN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Steps uint8 [N, X], their size and the smallest number of the start whose refined steps err least."""
+    """Steps uint8 [N, X], their size and the smallest number, from the start with the least error."""
     low_N, high_N = blocks_XN.aminmax(dim=0)
     width_N = (high_N - low_N).clamp_min(_NARROW)
-    found = [_refined(blocks_XN, width_N * (share / _STEPS), (low_N + high_N) / 2) for share in _SHARES]
-    error_N, scale_N, minimum_N = found[0]
-    for error, scale, minimum in found[1:]:
+    refined = [_refined(blocks_XN, width_N * (share / _STEPS), (low_N + high_N) / 2) for share in _SHARES]
+    error_N, scale_N, minimum_N = refined[0]
+    for error, scale, minimum in refined[1:]:
         better_N = error < error_N
         error_N, scale_N, minimum_N = (
             torch.where(better_N, new, old) for new, old in ((error, error_N), (scale, scale_N), (minimum, minimum_N))

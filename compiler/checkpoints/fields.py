@@ -42,7 +42,7 @@ class Fields:
     values: dict[str, Any]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value as it is; the default also stands in for null."""
+        """The value, unchecked; the default also replaces null."""
         value = self.values.get(name)
         return default if value is None else value
 

@@ -1,8 +1,8 @@
-"""The blocks of a GGUF tensor: the numbers that they stand for, and the whole numbers that make these.
+"""The blocks of a GGUF tensor as plain numbers, and as whole numbers with a scale and a minimum.
 
-The numbers are those of the package gguf's numpy reference. Whole numbers are in blocks of 32 inputs, as
-`draftwood.kernels.nbits` multiplies them: (whole - zero) * scale + minimum. Of nine kinds they give the same numbers
-bit for bit; the others, whose scales are of 16 inputs or of a codebook's groups, are rounded to eight bits.
+The plain numbers equal those of the package gguf's numpy reference. Whole numbers are in blocks of 32 inputs, as
+`draftwood.kernels.nbits` multiplies them: (whole - zero) * scale + minimum. For nine kinds the two agree bit for bit.
+The other kinds have scales for 16 inputs or for a codebook's groups and are rounded to eight bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLAIN = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of one tensor: ``whole`` [R, B, 32] less the zero, ``scale`` [R, B] and, where there is one, ``minimum``."""
+    """One tensor's ``whole`` [R, B, 32] less the zero, ``scale`` [R, B] and, if its kind has one, ``minimum``."""
 
     whole: NDArray[Any]
     scale: NDArray[np.float32]
@@ -86,9 +86,9 @@ def whole_numbers(bytes_RX: NDArray[np.uint8], shape: Shape, kind: str) -> Group
 
 
 def _blocks(bytes_RX: NDArray[np.uint8], *sizes: int) -> list[NDArray[np.uint8]]:
-    """The fields of each block, [R, blocks, bytes], of which ``sizes`` gives the bytes."""
-    held = bytes_RX.reshape(len(bytes_RX), -1, sum(sizes))
-    return np.split(held, np.cumsum(sizes)[:-1], axis=2)
+    """The fields of each block, each [R, blocks, bytes]; ``sizes`` are their bytes."""
+    blocks = bytes_RX.reshape(len(bytes_RX), -1, sum(sizes))
+    return np.split(blocks, np.cumsum(sizes)[:-1], axis=2)
 
 
 def _half(field: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -145,8 +145,12 @@ def _k_scales(rows: NDArray[np.uint8], *more: int) -> tuple[list[NDArray[np.uint
 
 def _pairs(field: NDArray[np.uint8]) -> NDArray[np.int16]:
     """[R, B, 32] of super-blocks' nibbles: 32 bytes are two blocks, the first in the low halves."""
-    held = field.reshape(len(field), -1, 1, BLOCK)
-    return np.concatenate((held & 15, held >> 4), axis=2).reshape(len(field), -1, BLOCK).astype(np.int16)
+    bytes_of_blocks = field.reshape(len(field), -1, 1, BLOCK)
+    return (
+        np.concatenate((bytes_of_blocks & 15, bytes_of_blocks >> 4), axis=2)
+        .reshape(len(field), -1, BLOCK)
+        .astype(np.int16)
+    )
 
 
 def _q4_k(rows: NDArray[np.uint8]) -> _Parts:

@@ -25,8 +25,8 @@ _ALIGNMENT, _LARGEST_ALIGNMENT = 32, 1 << 16
 _MOST_AXES = 4
 # ggml holds names in 64 bytes; metadata keys have 2 ** 16 at most.
 _LONGEST_NAME, _LONGEST_KEY = 127, (1 << 16) - 1
-# Bytes of the shortest entry: of the metadata a key's length, a type and a byte; of the tensors a name's length, the
-# number of axes, one axis, a type and an offset.
+# Bytes of the shortest entries. Metadata: a key's length, a type and a byte. Tensors: a name's length, the number of
+# axes, one axis, a type and an offset.
 _LEAST_FIELD, _LEAST_TENSOR = 13, 32
 _FETCH = "fetch the file again"
 
@@ -42,7 +42,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies: ``shape`` is outermost axis first, ``kind`` is ggml's name of its blocks."""
+    """A tensor's place in the file; ``shape`` is outermost axis first, ``kind`` is ggml's name for its blocks."""
 
     file: Path
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Header:
     tensors: Mapping[str, Stored]
 
     def array(self, key: str) -> list[Any]:
-        """The elements of an array of the metadata; none where there is no such key.
+        """The elements of an array of the metadata; empty if there is no such key.
 
         Raises:
             CheckpointError: the key holds something else, or a string is not UTF-8.
@@ -70,22 +70,22 @@ class Header:
             return []
         if not isinstance(place, Array):
             raise CheckpointError(f"{self.path}: {key} is {place!r}; expected an array; {_FETCH}")
-        with self.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-            cursor = _Cursor(self.path, held, place.start)
+        with self.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            cursor = _Cursor(self.path, mapped, place.start)
             if place.kind == _STRING:
                 return [cursor.string(key) for _ in range(place.count)]
-            return list(struct.unpack_from(f"<{place.count}{_SCALARS[place.kind]}", held, place.start))
+            return list(struct.unpack_from(f"<{place.count}{_SCALARS[place.kind]}", mapped, place.start))
 
 
 def read_header(path: Path) -> Header:
     """A file's header.
 
     Raises:
-        CheckpointError: no such file, or one whose header is no GGUF, contradicts itself, or points outside the file.
+        CheckpointError: the file is missing, or its header is no GGUF, contradicts itself or points outside the file.
     """
     try:
-        with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-            return _header(_Cursor(path, held))
+        with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _header(_Cursor(path, mapped))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; expected a GGUF file") from None
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
@@ -194,7 +194,7 @@ def _tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def _size(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) -> tuple[str, int]:
-    """What ggml calls the blocks, and their bytes."""
+    """ggml's name for the tensor's blocks, and their bytes."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     known = {int(each): each for each in GGMLQuantizationType}
@@ -211,7 +211,7 @@ def _size(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) -> tupl
 def _laid_out(
     cursor: _Cursor, fields: Mapping[str, Any], placed: list[tuple[str, tuple[int, ...], str, int, int]]
 ) -> dict[str, Stored]:
-    """The tensors by name, none of which may reach over another or the end of the file."""
+    """The tensors by name. None may overlap another or the end of the file."""
     alignment = fields.get("general.alignment", _ALIGNMENT)
     whole = isinstance(alignment, int) and not isinstance(alignment, bool)
     if not whole or not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):

@@ -1,4 +1,4 @@
-"""Int8 matrices with a scale an output beside them."""
+"""Int8 matrices with a scale for each output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftwood.kernels.quantised import LARGEST, LEAST
 
 # O outputs, H inputs, P outputs of a piece
 
-SCALE = "_scale"  # behind the key of the matrix, which ends in "weight"
+SCALE = "_scale"  # follows the key of the matrix, which ends in "weight"
 PIECE = 4096
 
 

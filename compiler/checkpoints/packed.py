@@ -22,7 +22,7 @@ from draftwood.errors import CheckpointError
 # O outputs, H inputs, G groups of inputs, R rows of words, W words, N numbers of a row of words
 
 _WORD = 32
-# Where an AWQ word has the number of its first output, of its second, and so on.
+# The place in an AWQ word of its first output's number, of its second's, and so on.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _WORDS, _SCALES, _INDICES = ("I32",), tuple(DTYPES), ("I32", "I64")
 _FETCH = "fetch the checkpoint again"
@@ -32,7 +32,7 @@ _FETCH = "fetch the checkpoint again"
 class Grouped:
     """A matrix of whole numbers: uint8 [O, H] below 2 ** ``bits``, zeros uint8 [O, G] and scales [O, G].
 
-    What a group's numbers have in common beside these, ``minimum_OG`` float32, is added to the product.
+    ``minimum_OG`` float32, if there is one, is a group's smallest number; it is added to the product.
     """
 
     whole_OH: Tensor
@@ -48,7 +48,7 @@ class Grouped:
         return (made_OGX if self.minimum_OG is None else made_OGX + self.minimum_OG[..., None]).flatten(1)
 
     def in_eight_bits(self) -> Grouped:
-        """The same numbers in eight bits, of which the middle is zero; those of four bits only."""
+        """Numbers of four bits in eight bits, centred on zero."""
         shift_OG = 128 - self.zero_OG
         shift_OH = shift_OG.repeat_interleave(self.whole_OH.shape[1] // shift_OG.shape[1], 1)
         middle_OG = torch.full_like(self.zero_OG, 128)
@@ -76,7 +76,7 @@ class Packing(ABC):
     are the values that the description names.
     """
 
-    # What people call it.
+    # Its usual name, for messages.
     title: str
     bits: tuple[int, ...]
     groups: tuple[int | None, ...]
@@ -84,15 +84,17 @@ class Packing(ABC):
 
     # Behind a module's name, of the tensor whose presence says that it is packed.
     key: ClassVar[str]
-    # Of these, where its zeros are.
+    # The tensors among these that hold zeros.
     zeros: ClassVar[frozenset[str]] = frozenset({"qzeros"})
     # Tensors that may be there: their types as safetensors spells them.
     optional: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @abstractmethod
     def tensors(self, shape: Shape, bits: int, groups: int) -> dict[str, tuple[Shape, tuple[str, ...]]]:
-        """Shape and possible types of everything that a matrix [O, H] is made of, by the name behind the module's;
-        those of ``optional`` as well."""
+        """Shape and possible types of each tensor of a matrix [O, H], by the name after the module's.
+
+        Those of ``optional`` are included.
+        """
 
     @abstractmethod
     def grouped(self, matrix: PackedMatrix, tensors: Mapping[str, Tensor]) -> Grouped:
@@ -101,7 +103,7 @@ class Packing(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A packed matrix of a checkpoint: its module's published name, and ``tensors``, the names behind that."""
+    """A packed matrix of a checkpoint: its module's published name and, in ``tensors``, the names after it."""
 
     packing: Packing
     module: str
@@ -126,14 +128,14 @@ class PackedMatrix:
     @property
     def shapes(self) -> dict[str, Shape]:
         """Published name -> shape of its tensors."""
-        made = self.packing.tensors(self.shape, self.bits, self.groups)
-        return {f"{self.module}.{name}": made[name][0] for name in self.tensors}
+        expected = self.packing.tensors(self.shape, self.bits, self.groups)
+        return {f"{self.module}.{name}": expected[name][0] for name in self.tensors}
 
     def check_kinds(self, stored: Mapping[str, Entry]) -> None:
-        """CheckpointError where a tensor is of another type than its layout has."""
-        made = self.packing.tensors(self.shape, self.bits, self.groups)
+        """Raises CheckpointError if a tensor has another type than its layout."""
+        expected = self.packing.tensors(self.shape, self.bits, self.groups)
         for name in self.tensors:
-            entry, known = stored[f"{self.module}.{name}"], made[name][1]
+            entry, known = stored[f"{self.module}.{name}"], expected[name][1]
             if entry.kind not in known:
                 raise CheckpointError(
                     f"{entry.file}: {self.module}.{name} has dtype {entry.kind}; expected {' or '.join(known)} of"
@@ -141,20 +143,20 @@ class PackedMatrix:
                 )
 
     def read(self, tensor: Callable[[str], Tensor]) -> Grouped:
-        """Its numbers, from a reader of published tensors; CheckpointError where they contradict each other."""
-        found = self.packing.grouped(self, {name: tensor(f"{self.module}.{name}") for name in self.tensors})
-        if not is_finite(found.scale_OG.float() * (1 << self.bits)):
+        """Its numbers, from a reader of published tensors; CheckpointError if they contradict each other."""
+        grouped = self.packing.grouped(self, {name: tensor(f"{self.module}.{name}") for name in self.tensors})
+        if not is_finite(grouped.scale_OG.float() * (1 << self.bits)):
             raise CheckpointError(
-                f"{self.module}: a scale of {float(found.scale_OG.abs().max()):.6g}; expected numbers whose products"
+                f"{self.module}: a scale of {float(grouped.scale_OG.abs().max()):.6g}; expected numbers whose products"
                 f" with {(1 << self.bits) - 1} are numbers too; {_FETCH}"
             )
-        return found
+        return grouped
 
     def fail(self, name: str, said: str) -> CheckpointError:
         return CheckpointError(f"{self.module}.{name}: {said}")
 
     def check_order(self, name: str, index_H: Tensor) -> None:
-        """CheckpointError where inputs are not grouped one behind the other."""
+        """Raises CheckpointError if a group's inputs are not consecutive."""
         inputs = self.shape[1]
         if not torch.equal(index_H.long(), torch.arange(inputs) // (inputs // self.groups)):
             raise self.fail(
@@ -172,26 +174,26 @@ class PackedMatrix:
 def packed_matrices(
     packing: Packing, shapes: Mapping[str, Shape], stored: Mapping[str, Entry]
 ) -> dict[str, PackedMatrix]:
-    """By the published names of the tensors that they stand for, of which ``shapes`` lists all.
+    """The packed matrices by the published names of the plain tensors in ``shapes`` that they replace.
 
     Raises:
         CheckpointError: there is none, or one does not divide into words and groups.
     """
-    found = {}
+    matrices = {}
     for name, shape in shapes.items():
         module, _, kind = name.rpartition(".")
         key = f"{module}.{packing.key}"
         if kind == "weight" and len(shape) == 2 and name not in stored and key in stored:
-            found[name] = _fitting(packing, module, shape, stored, frozenset(shapes))
-    if not found:
+            matrices[name] = _fitting(packing, module, shape, stored, frozenset(shapes))
+    if not matrices:
         raise CheckpointError(
             f"the description says {packing.title}, but no linear layer has a tensor {packing.key}; {_FETCH}"
         )
-    return found
+    return matrices
 
 
 def described_matrices(packing: Packing, layers: Mapping[str, Shape]) -> dict[str, PackedMatrix]:
-    """The same of a description without files, which says of each of ``layers`` that it is packed.
+    """Packed matrices from a description without files, one for each of ``layers``.
 
     Raises:
         CheckpointError: one does not divide into words and groups.
@@ -202,20 +204,20 @@ def described_matrices(packing: Packing, layers: Mapping[str, Shape]) -> dict[st
 def _fitting(
     packing: Packing, module: str, shape: Shape, stored: Mapping[str, Entry], expected: frozenset[str]
 ) -> PackedMatrix:
-    """With the bits and groups of the description that fit what is stored; the first of them where none does."""
+    """The matrix with the description's bits and groups that fit the stored tensors; the first choice if none fit."""
     inputs = shape[1]
     groups = [1 if group is None else inputs // group for group in packing.groups if not group or not inputs % group]
     if not groups or inputs * min(packing.bits) % _WORD:
         raise CheckpointError(f"{module}: {inputs} inputs do not divide into words and groups of {packing.groups}")
-    made = []
+    choices = []
     for bits in packing.bits:
         for count in groups:
             tensors = packing.tensors(shape, bits, count)
             there = [name for name in tensors if f"{module}.{name}" in stored and f"{module}.{name}" not in expected]
             names = tuple(name for name in tensors if name not in packing.optional or name in there)
-            made.append(PackedMatrix(packing, module, shape, bits, count, names))
-    fits = (one for one in made if all(n in stored and stored[n].shape == shape for n, shape in one.shapes.items()))
-    return next(fits, made[0])
+            choices.append(PackedMatrix(packing, module, shape, bits, count, names))
+    fits = (c for c in choices if all(n in stored and stored[n].shape == shape for n, shape in c.shapes.items()))
+    return next(fits, choices[0])
 
 
 class Awq(Packing):
@@ -277,7 +279,7 @@ class Gptq(Packing):
         return Grouped(whole_OH, self._zeros(matrix, stored_GO).t(), tensors["scales"].t(), matrix.bits)
 
     def _zeros(self, matrix: PackedMatrix, stored_GO: Tensor) -> Tensor:
-        """Published files call themselves v1 and are v2: symmetric ones are told apart by what they hold."""
+        """Zeros of published files that call themselves v1 and are v2: the values of symmetric ones tell."""
         low, high = map(int, stored_GO.aminmax())
         half, most = 1 << (matrix.bits - 1), (1 << matrix.bits) - 1
         if False not in self.symmetric:

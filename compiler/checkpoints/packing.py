@@ -1,7 +1,7 @@
-"""How a checkpoint packs its matrices, by what it says of itself: AWQ, GPTQ, AutoRound or compressed-tensors.
+"""A checkpoint's packing, as its description names it: AWQ, GPTQ, AutoRound or compressed-tensors.
 
-The description is ``quantization_config`` of config.json, or a file of its own beside it, as older tools write it.
-Schemes that also round rows (W8A8) are in ``scheme``; every other one is refused here by its name.
+The description is ``quantization_config`` of config.json, or a file next to it, as older tools write it. Schemes that
+also round rows (W8A8) are in ``scheme``. Every other scheme is refused here by its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BITS = {"gptq": (4, 8), "awq": (4,)}
 _WAY_OUT = (
     "take its AWQ, GPTQ or compressed-tensors version, or the original one, of which draftwood quantize makes W8A8"
 )
-# Of methods and formats that people have: why no whole numbers with a scale and a zero a group are in them.
+# Unsupported methods and formats, and why none is whole numbers with a scale and a zero a group.
 _REASONS = {
     "bitsandbytes": "a codebook of 16 numbers, with scales that are rounded themselves",
     "torchao": "subclasses of tensors",
@@ -37,148 +37,153 @@ _REASONS = {
 
 
 def packing_of(fields: Fields) -> Packing | None:
-    """How the matrices of the teacher whose config.json this is are packed; None where they are not.
+    """The packing that a teacher's config.json describes; None if its matrices are not packed.
 
     Raises:
-        CheckpointError: a scheme without a form here, or a description that contradicts itself.
+        CheckpointError: an unsupported scheme, or a description that contradicts itself.
     """
-    said, method = _described(fields)
-    if said is None:
+    config, method = _described(fields)
+    if config is None:
         return None
     if method == COMPRESSED_TENSORS:
-        return _compressed_tensors(said)
+        return _compressed_tensors(config)
     if method in ("gptq", "gptqmodel"):
-        return _gptq(said)
+        return _gptq(config)
     if method == "awq":
-        return _awq(said)
+        return _awq(config)
     if method in ("auto-round", "auto_round", "intel/auto-round"):
-        return _auto_round(said)
-    raise _refused(said, method)
+        return _auto_round(config)
+    raise _refused(config, method)
 
 
 def description_files(folder: Path) -> list[Path]:
-    """The files beside config.json that describe how matrices are packed."""
+    """The files next to config.json that describe the packing of matrices."""
     return [folder / name for name in FILES if (folder / name).is_file()]
 
 
 def _described(fields: Fields) -> tuple[Fields | None, Any]:
     if fields.get(CONFIG) is not None:
-        said = fields.nested(CONFIG)
-        return said, said.get("quant_method", "gptq" if "desc_act" in said.values else None)
+        config = fields.nested(CONFIG)
+        return config, config.get("quant_method", "gptq" if "desc_act" in config.values else None)
     for name, method in FILES.items():
         if (path := fields.path.parent / name).is_file():
             return Fields(path, read_json(path)), method
     return None, None
 
 
-def _refused(said: Fields, kind: object) -> CheckpointError:
+def _refused(config: Fields, kind: object) -> CheckpointError:
     reason = _REASONS.get(str(kind))
     return CheckpointError(
-        f"{said.path}: {CONFIG} is of {kind!r}{f', {reason}' if reason else ''}; expected AWQ gemm, GPTQ, AutoRound, or"
-        f" compressed-tensors with four or eight bits a weight (W4A16, W8A16) or W8A8; {_WAY_OUT}"
+        f"{config.path}: {CONFIG} is of {kind!r}{f', {reason}' if reason else ''}; expected AWQ gemm, GPTQ, AutoRound,"
+        f" or compressed-tensors with four or eight bits a weight (W4A16, W8A16) or W8A8; {_WAY_OUT}"
     )
 
 
-def _awq(said: Fields) -> Packing:
-    version = str(said.get("version", "gemm")).lower()
-    if version != "gemm" or said.get("backend", "autoawq") != "autoawq":
-        said.fail("version" if version != "gemm" else "backend", f"'gemm' of autoawq; {_WAY_OUT}")
-    bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
-    named = Fields(said.path, said.values | {"bits": bits, "group_size": group})
+def _awq(config: Fields) -> Packing:
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm" or config.get("backend", "autoawq") != "autoawq":
+        config.fail("version" if version != "gemm" else "backend", f"'gemm' of autoawq; {_WAY_OUT}")
+    bits, group = (
+        config.get("bits", config.get("w_bit")),
+        config.get("group_size", config.get("q_group_size")),
+    )
+    named = Fields(config.path, config.values | {"bits": bits, "group_size": group})
     return Awq(title="AWQ gemm", bits=(_bits(named, "awq"),), groups=(_group(named),), symmetric=(False, True))
 
 
-def _gptq(said: Fields) -> Packing:
-    form = said.get("checkpoint_format", said.get("format", "gptq"))
-    if form not in ("gptq", "gptq_v2") or said.flag("is_marlin_format", False):
-        raise _refused(said, "marlin" if said.get("is_marlin_format") else form)
-    return _grouped(said, "GPTQ v2" if form == "gptq_v2" else "GPTQ v1", "dynamic", form == "gptq")
+def _gptq(config: Fields) -> Packing:
+    form = config.get("checkpoint_format", config.get("format", "gptq"))
+    if form not in ("gptq", "gptq_v2") or config.flag("is_marlin_format", False):
+        raise _refused(config, "marlin" if config.get("is_marlin_format") else form)
+    return _grouped(config, "GPTQ v2" if form == "gptq_v2" else "GPTQ v1", "dynamic", form == "gptq")
 
 
-def _auto_round(said: Fields) -> Packing:
-    form = str(said.get("packing_format", said.get("backend", "auto_round:auto_gptq")))
-    if said.get("data_type", "int") != "int" or said.whole("act_bits", 16) < 16:
-        said.fail("act_bits" if said.get("data_type", "int") == "int" else "data_type", f"weights in int; {_WAY_OUT}")
+def _auto_round(config: Fields) -> Packing:
+    form = str(config.get("packing_format", config.get("backend", "auto_round:auto_gptq")))
+    if config.get("data_type", "int") != "int" or config.whole("act_bits", 16) < 16:
+        config.fail(
+            "act_bits" if config.get("data_type", "int") == "int" else "data_type", f"weights in int; {_WAY_OUT}"
+        )
     if "marlin" in form:
-        raise _refused(said, "marlin")
+        raise _refused(config, "marlin")
     if form.endswith("awq"):
-        return _awq(said)
+        return _awq(config)
     # Its own kernels read zeros as they are, those of AutoGPTQ add one.
     less_one = {"auto_round:auto_gptq": True, "auto_round": False, "auto_round:gptqmodel": False}
     if form not in less_one:
-        said.fail("packing_format", f"{' or '.join(map(repr, less_one))} or 'auto_round:auto_awq'; {_WAY_OUT}")
-    return _grouped(said, f"AutoRound ({form})", "extra_config", less_one[form])
+        config.fail("packing_format", f"{' or '.join(map(repr, less_one))} or 'auto_round:auto_awq'; {_WAY_OUT}")
+    return _grouped(config, f"AutoRound ({form})", "extra_config", less_one[form])
 
 
-def _grouped(said: Fields, title: str, differing: str, less_one: bool) -> Packing:
-    """GPTQ's layout; ``differing`` is the field with what is otherwise in some matrices."""
-    all_of = [said]
-    for name in said.nested(differing).values:
-        own = said.nested(differing).values[name]
-        if own is not None and not isinstance(own, dict):
-            said.fail(differing, "an object of objects")
-        # 16 bits there, or a name that begins with -: says that a matrix is not packed.
-        if own and own.get("bits", 4) != 16:
-            named = {field: value for field, value in own.items() if value is not None}
-            all_of.append(Fields(said.path, said.values | named))
+def _grouped(config: Fields, title: str, differing: str, less_one: bool) -> Packing:
+    """GPTQ's layout; ``differing`` is the field of the matrices that differ."""
+    all_of = [config]
+    for name in config.nested(differing).values:
+        fields = config.nested(differing).values[name]
+        if fields is not None and not isinstance(fields, dict):
+            config.fail(differing, "an object of objects")
+        # 16 bits, or a name that begins with "-:", mark a matrix that is not packed.
+        if fields and fields.get("bits", 4) != 16:
+            named = {field: value for field, value in fields.items() if value is not None}
+            all_of.append(Fields(config.path, config.values | named))
     return Gptq(
         title=title,
-        bits=_unique(_bits(one, "gptq") for one in all_of),
-        groups=_unique(_group(one) for one in all_of),
-        symmetric=_unique(one.flag("sym", True) for one in all_of),
+        bits=_unique(_bits(part, "gptq") for part in all_of),
+        groups=_unique(_group(part) for part in all_of),
+        symmetric=_unique(part.flag("sym", True) for part in all_of),
         less_one=less_one,
     )
 
 
-def _compressed_tensors(said: Fields) -> Packing | None:
-    form = said.get("format")
+def _compressed_tensors(config: Fields) -> Packing | None:
+    form = config.get("format")
     if form in _ROUNDED:
         return None
     if form != _PACKED:
-        raise _refused(said, form)
+        raise _refused(config, form)
     for name in ("kv_cache_scheme", "transform_config"):
-        if said.get(name):
-            said.fail(name, f"null; {_WAY_OUT}")
-    groups = said.nested("config_groups")
+        if config.get(name):
+            config.fail(name, f"null; {_WAY_OUT}")
+    groups = config.nested("config_groups")
     if not groups.values:
-        said.fail("config_groups", "at least one group")
+        config.fail("config_groups", "at least one group")
     weights = [_weights(groups.nested(name)) for name in groups.values]
     return PackQuantized(
         title="compressed-tensors pack-quantized",
-        bits=_unique(_bits(one, "gptq", "num_bits") for one in weights),
-        groups=_unique(_group(one) if one.get("strategy") == "group" else None for one in weights),
-        symmetric=_unique(one.flag("symmetric", True) for one in weights),
+        bits=_unique(_bits(part, "gptq", "num_bits") for part in weights),
+        groups=_unique(_group(part) if part.get("strategy") == "group" else None for part in weights),
+        symmetric=_unique(part.flag("symmetric", True) for part in weights),
     )
 
 
 def _weights(group: Fields) -> Fields:
-    """What a group of compressed-tensors says of its weights."""
+    """The description of a compressed-tensors group's weights."""
     for name in ("input_activations", "output_activations"):
         if group.get(name) is not None:
-            group.fail(name, f"null beside {_PACKED!r}, for rows are not rounded (W4A16, W8A16); {_WAY_OUT}")
+            group.fail(name, f"null with {_PACKED!r}, since rows are not rounded (W4A16, W8A16); {_WAY_OUT}")
     if group.get("format", _PACKED) != _PACKED:
         group.fail("format", f"{_PACKED!r} in every group; {_WAY_OUT}")
-    said = group.nested("weights")
+    weights = group.nested("weights")
     known = {"type": ("int",), "strategy": ("group", "channel"), "dynamic": (False,), "actorder": ("weight", "static")}
     for name, values in known.items():
         optional = name != "strategy"
-        if said.get(name) not in values and not (optional and said.get(name) is None):
-            said.fail(name, f"{' or '.join(map(repr, values))}; {_WAY_OUT}")
-    return said
+        if weights.get(name) not in values and not (optional and weights.get(name) is None):
+            weights.fail(name, f"{' or '.join(map(repr, values))}; {_WAY_OUT}")
+    return weights
 
 
-def _bits(said: Fields, of: str, name: str = "bits") -> int:
-    bits = said.get(name)
+def _bits(config: Fields, of: str, name: str = "bits") -> int:
+    bits = config.get(name)
     if bits not in _BITS[of] or isinstance(bits, (bool, float)):
-        said.fail(name, f"{' or '.join(map(str, _BITS[of]))}; {_WAY_OUT}")
+        config.fail(name, f"{' or '.join(map(str, _BITS[of]))}; {_WAY_OUT}")
     return int(bits)
 
 
-def _group(said: Fields) -> int | None:
+def _group(config: Fields) -> int | None:
     """Inputs of a group; None for all of a row."""
-    size = said.whole("group_size")
+    size = config.whole("group_size")
     if size != -1 and size < 1:
-        said.fail("group_size", "inputs of a group, or -1 for all of a row")
+        config.fail("group_size", "inputs of a group, or -1 for all of a row")
     return None if size == -1 else size
 
 

@@ -23,7 +23,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a stored tensor lies, with its shape and its element type as safetensors spells it ("BF16")."""
+    """A stored tensor's place, with its shape and its element type as safetensors spells it ("BF16")."""
 
     file: Path
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Entry:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """What a safetensors file holds, from its header alone; CheckpointError if missing or damaged."""
+    """A safetensors file's entries, from its header alone; CheckpointError if it is missing or damaged."""
     try:
         open_regular(file).close()  # safe_open would wait for a FIFO's writer
         with safe_open(file, framework="pt") as opened:
@@ -45,7 +45,7 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def byte_offset(file: Path, name: str) -> int:
-    """Where a tensor's bytes begin in a safetensors file that has passed ``read_header``."""
+    """The offset of a tensor's first byte in a safetensors file that has passed ``read_header``."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         begin: int = json.loads(stream.read(length))[name]["data_offsets"][0]

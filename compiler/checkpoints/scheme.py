@@ -1,9 +1,9 @@
-"""Which modules of a published checkpoint are W8A8, by the two descriptions there are.
+"""The W8A8 modules of a published checkpoint, from either of two forms of description.
 
 Schemes that pack weights and round no rows are in ``packing``, which also refuses all others.
 
-Weights are symmetric int8 with one scale an output, activations symmetric int8 with one scale a row, made at run time.
-An activation scale for a whole tensor would let a row depend on the rows beside it, and with them on the draft tree.
+Weights are symmetric int8 with one scale an output. Activations are symmetric int8 with one scale a row, made at run
+time. With one scale for a whole tensor a row would depend on the other rows, and so on the draft tree.
 
 * compressed-tensors: ``quantization_config`` of config.json (vllm-project/compressed-tensors, quantization/).
 * msModelSlim: ``quant_model_description.json``, the type of every tensor by its name (Ascend/msmodelslim, docs/).
@@ -23,7 +23,7 @@ from draftwood.errors import CheckpointError
 
 DESCRIPTION = "quant_model_description.json"
 W8A8_DYNAMIC, UNQUANTISED = "W8A8_DYNAMIC", "FLOAT"
-# What compressed-tensors writes of this scheme; each field is also the only value of it that is taken.
+# The fields that compressed-tensors writes for this scheme; no other value of them is accepted.
 WEIGHTS: Mapping[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False, "group_size": None
 }  # fmt: skip
@@ -54,31 +54,34 @@ def quantised_modules(fields: Fields) -> Chosen | None:
 
 
 def _compressed_tensors(fields: Fields) -> Chosen:
-    said = fields.nested(CONFIG)
+    config = fields.nested(CONFIG)
     for name, plain in (("quantization_status", ("compressed",)), ("kv_cache_scheme", ()), ("transform_config", ({},))):
-        if said.get(name) is not None and said.get(name) not in plain:
-            said.fail(name, f"{' or '.join(map(repr, plain))} or null; {_WAY_OUT}")
-    if said.nested("sparsity_config").get("format", "dense") != "dense":
-        said.fail("sparsity_config", f"a dense checkpoint; {_WAY_OUT}")
-    targets, ignored = _names(said, "targets", list(_targets(said))), _names(said, "ignore", said.get("ignore", []))
+        if config.get(name) is not None and config.get(name) not in plain:
+            config.fail(name, f"{' or '.join(map(repr, plain))} or null; {_WAY_OUT}")
+    if config.nested("sparsity_config").get("format", "dense") != "dense":
+        config.fail("sparsity_config", f"a dense checkpoint; {_WAY_OUT}")
+    targets, ignored = (
+        _names(config, "targets", list(_targets(config))),
+        _names(config, "ignore", config.get("ignore", [])),
+    )
     return lambda module: not _matches(ignored, module) and (TARGET in targets or _matches(targets, module))
 
 
-def _targets(said: Fields) -> Iterator[str]:
-    """What the groups are of; every group has to be of our scheme."""
-    groups = said.nested("config_groups")
+def _targets(config: Fields) -> Iterator[str]:
+    """The targets of the groups; every group must be of our scheme."""
+    groups = config.nested("config_groups")
     if not groups.values:
-        said.fail("config_groups", "at least one group")
+        config.fail("config_groups", "at least one group")
     for name in groups.values:
         group = groups.nested(name)
         for part, scheme in (("weights", WEIGHTS), ("input_activations", ACTIVATIONS)):
             got = group.nested(part)
             for field, value in scheme.items():
                 if got.get(field) != value:
-                    shown = f"{CONFIG}.config_groups.{name}.{part}.{field}"
+                    field_path = f"{CONFIG}.config_groups.{name}.{part}.{field}"
                     raise CheckpointError(
-                        f"{said.path}: {shown} is {got.get(field)!r}; expected {value!r}, of W8A8 with one activation"
-                        f" scale a token; {_WAY_OUT}"
+                        f"{config.path}: {field_path} is {got.get(field)!r}; expected {value!r}, of W8A8 with one"
+                        f" activation scale a token; {_WAY_OUT}"
                     )
         if group.get("output_activations") is not None:
             group.fail("output_activations", "null")
@@ -88,17 +91,17 @@ def _targets(said: Fields) -> Iterator[str]:
         yield from targets
 
 
-def _names(said: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
+def _names(config: Fields, field: str, names: Any) -> list[str | re.Pattern[str]]:
     """Module names, and patterns where they begin with ``re:``."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        said.fail(field, "a list of module names")
+        config.fail(field, "a list of module names")
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
     if sum(map(_ways, patterns)) > _MOST_WAYS:
-        said.fail(field, "regular expressions that repeat no group, and fewer *, +, ? and |")
+        config.fail(field, "regular expressions that repeat no group, and fewer *, +, ? and |")
     try:
         return [re.compile(name.removeprefix("re:")) if name.startswith("re:") else name for name in names]
     except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{said.path}: {CONFIG}: {field} holds no regular expression ({error})") from None
+        raise CheckpointError(f"{config.path}: {CONFIG}: {field} holds no regular expression ({error})") from None
 
 
 def _ways(pattern: str) -> int:

@@ -54,8 +54,8 @@ def _sharded(folder: Path, index: Path) -> dict[str, Entry]:
     for name, file in placed.items():
         if name not in headers[file]:
             raise CheckpointError(f"{folder / file}: no tensor {name}; expected by {index.name}; fetch both again")
-    found = {name: entry for header in headers.values() for name, entry in header.items()}
-    return found | {name: headers[file][name] for name, file in placed.items()}
+    entries = {name: entry for header in headers.values() for name, entry in header.items()}
+    return entries | {name: headers[file][name] for name, file in placed.items()}
 
 
 def check_names(

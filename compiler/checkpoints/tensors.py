@@ -1,4 +1,4 @@
-"""The tensors of a drafter's file, whatever its container."""
+"""The tensors of a drafter's file, in any of its containers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _check_names(file: Path) -> None:
 
 
 def open_tensors(file: Path) -> tuple[dict[str, Entry], Reader]:
-    """What it holds, and a reader. Pickles go through torch's restricted reader: nothing can run."""
+    """The file's entries, and a reader. Pickles go through torch's restricted reader: nothing can run."""
     if file.suffix == ".safetensors":
         return read_header(file), lambda key: read_tensor(file, key)
     try:

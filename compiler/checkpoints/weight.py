@@ -21,9 +21,9 @@ class Parts:
 
     tensors: tuple[tuple[str, Shape], ...]
     combine: Callable[[Sequence[Tensor]], Tensor] | None = None
-    # The type that the weight is kept in whatever the file's; None for that of the file.
+    # The type that the weight is kept in; None for the file's own type.
     dtype: torch.dtype | None = None
-    # What the concatenated tensors are viewed as; None for what they are.
+    # The shape that the concatenated tensors are viewed in; None for their own.
     shape: Shape | None = None
 
     @property
@@ -33,10 +33,10 @@ class Parts:
 
     def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
         """The weight, from a reader of published tensors."""
-        found = [tensor(name) for name, _ in self.tensors]
+        tensors = [tensor(name) for name, _ in self.tensors]
         if self.combine:
-            return self.combine(found)
-        value = found[0] if len(found) == 1 else torch.cat(found)
+            return self.combine(tensors)
+        value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return value if self.shape is None else value.view(self.shape)
 
 

@@ -1,1 +1,1 @@
-"""What a step becomes for onnxruntime."""
+"""Lowering of steps to ONNX graphs for onnxruntime."""

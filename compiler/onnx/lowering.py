@@ -36,7 +36,7 @@ def _index_select(self, dim: int, index):  # type: ignore[no-untyped-def]
     return op.GatherElements(self, index, axis=dim) if len(self.shape) == 1 else op.Gather(self, index, axis=dim)
 
 
-# Where the exporter's own form is one that some provider of the static graphs does not take.
+# Replacements for forms of the exporter that some provider of the static graphs refuses.
 _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.floor_divide.default: _floor_divide,
     torch.ops.aten.index_select.default: _index_select,
@@ -51,8 +51,10 @@ def lower_to_onnx(
     path: Path,
     several: Iterable[StepSignature] = (),
 ) -> None:
-    """Writes ``path``, and beside it the graphs for ``several`` texts, by their names; ``weights`` are not stored but
-    referred to, in ``weights_file`` beside it."""
+    """Writes ``path`` and, next to it, the graphs for ``several`` texts by their names.
+
+    ``weights`` are not stored: the graphs refer to ``weights_file`` in the same folder.
+    """
     model = _translate(step, program)
     for value in list(model.graph.initializers.values()):
         name = step.weight_name(value.name or "")
@@ -86,18 +88,18 @@ def _save(model: ir.Model, signature: StepSignature, path: Path, keep_shapes: bo
 
 
 def _own_int8(graph: ir.Graph) -> None:
-    """Every product has an int8 weight of its own, all at one place of the weights' file.
+    """Gives every product an int8 weight of its own; the copies share one place in the weights' file.
 
-    On processors without VNNI onnxruntime makes uint8 of such a weight for each product that reads it, and refuses a
-    graph in which two read the same one, as the levels of a draft read one output matrix.
+    On processors without VNNI onnxruntime turns such a weight into uint8 for each product that reads it. It refuses a
+    graph in which two products read one weight, as the levels of a draft read one output matrix.
     """
     for value in list(graph.initializers.values()):
         if value.dtype == ir.DataType.INT8:
             for number, (node, place) in enumerate(list(value.uses())[1:], 2):
-                own = ir.Value(name=f"{value.name}.{number}", shape=value.shape, type=value.type)
-                own.const_value = value.const_value
-                graph.register_initializer(own)
-                node.replace_input_with(place, own)
+                copy = ir.Value(name=f"{value.name}.{number}", shape=value.shape, type=value.type)
+                copy.const_value = value.const_value
+                graph.register_initializer(copy)
+                node.replace_input_with(place, copy)
 
 
 def _translate(step: Step, program: ExportedProgram) -> ir.Model:
@@ -125,9 +127,9 @@ def _translate(step: Step, program: ExportedProgram) -> ir.Model:
 
 
 def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
-    """Drops stack traces, and the sizes of inner values where they are run-time symbols.
+    """Drops stack traces, and the sizes of inner values that are run-time symbols.
 
-    Of a trace the line of ours stays, in the node's name, so that whatever refuses a node says where it comes from.
+    Our own line of a trace stays in the node's name, so that a message about the node says where it comes from.
     """
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
@@ -151,8 +153,10 @@ def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
 
 
 def _source(node: ir.Node) -> str:
-    """``@FILE:LINE`` of the package's own last line in a node's trace, with ``/``; nothing where there is none."""
+    """``@FILE:LINE`` of the package's last line in a node's trace, with ``/``; empty if there is none."""
     trace = node.metadata_props.get("pkg.torch.onnx.stack_trace") or ""
     frames = [(Path(file), line) for file, line in re.findall(r'File "([^"]+)", line (\d+)', trace)]
-    own = [f"@{file.relative_to(_PACKAGE).as_posix()}:{line}" for file, line in frames if file.is_relative_to(_PACKAGE)]
-    return own[-1] if own else ""
+    places = [
+        f"@{file.relative_to(_PACKAGE).as_posix()}:{line}" for file, line in frames if file.is_relative_to(_PACKAGE)
+    ]
+    return places[-1] if places else ""

@@ -1,9 +1,9 @@
 """A graph for several texts, made of the graph for one: products with weights are done once, for the rows of all.
 
-Every node is repeated for each text, but for a product with a weight and what follows it, as long as that does the same
-to every row: these take the rows of all texts, one text's behind the other's. So weights are read once for all texts,
-in a step of the teacher as in a draft of any kind. A step's inputs that name rows count those of all texts: every
-attention picks its own, and what attentions give is put in order at once.
+A product with a weight takes the rows of all texts, one text after the other. So does every following node that treats
+all rows alike. All other nodes are repeated for each text. Weights are therefore read once for all texts, in a step of
+the teacher and in a draft of any kind. A step's inputs that name rows count the rows of all texts: every attention
+picks its own, and the results of all attentions are put in order at once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from draftwood.manifest import StepSignature, text_name
 
 # Their second input is a weight that all rows are multiplied with, if they have one.
 _PRODUCTS = {"MatMul", "MatMulInteger", "MatMulIntegerToFloat", "Gemm", "MatMulNBits"}
-# What the exporter says of nodes that it makes of operators which do the same to every row: of experts, though their
-# nodes do not, and of products with their rounding before them.
+# The exporter's mark on nodes made from one operator. Experts treat every row alike as a whole, though their nodes do
+# not; so do products together with the rounding before them.
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 _EXPERTS, _QUANTISED = "'draftwood.experts.default']", "'draftwood.quantised_linear.default']"
 _ELEMENTWISE = {"Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Neg", "Pow", "Round", "Sigmoid", "Sqrt"}
@@ -26,15 +26,15 @@ _ELEMENTWISE |= {"Sub", "Tanh", "QuantizeLinear", "QuickGelu"}
 _NORMS = {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
 # Inputs of a step that name rows of all texts, and those that name results of all attentions.
 _ROWS, _RESULTS = ("rows", "queries"), "results"
-# Those that go along an axis: of reductions it is their second input, of others an attribute.
+# Operators along an axis: a reduction's axis is its second input, the others' is an attribute.
 _REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceSum", "ReduceLogSumExp"}
 _ALONG = {"ArgMax", "Concat", "Softmax", "Split", "TopK"}
 
 
 def for_texts(model: ir.Model, signature: StepSignature) -> ir.Model:
-    """The model for as many texts as `manifest.texts_signature` has; ``model`` stays as it is.
+    """The model for as many texts as `manifest.texts_signature` has; ``model`` is not changed.
 
-    Sizes of inner values have to be known, as far as they are fixed; run-time sizes by name.
+    Fixed sizes of inner values must be known by number, and run-time sizes by name.
     """
     repeated = _Repeated(model.graph, signature.batch)
     for node in model.graph:
@@ -59,11 +59,11 @@ class _Repeated:
         self.weights = {value: _like(value, value.name) for value in graph.initializers.values()}
         self._apart = {value: self._parts(value) for value in graph.inputs}
         self._together: dict[ir.Value, ir.Value] = {}
-        # Along which axis those that are together have their rows.
+        # The axis of the rows of each value that holds all texts.
         self._axis: dict[ir.Value, int] = {}
         # Rows of every text, by the size's name.
         self._counts: dict[str, ir.Value] = {}
-        self.named = {_name(one): one for parts in self._apart.values() for one in parts}
+        self.named = {_name(value): value for parts in self._apart.values() for value in parts}
         self._picking = {value for value in graph.inputs if value.name in _ROWS}
         self._ordering = {value for value in graph.inputs if value.name == _RESULTS}
 
@@ -76,11 +76,11 @@ class _Repeated:
         if node.op_type in ("Gather", "GatherND") and node.inputs[1] in self._picking | self._ordering:
             self._add_picked(node)
             return
-        given = [value for value in node.inputs if value is not None and value not in self.weights]
+        inputs = [value for value in node.inputs if value is not None and value not in self.weights]
         multiplies = node.op_type in _PRODUCTS and node.inputs[1] in self.weights
-        rounds = made_of.endswith(_QUANTISED) and all(len(_sizes(value)) == 2 for value in given)
-        if given and (multiplies or rounds or any(value in self._together for value in given)):
-            axis = _rows_behind(node, given, [self._axis.get(value, 0) for value in given])
+        rounds = made_of.endswith(_QUANTISED) and all(len(_sizes(value)) == 2 for value in inputs)
+        if inputs and (multiplies or rounds or any(value in self._together for value in inputs)):
+            axis = _rows_behind(node, inputs, [self._axis.get(value, 0) for value in inputs])
             if axis is not None:
                 self._add_once(node, axis)
                 return
@@ -90,33 +90,33 @@ class _Repeated:
             self._node(node, [self._apart[value][text] for value in node.outputs], text)
 
     def _add_picked(self, node: ir.Node) -> None:
-        """One that takes rows by their numbers: of a list of numbers once, for each attention its own."""
+        """A node that picks rows by number: one node for a list of numbers, otherwise one for each text's attention."""
         data, index = node.inputs
         assert data is not None and index is not None
         if index in self._ordering or len(_sizes(index)) == 1:
-            given = self._of_all(data, axis=int(index in self._ordering)), self._of_all(index)
+            inputs = self._of_all(data, axis=int(index in self._ordering)), self._of_all(index)
             outputs = [_like(value, value.name) for value in node.outputs]
-            self._made_of(node, given, outputs, None)
+            self._made_of(node, inputs, outputs, None)
             self._together |= dict(zip(node.outputs, outputs, strict=True))
             self._axis |= dict.fromkeys(node.outputs, 0)
             return
         for value in node.outputs:
             self._apart[value] = self._parts(value)
         for text in range(self._texts):
-            given = self._of_all(data), self._apart[index][text]
-            self._made_of(node, given, [self._apart[value][text] for value in node.outputs], text)
+            inputs = self._of_all(data), self._apart[index][text]
+            self._made_of(node, inputs, [self._apart[value][text] for value in node.outputs], text)
 
     def outputs(self, values: Sequence[ir.Value], signature: StepSignature) -> list[ir.Value]:
-        """In the signature's order: those that it has of all texts together, the others of each."""
-        asked = {spec.name for spec in signature.outputs}
-        found = {}
+        """The outputs in the signature's order, each of all texts or of one, as the signature names it."""
+        of_all = {spec.name for spec in signature.outputs}
+        by_name = {}
         for value in values:
-            if value.name in asked:
-                found[_name(value)] = self._of_all(value)
-                found[_name(value)].name = value.name
+            if value.name in of_all:
+                by_name[_name(value)] = self._of_all(value)
+                by_name[_name(value)].name = value.name
             else:
-                found |= {_name(one): one for one in self._of_each(value)}
-        return [found[spec.name] for spec in signature.outputs]
+                by_name |= {_name(part): part for part in self._of_each(value)}
+        return [by_name[spec.name] for spec in signature.outputs]
 
     def _add_once(self, node: ir.Node, axis: int) -> None:
         outputs = [_like(value, value.name) for value in node.outputs]
@@ -144,7 +144,7 @@ class _Repeated:
         if value not in self._together:
             parts, rows = self._apart[value], _sizes(value)[0] if axis == 0 else None
             if isinstance(rows, str) and rows not in self._counts:
-                counts = [self._made(ir.node("Shape", [one], {"start": 0, "end": 1})) for one in parts]
+                counts = [self._made(ir.node("Shape", [part], {"start": 0, "end": 1})) for part in parts]
                 self._counts[rows] = self._made(ir.node("Concat", counts, {"axis": 0}))
             self._together[value] = self._made(ir.node("Concat", parts, {"axis": axis}))
             self._together[value].type = value.type
@@ -162,8 +162,8 @@ class _Repeated:
     def _node(self, node: ir.Node, outputs: Sequence[ir.Value], text: int | None) -> None:
         """A node for one text, or for all of them."""
         attributes = [
-            ir.AttrGraph(one.name, self._inside(one.as_graph(), text)) if one.type == ir.AttributeType.GRAPH else one
-            for one in node.attributes.values()
+            ir.AttrGraph(a.name, self._inside(a.as_graph(), text)) if a.type == ir.AttributeType.GRAPH else a
+            for a in node.attributes.values()
         ]
         self._made_of(node, [self._read(value, text) for value in node.inputs], outputs, text, attributes)
 
@@ -211,16 +211,16 @@ def _rows_behind(node: ir.Node, given: Sequence[ir.Value], axes: Sequence[int]) 
 
 
 def _same_for_rows(node: ir.Node, given: Sequence[ir.Value], weights: Sequence[ir.Value], rank: int, axis: int) -> bool:
-    """Whether the node does the same to every row, its inputs' rows being along one axis."""
+    """Whether the node treats all rows alike, with its inputs' rows along one axis."""
     if node.op_type in _PRODUCTS:
-        # That of packed weights takes rows along any axes but the last.
+        # A product with packed weights takes rows along any axis but the last.
         along_rows = axis < rank - 1 if node.op_type == "MatMulNBits" else rank == 2 and axis == 0
         return along_rows and list(given) == [node.inputs[0]]
     if node.op_type in _ELEMENTWISE or (node.op_type in _NORMS and axis < rank - 1):
         return all(value.shape is not None and len(value.shape) < rank - axis for value in weights)
     if node.op_type in _REDUCTIONS:
         axes = _numbers(weights)
-        return bool(axes) and all(one % rank != axis for one in axes)
+        return bool(axes) and all(reduced % rank != axis for reduced in axes)
     along = _along(node) % rank
     if node.op_type == "Concat":  # a weight among what is joined would have rows of its own
         return not weights and along != axis
@@ -229,12 +229,12 @@ def _same_for_rows(node: ir.Node, given: Sequence[ir.Value], weights: Sequence[i
 
 def _numbers(weights: Sequence[ir.Value]) -> list[int]:
     """The axes that the one weight of a node lists."""
-    return [int(one) for one in weights[0].const_value.numpy().flat] if weights and weights[0].const_value else []
+    return [int(axis) for axis in weights[0].const_value.numpy().flat] if weights and weights[0].const_value else []
 
 
 def _along(node: ir.Node) -> int:
-    found = node.attributes.get("axis")
-    return -1 if found is None else found.as_int()
+    axis = node.attributes.get("axis")
+    return -1 if axis is None else axis.as_int()
 
 
 def _sizes(value: ir.Value) -> tuple[int | str | None, ...]:

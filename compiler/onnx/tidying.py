@@ -1,7 +1,7 @@
-"""What is folded and rewritten in an exported graph, before it is written.
+"""Folding and rewriting of an exported graph before it is written.
 
-The exporter's own tidying matches every rule of onnxscript at every node, one of them against all pairs of slices: a
-step of eight texts took two minutes. These are the rules that apply to our graphs.
+The exporter's own tidying matches every rule of onnxscript at every node, one rule against all pairs of slices: a step
+of eight texts took two minutes. The rules here are those that apply to our graphs.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def tidy(model: ir.Model) -> None:
 
 
 def finish(model: ir.Model) -> None:
-    """What is computed twice goes, in place; nodes of different operators are then one."""
+    """Removes repeated computations in place, then merges nodes of different operators."""
     Sequential(common.CommonSubexpressionEliminationPass(), common.OutputFixPass(), common.NameFixPass())(model)

@@ -21,7 +21,7 @@ _PAGE = 4096  # the tensors begin on a page, so that a memory map of them does t
 
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
-    """Where one tensor lies in the file: byte ``offset`` from its start and byte ``length``."""
+    """One tensor's place in the file: byte ``offset`` from its start and byte ``length``."""
 
     shape: tuple[int, ...]
     offset: int

@@ -49,7 +49,7 @@ class Blocks:
 
     @torch.inference_mode()
     def run(self, watch: Watch = lambda name, rows: None) -> Iterator[tuple[Layer, list[State]]]:
-        """Every block with its weights and the states behind it; a state changes with the next block."""
+        """Every block with its weights and the states after it; the next block changes the states."""
         states = [State(self.decoder.embedded(ids)) for ids in self._ids]
         for i, layer in enumerate(self.decoder.layers):
             assert isinstance(layer, Layer)
@@ -68,7 +68,7 @@ class Blocks:
 
     @torch.inference_mode()
     def scores(self, states: Sequence[State]) -> tuple[Tensor, Tensor]:
-        """Of every row the log-probability of the token that follows it [N], and the best token [N]."""
+        """Each row's log-probability of the token that follows it [N], and its best token [N]."""
         _fill(self.decoder.norm, self.checkpoint, "norm.")
         hidden = [self.decoder.norm(state.total_TH)[:-1] for state in states]
         hidden_NH, next_N = torch.cat(hidden), torch.cat([text[1:] for text in self.texts])
@@ -109,7 +109,7 @@ def _pieces(checkpoint: Checkpoint, hidden_NH: Tensor) -> Iterator[tuple[int, Te
     """Columns of the logits, and the number of the first."""
     name = "embed.weight" if checkpoint.config.tied else "lm_head.weight"
     weight, quantised = checkpoint.weight(name), "lm_head" in checkpoint.config.quantised
-    packed = next((one for one in checkpoint.config.packed if one.name == "lm_head"), None)
+    packed = next((layer for layer in checkpoint.config.packed if layer.name == "lm_head"), None)
     scale = checkpoint.weight("lm_head.weight_scale") if quantised or packed else None
     zero = checkpoint.weight("lm_head.weight_zero") if packed and packed.zeros else None
     minimum = checkpoint.weight("lm_head.weight_minimum") if packed and packed.minimum else None

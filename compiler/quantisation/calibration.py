@@ -1,4 +1,4 @@
-"""What calibration finds: by how much each norm's outputs are to be migrated into the weights that read them."""
+"""Calibration: the factors that move each norm's output scales into the weights that read them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ _ROWS = 64
 def factors(checkpoint: Checkpoint, texts: Sequence[Tensor], progress: Callable[[str], None]) -> dict[str, Tensor]:
     """Our names of linear layers -> powers of two [H] for the columns of their weights; norms are divided by them."""
     rows: dict[str, list[Tensor]] = {}
-    found: dict[str, Tensor] = {}
+    factors_of_layers: dict[str, Tensor] = {}
 
-    def watch(name: str, given_TH: Tensor) -> None:
+    def watch(name: str, input_TH: Tensor) -> None:
         if name in NORMS:
-            rows.setdefault(name, []).append(given_TH[-_ROWS:])
+            rows.setdefault(name, []).append(input_TH[-_ROWS:])
 
     for i, (layer, _) in enumerate(Blocks(checkpoint, texts).run(watch)):
         progress(f"calibrating block {i + 1} of {checkpoint.config.layers}")
         for name, seen in rows.items():
-            found[f"layers.{i}.{name}"] = migrated(seen, layer.get_submodule(name).weight)  # type: ignore[arg-type]
+            factors_of_layers[f"layers.{i}.{name}"] = migrated(seen, layer.get_submodule(name).weight)  # type: ignore[arg-type]
         rows.clear()
-    return {name: factor for name, factor in found.items() if not torch.equal(factor, torch.ones_like(factor))}
+    return {
+        name: factor for name, factor in factors_of_layers.items() if not torch.equal(factor, torch.ones_like(factor))
+    }

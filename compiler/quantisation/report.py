@@ -49,13 +49,13 @@ def difference(
 def differences(
     original: Checkpoint, others: Mapping[str, Checkpoint], texts: Sequence[Tensor], progress: Callable[[str], None]
 ) -> dict[str, Difference]:
-    """The same of several teachers, one block of each in memory."""
-    all_of = [Blocks(one, texts) for one in (original, *others.values())]
+    """The difference of each of several teachers from the original, with one block of each in memory."""
+    all_of = [Blocks(teacher, texts) for teacher in (original, *others.values())]
     errors: list[list[float]] = [[] for _ in others]
     states: list[list[State]] = []
-    for i, found in enumerate(zip(*(blocks.run() for blocks in all_of), strict=True)):
+    for i, blocks_of_all in enumerate(zip(*(blocks.run() for blocks in all_of), strict=True)):
         progress(f"comparing block {i + 1} of {original.config.layers}")
-        states = [side for _, side in found]
+        states = [side for _, side in blocks_of_all]
         want_NH, *got = (torch.cat([state.total_TH for state in side]) for side in states)
         for error, got_NH in zip(errors, got, strict=True):
             error.append(float((got_NH - want_NH).norm() / want_NH.norm()))

@@ -17,17 +17,17 @@ _SHARES = (0.0, 0.25, 0.5, 0.75)
 
 
 def migrated(rows: Sequence[Tensor], weight_OH: Tensor) -> Tensor:
-    """What the columns of weights are multiplied by, and the norm before them divided by: powers of two [H].
+    """Powers of two [H] that multiply the columns of weights; the norm before them is divided by the same.
 
-    A power of two changes no digit of a norm or weight in any element type. The share is the one with the least
-    squared error of the rounded product on ``rows`` [N, H]; 1 everywhere where nothing is better.
+    A power of two changes no digit of a norm or weight in any element type. The factors are those with the least
+    squared error of the rounded product on ``rows`` [N, H]; they are 1 if nothing is better.
     """
     rows_NH, weight_OH = torch.cat(list(rows)).float(), weight_OH.float()
-    wanted_NO, found = rows_NH @ weight_OH.t(), []
+    exact_NO, candidates = rows_NH @ weight_OH.t(), []
     for share in _SHARES:
         factor_H = _factors(rows_NH, weight_OH, share)
-        found.append((_error(rows_NH, weight_OH, factor_H, wanted_NO), factor_H))
-    return min(found, key=lambda pair: pair[0])[1]
+        candidates.append((_error(rows_NH, weight_OH, factor_H, exact_NO), factor_H))
+    return min(candidates, key=lambda pair: pair[0])[1]
 
 
 def _factors(rows_NH: Tensor, weight_OH: Tensor, share: float) -> Tensor:
@@ -42,7 +42,7 @@ def _factors(rows_NH: Tensor, weight_OH: Tensor, share: float) -> Tensor:
 
 
 def _error(rows_NH: Tensor, weight_OH: Tensor, factor_H: Tensor, wanted_NO: Tensor) -> float:
-    """Squared error of the product; outputs are taken some at a time, for a copy of all of them would be large."""
+    """Squared error of the product, computed some outputs at a time to save memory."""
     whole, scale_N1 = quantise_rows(rows_NH / factor_H)
     got_NH, total = whole.float() * scale_N1, 0.0
     for weight_PH, wanted_NP in zip(weight_OH.split(PIECE), wanted_NO.split(PIECE, 1), strict=True):

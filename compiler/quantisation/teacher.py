@@ -1,4 +1,4 @@
-"""Quantises a teacher's checkpoint: the one function behind ``draftwood quantize``."""
+"""Quantises a teacher's checkpoint: the function that ``draftwood quantize`` calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from draftwood.compiler.quantisation.writing import Layout, write
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.errors import RequestError
 
-# The linear layers of a block that are quantised, where it has them: a router and its experts stay as they are.
+# The linear layers of a block that are quantised if present; a router and its experts are not.
 _LAYERS = (*NORMS, "o", "down")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to quantise, and how. ``texts`` are token ids int64 [T] to calibrate with."""
+    """A request to quantise a model. ``texts`` are token ids int64 [T] to calibrate with."""
 
     model: Path
     texts: Sequence[Tensor]
@@ -34,13 +34,13 @@ def quantise(request: Request, out: Path, progress: Callable[[str], None] = lamb
 
     Raises:
         CheckpointError: the teacher is unsupported or damaged.
-        RequestError: it is quantised already, or ``out`` exists.
+        RequestError: the teacher is already quantised, or ``out`` exists.
     """
     checkpoint = Checkpoint.open(request.model)
     layers = _layers(checkpoint, request.head)
     with staged(out) as folder:
-        found = factors(checkpoint, request.texts, progress)
-        write(folder, checkpoint, layers, found, request.layout, progress)
+        layer_factors = factors(checkpoint, request.texts, progress)
+        write(folder, checkpoint, layers, layer_factors, request.layout, progress)
     return Checkpoint.open(out)
 
 

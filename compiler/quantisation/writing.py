@@ -47,7 +47,7 @@ def write(
     layout: Layout,
     progress: Callable[[str], None],
 ) -> None:
-    """Fills ``folder`` with the quantised checkpoint; ``layers`` are ours, of which ``factors`` migrate some."""
+    """Fills ``folder`` with the quantised checkpoint; ``layers`` have our names, ``factors`` migrate some of them."""
     checkpoint.reader.copy_texts(folder)
     entries = list(_entries(checkpoint, layers, factors, layout == "msmodelslim", progress))
     write_weights(folder / FILES[layout], entries, checkpoint.dtype)
@@ -72,7 +72,7 @@ def _entries(
     offsets: bool,
     progress: Callable[[str], None],
 ) -> Iterator[WeightEntry]:
-    """Every published tensor in the order of the forward pass, with what stands beside it where it is quantised."""
+    """Every published tensor in the order of the forward pass; scales and offsets follow a quantised one."""
     shrunk = {f"{name.rpartition('.')[0]}.{NORMS[name.rpartition('.')[2]]}": by for name, by in factors.items()}
     for name, part in checkpoint.parts.items():
         layer = name.removesuffix(".weight")
@@ -98,16 +98,16 @@ def _int8_entries(
     factor: Tensor | None = None,
     offsets: bool = False,
 ) -> Iterator[WeightEntry]:
-    """A matrix [O, H] in int8 and its scales [O, 1]; with ``offsets``, zeros beside them."""
-    held: list[tuple[Tensor, Tensor]] = []
+    """A matrix [O, H] in int8 and its scales [O, 1]; with ``offsets``, zeros as well."""
+    unread: list[tuple[Tensor, Tensor]] = []
 
     def read(which: int) -> Tensor:
-        # The scale is asked for right behind the weight.
-        if not held:
-            held.append(rounded(source(), 1.0 if factor is None else factor))
-        value = held[0][which]
+        # The scale is always read right after the weight.
+        if not unread:
+            unread.append(rounded(source(), 1.0 if factor is None else factor))
+        value = unread[0][which]
         if which == 1:
-            held.clear()
+            unread.clear()
         return value
 
     column = (shape[0], 1)

@@ -170,7 +170,7 @@ REFUSED = [
     (("quantization_config", "quant_method"), "gptq", "is of 'int-quantized'; expected AWQ gemm, GPTQ"),
     (("quantization_config", "quant_method"), "awq", "bits is None; expected 4"),
     (("quantization_config", "quant_method"), "fp8", "is of 'fp8'"),
-    (("quantization_config", "format"), "pack-quantized", "input_activations is .*; expected null beside 'pack-quant"),
+    (("quantization_config", "format"), "pack-quantized", "input_activations is .*; expected null with 'pack-quant"),
     (("quantization_config", "format"), "float-quantized", "is of 'float-quantized'"),
     (("quantization_config", "kv_cache_scheme"), {"num_bits": 8}, "kv_cache_scheme is .*; expected null|or null"),
     (("quantization_config", "transform_config"), {"config_groups": {}}, "transform_config"),
