@@ -15,7 +15,7 @@ from draftwood.compiler.drafters.registry import check_tree, describe_drafter, o
 from draftwood.compiler.ranks.share import check_ranks
 from draftwood.compiler.targets.modules import make_modules
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import in_precision
+from draftwood.compiler.teachers.conversion import in_precision
 from draftwood.compiler.teachers.registry import family_of
 from draftwood.errors import RequestError, TreeError
 

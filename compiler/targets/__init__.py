@@ -1,1 +1,1 @@
-"""What a target is asked for and gives back, and what that is made of: modules, steps, a precision."""
+"""Targets: a lowering's request and result, and their parts: modules, steps, a precision."""

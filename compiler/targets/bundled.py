@@ -31,20 +31,22 @@ def bundle_modules(manifest: Manifest, weights: Mapping[str, Tensor], ranks: int
 
 def whole_npu_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The weights of the NPU's graphs by name, joined where they are split over ranks."""
-    parts = [bundle_npu_weights(folder, one) for one in manifest.rank_sets("ge")]
+    parts = [bundle_npu_weights(folder, graphs) for graphs in manifest.rank_sets("ge")]
     if len(parts) == 1:
         return parts[0]
     config = described_config(manifest.teacher.config)
     drafter = drafter_of(manifest.drafter) if manifest.drafter else None
-    block, own = drafter.block(config) if drafter else config, family_of(config).parts(config)
+    block, teacher_parts = drafter.block(config) if drafter else config, family_of(config).parts(config)
     with torch.device("meta"):
         modules = make_modules(config, drafter, len(parts[0]["rope_cos"]))
-    found = {}
+    whole = {}
     for name, value in (item for module in modules if module is not None for item in module.state_dict().items()):
         of_ranks = [part[name] for part in parts]
         split = split_of(layer_of(name)[0])
-        found[name] = join(name, of_ranks, config if name in own else block, value.shape) if split else of_ranks[0]
-    return found
+        whole[name] = (
+            join(name, of_ranks, config if name in teacher_parts else block, value.shape) if split else of_ranks[0]
+        )
+    return whole
 
 
 def bundle_drafts(folder: Path, manifest: Manifest, graphs: GraphSet, modules: Modules) -> dict[str, Step]:
@@ -53,7 +55,7 @@ def bundle_drafts(folder: Path, manifest: Manifest, graphs: GraphSet, modules: M
 
 
 def bundle_wholes(folder: Path, manifest: Manifest, graphs: GraphSet, modules: Modules) -> dict[str, Step]:
-    """The same of the whole steps, where the graph set has such."""
+    """The bundle's whole steps by name, if the graph set has any."""
     return rebuild_wholes(manifest, graphs, _topologies(folder, manifest), modules)
 
 
@@ -63,11 +65,11 @@ def _topologies(folder: Path, manifest: Manifest) -> dict[str, Topology]:
 
 
 def required_set(folder: Path, manifest: Manifest, target: str, rank: int = 0) -> GraphSet:
-    """The graphs of a target and rank; BundleError where the bundle has none."""
-    found = manifest.graph_set(target, rank)
-    if found is None:
+    """The graphs of a target and rank; BundleError if the bundle has none."""
+    graphs = manifest.graph_set(target, rank)
+    if graphs is None:
         raise BundleError(f"{folder}: holds no {target} graphs; build it with --target onnx,ge")
-    return found
+    return graphs
 
 
 def onnx_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:

@@ -1,12 +1,12 @@
-"""Runs a bundle's NPU graphs as captured launches: torch_npu's NPUGraph (aclgraph) records what a step launches, and
-launches it again as one.
+"""Runs a bundle's NPU graphs as captured launches.
 
-GE compiles nothing. What is recorded is the traced program that a step's ``.air`` was made of, operator by operator, in
-torch_npu's own kernels. Its masks, lengths and slots are tensors, so no operator's parameter changes between launches,
-which ``NPUGraph.update`` would be for. A record holds addresses: a step is recorded for all that it is given, and texts
-get their buffers from `Blocks`, so that they come to few of them.
+torch_npu's NPUGraph (aclgraph) records the launches of a step and replays them as one. GE compiles nothing: the traced
+program of a step's ``.air`` is recorded, operator by operator, in torch_npu's own kernels. Its masks, lengths and slots
+are tensors, so no operator's parameter changes between launches and ``NPUGraph.update`` is not needed. A record holds
+addresses, so a step is recorded once for each set of buffers. Texts get their buffers from `Blocks`, which keeps these
+sets few.
 
-It has never run on a device. The tests hold it against a stand-in for torch_npu that records and repeats operators.
+It has never run on a device. The tests run it with a stand-in for torch_npu that records and repeats operators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from draftwood.compiler.ge.torchair_bridge import devices, source_line
 from draftwood.compiler.targets.online import InPlaceStep, Launch, Started, TorchairExecutor
-from draftwood.compiler.targets.staging import Taken
+from draftwood.compiler.targets.staging import HostOutputs
 from draftwood.errors import InvariantError, LoweringError, RequestError
 from draftwood.kernels.experts import GROUPED_LINEAR
 from draftwood.kernels.quantised import QUANTISED_LINEAR
@@ -62,7 +62,7 @@ class CapturedExecutor(TorchairExecutor):
 
 
 class Records:
-    """What was recorded on a device; not for several threads at once.
+    """The records of a device; not for several threads at once.
 
     Args:
         npu: ``torch_npu.npu``.
@@ -74,46 +74,48 @@ class Records:
         npu.config.allow_internal_format = False
         # Launches take turns, and leave nothing in this memory that another reads.
         self._pool = npu.graph_pool_handle()
-        self.kept: OrderedDict[tuple[Any, ...], tuple[Any, Taken]] = OrderedDict()
+        self.kept: OrderedDict[tuple[Any, ...], tuple[Any, HostOutputs]] = OrderedDict()
 
     def recorded(self, name: str, launch: Launch) -> Launch:
-        """The launch of a step, replayed where it was recorded with these addresses."""
+        """The launch of a step, replayed if it was recorded with these addresses."""
 
-        def run(given: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> Taken:
-            places = name, *((key, value.data_ptr()) for key, value in (*given.items(), *buffers.items()))
+        def run(inputs: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> HostOutputs:
+            places = name, *((key, value.data_ptr()) for key, value in (*inputs.items(), *buffers.items()))
             if (record := self.kept.get(places)) is None:
-                # As it is: kernels are loaded, and the block for what the host reads is made, outside of the record.
-                taken = launch(given, buffers)
-                self.kept[places] = self._record(launch, given, buffers), taken
-                return taken
+                # The first launch is not recorded: it loads kernels and makes the block that the host reads.
+                outputs = launch(inputs, buffers)
+                self.kept[places] = self._record(launch, inputs, buffers), outputs
+                return outputs
             self.kept.move_to_end(places)
-            graph, taken = record
+            graph, outputs = record
             graph.replay()
-            return taken
+            return outputs
 
         return run
 
-    def _record(self, launch: Launch, given: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> Any:
-        """A launch that is recorded and not executed."""
+    def _record(self, launch: Launch, inputs: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> Any:
+        """Records a launch without executing it."""
         if len(self.kept) == MOST:
             _, (oldest, _) = self.kept.popitem(last=False)
             oldest.reset()
         graph = self._npu.NPUGraph()
         try:
-            # Other threads begin texts meanwhile, for which they take memory.
+            # Other threads allocate memory for new texts meanwhile.
             with self._npu.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                launch(given, buffers)
+                launch(inputs, buffers)
         except RuntimeError as error:
             if advice := next((advice for words, advice in _LACKS.items() if words in str(error).lower()), None):
-                said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:200]
-                beside = f"a launch cannot be recorded beside {len(self.kept)} others"
-                raise RequestError(f"--engine npu-captured: {beside} ({said}): {advice}") from error
+                reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:200]
+                raise RequestError(
+                    f"--engine npu-captured: a launch cannot be recorded beside {len(self.kept)} others ({reason}):"
+                    f" {advice}"
+                ) from error
             raise
         return graph
 
 
 class Blocks:
-    """Memory for buffers that the next one of the same shape gets when a buffer is gone, the first that is free."""
+    """Memory for buffers; the first free block of a shape serves the next buffer of that shape."""
 
     def __init__(self, zeros: Callable[[tuple[int, ...]], Tensor]) -> None:
         self._zeros = zeros
@@ -122,16 +124,16 @@ class Blocks:
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros; free again when the tensor and all views of it are gone."""
-        made, free = self._made.setdefault(shape, []), self._free.setdefault(shape, set())
+        blocks, free = self._made.setdefault(shape, []), self._free.setdefault(shape, set())
         if free:
             number = min(free)
             free.remove(number)
-            made[number].zero_()
+            blocks[number].zero_()
         else:
-            number = len(made)
-            made.append(self._zeros(shape))
-        # Not a view of the block, or the views of the buffer would be views of the block and not keep the buffer.
-        block = made[number]
+            number = len(blocks)
+            blocks.append(self._zeros(shape))
+        # Not a view of the block: views of a view would keep the block alive and not the buffer.
+        block = blocks[number]
         buffer = torch.empty(0, dtype=block.dtype, device=block.device)
         buffer.set_(block.untyped_storage(), 0, block.shape, block.stride())
         finalize(buffer, free.add, number).atexit = False

@@ -44,8 +44,8 @@ from draftwood.versions import least_cann
 FOLDER = "npu"
 INDEX_FILE = "weights.json"
 WEIGHTS_FILE = "weights.bin"
-# With one query row the fused attention may ignore its mask past 512 slots (vllm-project/vllm-ascend issue 15503);
-# a second row, which nobody reads, costs nothing next to the weights.
+# With one query row the fused attention may ignore its mask past 512 slots (vllm-project/vllm-ascend issue 15503). A
+# second row, whose result is not read, costs nothing compared with the weights.
 DECODE_ROWS = 2
 
 
@@ -85,14 +85,14 @@ class GeTarget(Target):
         with shapes_only(lowering.precision.weights) as mode:
             modules = lowering.modules()
         _check_shapes(lowering, index, modules)
-        types, asked = lowering.precision.types, lowering.shapes
-        sizes = asked.sizes(types.activations, least_rows=DECODE_ROWS)
-        steps = static_steps(asked, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
-        steps += accept_steps(asked, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
-        steps += texts_steps(asked, sizes, modules[0], lowering.drafter, DECODE_ROWS)
-        steps += draft_steps(asked, sizes, lowering.drafter, modules, static=True)
-        if asked.whole:
-            steps += whole_steps(asked, sizes, lowering.drafter, modules, DECODE_ROWS)
+        types, shapes = lowering.precision.types, lowering.shapes
+        sizes = shapes.sizes(types.activations, least_rows=DECODE_ROWS)
+        steps = static_steps(shapes, sizes, modules[0], decode_rows=DECODE_ROWS, form="npu")
+        steps += accept_steps(shapes, sizes, modules[0], lowering.drafter, decode_rows=DECODE_ROWS)
+        steps += texts_steps(shapes, sizes, modules[0], lowering.drafter, DECODE_ROWS)
+        steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=True)
+        if shapes.whole:
+            steps += whole_steps(shapes, sizes, lowering.drafter, modules, DECODE_ROWS)
         graphs, used = [], set[str]()
         for step in steps:
             lowering.progress(f"npu {step.signature.name}")
@@ -159,30 +159,30 @@ def _wide_biases(entries: Sequence[WeightEntry]) -> dict[str, torch.dtype]:
 
 
 def _linked(lowering: Lowering, wide: Container[str]) -> dict[str, tuple[Path, int]]:
-    """Weights that the teacher's files hold just as they are needed: one tensor, of the right type."""
+    """Weights that the teacher's files hold in the form needed: one tensor of the right type."""
     if not lowering.precision.keeps(lowering.config.dtype):
         return {}
-    held = lowering.held
+    files = lowering.held
     return {
-        e.name: (held[e.parts[0]].file.resolve(), byte_offset(held[e.parts[0]].file, e.parts[0]))
+        e.name: (files[e.parts[0]].file.resolve(), byte_offset(files[e.parts[0]].file, e.parts[0]))
         for e in lowering.rank_weights(0)
-        if len(e.parts) == 1 and e.parts[0] in held and e.name not in wide
+        if len(e.parts) == 1 and e.parts[0] in files and e.name not in wide
     }
 
 
 def _check_shapes(lowering: Lowering, index: WeightIndex, modules: Modules) -> None:
-    """The plan of the split and the networks must say the same of every weight."""
+    """Compares the split's plan with the networks: they must agree on every weight's shape."""
     for name, value in chain.from_iterable(module.state_dict().items() for module in modules if module):
-        found = index.constants[name].shape if name in index.constants else None
-        if found != tuple(value.shape):
+        shape = index.constants[name].shape if name in index.constants else None
+        if shape != tuple(value.shape):
             raise LoweringError(
-                f"--ranks {lowering.ranks}: weight {name} is cut to {found}; the network of a rank has"
+                f"--ranks {lowering.ranks}: weight {name} is cut to {shape}; the network of a rank has"
                 f" {tuple(value.shape)}; the plan of the split knows no such layer, build for one rank"
             )
 
 
 def rank_folder(rank: int, ranks: int) -> str:
-    """Where the weights of a rank and their index lie in a bundle."""
+    """The folder of a rank's weights and their index in a bundle."""
     return FOLDER if ranks == 1 else f"{FOLDER}/rank-{rank}"
 
 

@@ -37,7 +37,7 @@ def make_modules(config: TeacherConfig, drafter: DraftModel | None, positions: i
 def load_modules(
     weights: Path | Mapping[str, Tensor], config: TeacherConfig, drafter: DraftModel | None, ranks: int = 1
 ) -> Modules:
-    """The same over a memory map of a bundle's weights, those of any one rank."""
+    """The modules over a memory map of one rank's weights in a bundle."""
     tensors = map_tensors(weights) if isinstance(weights, Path) else weights
     with torch.device("meta"):
         modules = make_modules(config, drafter, tensors["rope_cos"].shape[0], ranks)

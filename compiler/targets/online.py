@@ -27,7 +27,7 @@ from draftwood.compiler.steps.rebuild import rebuild
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.bundled import bundle_drafts, bundle_modules, bundle_wholes, required_set
-from draftwood.compiler.targets.staging import Given, Taken
+from draftwood.compiler.targets.staging import HostInputs, HostOutputs
 from draftwood.errors import BundleError
 from draftwood.files import cache_home
 from draftwood.manifest import GraphSignature, Manifest, TensorSignature
@@ -82,7 +82,7 @@ class TorchairExecutor:
         return InPlaceStep(self._made.get(signature.name) or rebuild(signature, self.decoder), self.device)
 
     def compiled(self, signature: GraphSignature) -> InPlaceStep:
-        """The same, compiled by GE."""
+        """A step of the bundle, compiled by GE."""
         step = self.traced(signature)
         proved = Graph.load(self.folder / signature.file)
         step.compiled = compile_step(
@@ -101,7 +101,7 @@ class TorchairExecutor:
 
 
 # A step on the device: what the host has given, and what lies there, by name. Leaves in a block what the host reads.
-Launch = Callable[[Mapping[str, Tensor], Mapping[str, Any]], Taken]
+Launch = Callable[[Mapping[str, Tensor], Mapping[str, Any]], HostOutputs]
 
 
 class Started:
@@ -119,46 +119,47 @@ class Started:
     ) -> None:
         self._step, self._graph, self._device = step, graph, device
         # By the names of what is given or read: what may stay on the device does not always cross.
-        self._given: dict[frozenset[str], Given] = {}
-        self._taken: dict[frozenset[str], Taken] = {}
+        self._uploads: dict[frozenset[str], HostInputs] = {}
+        self._downloads: dict[frozenset[str], HostOutputs] = {}
         self._launch = as_one(self._launched)
 
     def __call__(self, inputs: Mapping[str, NDArray], buffers: Mapping[str, Any]) -> dict[str, NDArray]:
         """See `TorchairExecutor.run`."""
         names = frozenset(inputs)
-        if (given := self._given.get(names)) is None:
-            given = self._given[names] = Given([s for s in self._graph.inputs if s.name in names], self._device)
-        given.upload(inputs)
-        return self._launch(given.tensors, buffers).download()
+        if (uploads := self._uploads.get(names)) is None:
+            specs = [s for s in self._graph.inputs if s.name in names]
+            uploads = self._uploads[names] = HostInputs(specs, self._device)
+        uploads.upload(inputs)
+        return self._launch(uploads.tensors, buffers).download()
 
-    def _launched(self, given: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> Taken:
-        there, caches = {**given, **buffers}, set(self._graph.caches)
+    def _launched(self, inputs: Mapping[str, Tensor], buffers: Mapping[str, Any]) -> HostOutputs:
+        tensors, caches = {**inputs, **buffers}, set(self._graph.caches)
         specs = self._graph.inputs
-        values = [declared(there[s.name], s) if s.name in caches else there[s.name] for s in specs]
+        values = [declared(tensors[s.name], s) if s.name in caches else tensors[s.name] for s in specs]
         outputs = dict(zip(self._graph.results, self._step.compiled(*values), strict=True))
         for name in outputs.keys() & buffers.keys():
             buffers[name].copy_(outputs.pop(name))
-        if (taken := self._taken.get(frozenset(outputs))) is None:
-            taken = self._taken[frozenset(outputs)] = Taken(outputs, self._device)
-        taken.gather(outputs)
-        return taken
+        if (downloads := self._downloads.get(frozenset(outputs))) is None:
+            downloads = self._downloads[frozenset(outputs)] = HostOutputs(outputs, self._device)
+        downloads.gather(outputs)
+        return downloads
 
 
 class InPlaceStep(nn.Module):
     """A step as the device runs it: caches are inputs that it changes, not outputs.
 
-    What it runs is the exported program that the step's ``.air`` was made of, put in the NPU's operators already, so
-    that the graph compiled for the device is the one that was proved.
+    It runs the exported program of the step's ``.air``, already in the NPU's operators, so that the graph compiled for
+    the device is the graph that was proved.
     """
 
     def __init__(self, step: Step, device: torch.device) -> None:
         super().__init__()
         program = trace(step, device)
         self.graph = decomposed(program)
-        specs = _held_specs(program, self.graph)
-        values = _held(program, self.graph, specs)
+        specs = _value_specs(program, self.graph)
+        values = _values(program, self.graph, specs)
         self.held = [f"held_{i}" for i in range(len(specs))]
-        # Of the code, not of the model: a file's graph has them as constants.
+        # Constants of the code, not of the model: a file's graph has them as constants.
         self.constants = [
             v.cpu() for v, s in zip(values, specs, strict=True) if step.weight_name(str(s.target)) is None
         ]
@@ -177,28 +178,28 @@ class InPlaceStep(nn.Module):
         outputs = self.graph(*(getattr(self, name) for name in self.held), *inputs)
         for number, place in self.written:
             inputs[place].copy_(outputs[number])
-        kept = {number for number, _ in self.written}
-        return tuple(value for number, value in enumerate(outputs) if number not in kept)
+        in_place = {number for number, _ in self.written}
+        return tuple(value for number, value in enumerate(outputs) if number not in in_place)
 
 
-def _held_specs(program: ExportedProgram, graph: fx.GraphModule) -> list[InputSpec]:
+def _value_specs(program: ExportedProgram, graph: fx.GraphModule) -> list[InputSpec]:
     """Weights and constants of a program, in the order in which its decomposed ``graph`` takes them."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT}
     return [specs[node.name] for node in graph.graph.find_nodes(op="placeholder") if node.name in specs]
 
 
-def _held(program: ExportedProgram, graph: fx.GraphModule, specs: Sequence[InputSpec]) -> list[Tensor]:
-    """Their values."""
+def _values(program: ExportedProgram, graph: fx.GraphModule, specs: Sequence[InputSpec]) -> list[Tensor]:
+    """The values of the program's parameters and constants."""
     products = graph.graph.find_nodes(op="call_function", target=torch.ops.draftwood.linear.default)
     wide = {bias.name for product in products if (bias := argument(product, "bias")) is not None}
-    values = [program.state_dict.get(str(spec.target)) for spec in specs]
-    held = [
-        program.constants[str(s.target)] if value is None else value for s, value in zip(specs, values, strict=True)
+    parameters = [program.state_dict.get(str(spec.target)) for spec in specs]
+    values = [
+        program.constants[str(s.target)] if value is None else value for s, value in zip(specs, parameters, strict=True)
     ]
-    # The biases of bf16 products lie in float32, as in the weights file.
+    # The biases of bf16 products are in float32, as in the weights file.
     return [
         v.float() if spec.arg.name in wide and v.dtype == torch.bfloat16 else v
-        for spec, v in zip(specs, held, strict=True)
+        for spec, v in zip(specs, values, strict=True)
     ]
 
 
@@ -214,7 +215,7 @@ def host(value: Tensor) -> NDArray:
 
 
 def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature, rank: int = 0) -> Path:
-    """Where a compiled step is kept: named by all that goes into it.
+    """The folder of a compiled step, named by everything that goes into it.
 
     torchair's own key covers the module's structure and its options, but neither code nor weights.
     """

@@ -1,4 +1,4 @@
-"""The ``onnx`` folder of a bundle: what onnxruntime runs, and its weights beside it."""
+"""The ``onnx`` folder of a bundle: the graphs that onnxruntime runs, and their weights."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class OnnxTarget(Target):
         steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
         steps += [bitwise_step(modules[0], types.activations)] * shapes.bitwise
         drafts = [draft_steps(shapes, sizes, lowering.drafter, modules, static) for static in (False, True)]
-        # One without caches has the same step in both.
+        # A drafter without caches has the same step in both.
         steps += {step.signature.name: step for both in drafts for step in both}.values()
         signatures = list[m.StepSignature]()
         for step in steps:
-            own = step.signature
-            lowering.progress(own.name)
-            several = [m.texts_signature(own, texts) for texts in shapes.batches if _shares(own, texts)]
-            path = lowering.folder / FOLDER / f"{own.name}.onnx"
+            signature = step.signature
+            lowering.progress(signature.name)
+            several = [m.texts_signature(signature, texts) for texts in shapes.batches if _shares(signature, texts)]
+            path = lowering.folder / FOLDER / f"{signature.name}.onnx"
             lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path, several)
-            signatures += [own, *several]
+            signatures += [signature, *several]
         graphs = m.GraphSet(
             target=self.name,
             rank=0,
@@ -73,7 +73,7 @@ class OnnxTarget(Target):
             weights=WEIGHTS_FILE,
             index=None,
             soc=None,
-            graphs=tuple(one.frozen_in(f"{FOLDER}/{one.name}.onnx") for one in signatures),
+            graphs=tuple(s.frozen_in(f"{FOLDER}/{s.name}.onnx") for s in signatures),
         )
         return (graphs,)
 

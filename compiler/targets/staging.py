@@ -12,11 +12,11 @@ from torch import Tensor
 from draftwood.compiler.steps.step import DTYPES
 from draftwood.manifest import TensorSignature
 
-# Where a tensor begins in a block that graphs read: a multiple of this, which every kernel takes.
+# Tensors in a block that graphs read begin at multiples of this, which every kernel accepts.
 _ALIGNMENT = 512
 
 
-class Given:
+class HostInputs:
     """Inputs that the host writes, each at its place of a block: a compiled graph sees the same addresses."""
 
     def __init__(self, specs: Iterable[TensorSignature], device: torch.device) -> None:
@@ -36,8 +36,8 @@ class Given:
             self._far.copy_(self._near, non_blocking=True)
 
 
-class Taken:
-    """Outputs that the host reads, put behind each other on the device and copied at once."""
+class HostOutputs:
+    """Outputs that the host reads, gathered in one block on the device and copied at once."""
 
     def __init__(self, outputs: Mapping[str, Tensor], device: torch.device) -> None:
         # The widest types first, so that each lies at a multiple of its size.
@@ -57,7 +57,7 @@ class Taken:
             torch.cat(parts, out=self._far)
 
     def download(self) -> dict[str, NDArray]:
-        """The outputs in the host's memory, valid until the next call: whole numbers as they are, all else as fp32."""
+        """The outputs in the host's memory, valid until the next call: floats as fp32, whole numbers unchanged."""
         if self._order:
             self._near.copy_(self._far)  # waits for all that was launched before it
         return {name: (v.float() if v.is_floating_point() else v).numpy() for name, v in self._host.items()}

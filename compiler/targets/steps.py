@@ -27,9 +27,9 @@ from draftwood.trees.spec import Budget, Lookup
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the steps are made for: named trees, KV lengths ascending, prefill chunks, and gears.
+    """The shapes that steps are made for: named trees, KV lengths ascending, prefill chunks, and gears.
 
-    ``bitwise`` asks for the step whose rows have the same bits in every tree, where a target has it.
+    ``bitwise`` adds the step whose rows have the same bits in every tree, if the target has one.
     """
 
     trees: tuple[tuple[str, Topology | Budget], ...]
@@ -39,9 +39,9 @@ class Shapes:
     bitwise: bool = False
     # Divide the confidence classes of gears that have several trees.
     bounds: tuple[float, ...] = ()
-    # Also a graph that does the whole step of a gear, where a target has it.
+    # Also a graph for the whole step of a gear, if the target has such graphs.
     whole: bool = False
-    # Texts that one launch takes at most, where a target has such graphs.
+    # The most texts of one launch, if the target has graphs for several.
     texts: int = 1
 
     @property
@@ -51,12 +51,12 @@ class Shapes:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Numbers of texts that there is a graph for, beside one: the gears', or powers of two up to the most."""
+        """Numbers of texts with a graph, besides one: the gears' numbers, or powers of two up to the most."""
         planned = {texts for gear in self.gears for texts in gear.texts}
         return tuple(sorted({*planned, *(1 << i for i in range(1, self.texts.bit_length())), self.texts} - {1}))
 
     def sizes(self, dtype: str = "float32", least_rows: int = 1) -> StepSizes:
-        """What the largest tree asks of every static step, in an element type."""
+        """The sizes of every static step, as the largest tree needs them, in an element type."""
         rows, depths = zip(*((tree.rows, tree.depth) for _, tree in self.trees), strict=True)
         return StepSizes(branch_rows=max(least_rows, *rows), path_rows=max(depths) + 1, dtype=dtype)
 
@@ -78,31 +78,33 @@ def static_steps(
 def accept_steps(
     shapes: Shapes, sizes: StepSizes, decoder: Decoder, drafter: DraftModel | None, decode_rows: int = 1
 ) -> list[Step]:
-    """Acceptance for as many rows as the static steps verify, greedy and sampled; it needs no KV length."""
+    """Acceptance, greedy and sampled, for every number of rows that the static steps verify."""
     rows_of = {name: tree.rows for name, tree in shapes.trees}
     rows = {decode_rows, *(rows_of[gear.trees[0]] for gear in shapes.gears)} - ({1} if decode_rows > 1 else set())
     features = decoder.feature_width if drafter else 0
-    kept = drafter.rows_read(sizes.path_rows) if drafter else 0
+    rows_read = drafter.rows_read(sizes.path_rows) if drafter else 0
     vocabulary = decoder.config.vocabulary
     draws: tuple[Draws, ...] = ("greedy", "sampled")
-    return [accept_step(d, r, sizes, vocabulary, features, kept) for r in sorted(rows) for d in draws]
+    return [accept_step(d, r, sizes, vocabulary, features, rows_read) for r in sorted(rows) for d in draws]
 
 
 def texts_steps(
     shapes: Shapes, sizes: StepSizes, decoder: Decoder, drafter: DraftModel | None, decode_rows: int
 ) -> list[Step]:
-    """The static steps of several texts: verification at every KV length, for as many rows as some gear there has or a
-    plain step, and acceptance for as many."""
+    """The static steps of several texts: verification and acceptance.
+
+    Verification is for every KV length, and for the rows of each gear there and of a plain step.
+    """
     rows_of = {name: tree.rows for name, tree in shapes.trees}
     rows = {s: {decode_rows} | {rows_of[g.trees[0]] for g in shapes.gears if g.slots == s} - {1} for s in shapes.slots}
-    features, kept = (decoder.feature_width, drafter.rows_read(sizes.path_rows)) if drafter else (0, 0)
+    features, rows_read = (decoder.feature_width, drafter.rows_read(sizes.path_rows)) if drafter else (0, 0)
     vocabulary, steps = decoder.config.vocabulary, list[Step]()
     for texts in shapes.batches:
         steps += [
             verify_texts_step(decoder, sizes, texts, r, slots) for slots in shapes.slots for r in sorted(rows[slots])
         ]
         steps += [
-            accept_texts_step(draws, sizes, texts, r, vocabulary, features, kept)
+            accept_texts_step(draws, sizes, texts, r, vocabulary, features, rows_read)
             for r in sorted(set().union(*rows.values()))
             for draws in get_args(Draws)
         ]
@@ -122,25 +124,27 @@ def draft_steps(
 def whole_steps(
     shapes: Shapes, sizes: StepSizes, drafter: DraftModel | None, modules: Modules, decode_rows: int
 ) -> list[Step]:
-    """The steps of every gear in one launch, greedy and sampled, made of the static steps for the same shapes."""
+    """Steps that do a whole gear in one launch, greedy and sampled, from the static steps of the same shapes."""
     drafts = {step.signature.name: step for step in draft_steps(shapes, sizes, drafter, modules, static=True)}
     trees, decoder = dict(shapes.trees), modules[0]
     steps = static_steps(shapes, sizes, decoder, decode_rows, "npu")
     accepts = {s.signature.name: s for s in accept_steps(shapes, sizes, decoder, drafter, decode_rows)}
-    found = []
+    whole = []
     for gear in shapes.gears:
-        own = [trees[tree] for tree in gear.trees]
-        if isinstance(own[0], Lookup):  # the host drafts
+        trees_of_gear = [trees[tree] for tree in gear.trees]
+        if isinstance(trees_of_gear[0], Lookup):  # the host drafts
             continue
-        draft = _draft_of(gear, drafts, drafter) if own[0].rows > 1 else None
-        kind, rows = ("verify", own[0].rows) if own[0].rows > 1 else ("decode", decode_rows)
+        draft = _draft_of(gear, drafts, drafter) if trees_of_gear[0].rows > 1 else None
+        kind, rows = ("verify", trees_of_gear[0].rows) if trees_of_gear[0].rows > 1 else ("decode", decode_rows)
         verify = next(
             s for s in steps if (s.signature.kind, s.signature.slots) == (kind, gear.slots) and s.signature.rows == rows
         )
         for draws in get_args(Draws):
-            parts = WholeParts(draft, _rows(own, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)])
-            found.append(whole_step(gear.name, draws, parts, decoder.config.vocabulary))
-    return found
+            parts = WholeParts(
+                draft, _rows(trees_of_gear, draft, shapes.bounds, rows), verify, accepts[accept_name(draws, rows)]
+            )
+            whole.append(whole_step(gear.name, draws, parts, decoder.config.vocabulary))
+    return whole
 
 
 def _draft_of(gear: Gear, drafts: Mapping[str, Step], drafter: DraftModel | None) -> Step:
@@ -150,7 +154,7 @@ def _draft_of(gear: Gear, drafts: Mapping[str, Step], drafter: DraftModel | None
 
 
 def _rows(trees: Sequence[Topology | Budget], draft: Step | None, bounds: tuple[float, ...], rows: int) -> nn.Module:
-    """What makes rows of a gear's draft."""
+    """The module that turns a gear's draft into rows."""
     if draft is None:
         return PlainRows(rows)
     fixed = [tree for tree in trees if isinstance(tree, Topology)]
@@ -178,7 +182,7 @@ def rebuild_drafts(
     extends = [graph for graph in graphs.graphs if graph.kind == "extend"]
     slots, chunks = (tuple(sorted({getattr(graph, of) for graph in extends} - {0})) for of in ("slots", "rows"))
     lengths = [ANY_LENGTH] * any(not graph.slots for graph in extends) + [Lengths(slots, chunks)]
-    steps = [step for one in lengths for step in drafter.steps(modules, trees, sizes, one)]
+    steps = [step for length in lengths for step in drafter.steps(modules, trees, sizes, length)]
     return {step.signature.name: step for step in steps}
 
 
@@ -202,13 +206,13 @@ def rebuild_wholes(
 def manifest_trees(
     manifest: m.Manifest, topologies: Mapping[str, Topology]
 ) -> tuple[tuple[str, Topology | Budget], ...]:
-    """The trees of a bundle by name; ``topologies`` are those that have a file."""
+    """The trees of a bundle by name; ``topologies`` are the trees with a file."""
     looked_up = {gear.tree for gear in manifest.gears if gear.looks_up}
 
-    def made(tree: m.Tree) -> Topology | Budget:
+    def shape(tree: m.Tree) -> Topology | Budget:
         if not tree.file:
             return Budget(tree.rows - 1, tree.depth, tree.width)
-        found = topologies[tree.name]
-        return Lookup(found.parents, found.ranks) if tree.name in looked_up else found
+        topology = topologies[tree.name]
+        return Lookup(topology.parents, topology.ranks) if tree.name in looked_up else topology
 
-    return tuple((tree.name, made(tree)) for tree in manifest.trees)
+    return tuple((tree.name, shape(tree)) for tree in manifest.trees)

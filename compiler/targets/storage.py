@@ -1,4 +1,4 @@
-"""What the numbers of a graph set are kept in, and what becomes of a weight on its way there."""
+"""Storage of a graph set's numbers: their types, and the conversion of a weight."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from draftwood.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Storage:
-    """How a graph set keeps its weights: rounded to their type; one that does more overrides ``convert``."""
+    """A graph set's storage of weights: rounded to their type; a storage that does more overrides ``convert``."""
 
     types: m.Precision
 
     @property
     def weights(self) -> torch.dtype:
-        """Element type of a stored weight, those of quantised layers aside."""
+        """Element type of a stored weight outside quantised layers."""
         return cast(torch.dtype, getattr(torch, self.plain))
 
     @property
     def plain(self) -> m.ElementType:
-        """The same by its name."""
+        """The name of that element type."""
         return self.types.activations if self.quantised else self.types.weights
 
     @property
@@ -37,28 +37,28 @@ class Storage:
         return self.types.weights in ("int8", "uint4")
 
     def convert(self, name: str, value: Tensor) -> Tensor:
-        """The weight ``name`` as it is stored, in the type of ``weights``."""
+        """The stored form of the weight ``name``, in the type of ``weights``."""
         return value.to(self.weights)
 
     def keeps(self, kind: str) -> bool:
-        """Whether a weight of a checkpoint in this element type is stored as it is; goes with ``convert``."""
+        """Whether ``convert`` leaves a checkpoint's weight of this element type unchanged."""
         return kind == self.plain
 
     def stored(self, entry: WeightEntry) -> WeightEntry:
         """The entry as a weights file gets it; whole numbers and their scales keep their types.
 
-        Its ``read`` raises CheckpointError where a value leaves the range of the type.
+        Its ``read`` raises CheckpointError if a value leaves the range of the type.
         """
         if entry.dtype is not None:
             return entry
         return replace(entry, dtype=self.weights, read=lambda: self._read(entry))
 
     def _read(self, entry: WeightEntry) -> Tensor:
-        given = entry.read()
-        value = self.convert(entry.name, given)
+        read_value = entry.read()
+        value = self.convert(entry.name, read_value)
         if not is_finite(value):
             names, kind = " and ".join(entry.parts) or entry.name, self.plain
-            got, limit = float(given.abs().max()), torch.finfo(value.dtype).max
+            got, limit = float(read_value.abs().max()), torch.finfo(value.dtype).max
             raise CheckpointError(
                 f"{names}: holds {got:.6g}; expected at most {limit:.6g}, the largest {kind}; choose another precision"
             )
@@ -71,13 +71,13 @@ def uniform(name: str, kind: m.ElementType) -> Storage:
 
 
 def w8a8(plain: Storage) -> Storage:
-    """What a teacher with quantised layers is kept in beside ``plain`` numbers."""
+    """The storage of a teacher with quantised layers; its other numbers are in ``plain``."""
     types = msgspec.structs.replace(plain.types, name=f"w8a8-{plain.types.name}", weights="int8")
     return Storage(types)
 
 
 def nbits(plain: Storage) -> Storage:
-    """What a teacher whose layers stay packed is kept in."""
+    """The storage of a teacher whose layers stay packed."""
     types = msgspec.structs.replace(plain.types, name=f"nbits-{plain.types.name}", weights="uint4")
     return Storage(types)
 

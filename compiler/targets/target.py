@@ -22,15 +22,15 @@ from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
 from draftwood.compiler.teachers.config import TeacherConfig
 
-# What happens to the weights: written into the bundle; used in the checkpoint's own files where they lie there as
-# they are needed; or left out, to be bound later.
+# Weights are written into the bundle; or read from the checkpoint's own files, if they have the needed form there; or
+# left out, to be bound later.
 WeightMode = Literal["copy", "link", "none"]
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lowering:
-    """What a target is asked for."""
+    """A request to a target."""
 
     # The bundle, to be written into.
     folder: Path
@@ -41,7 +41,7 @@ class Lowering:
     weights: tuple[WeightEntry, ...]
     precision: Storage
     mode: WeightMode
-    # Where the teacher's own tensors lie, by published name.
+    # The places of the teacher's tensors in its files, by published name.
     held: Mapping[str, Entry]
     # The chip that an NPU's compile commands name.
     soc: str
@@ -62,16 +62,16 @@ class Lowering:
 class Target(ABC):
     """One kind of graph."""
 
-    # What ``--target`` and the manifest call it.
+    # Its name in ``--target`` and in the manifest.
     name: ClassVar[str]
-    # What it can do with the weights.
+    # The ways in which it can store weights.
     modes: ClassVar[tuple[WeightMode, ...]]
     # Whether its graphs can run on several devices together.
     splits: ClassVar[bool] = False
 
     @abstractmethod
     def precision(self, config: TeacherConfig) -> Storage:
-        """What it takes for a teacher where nothing else is asked for."""
+        """The default storage for a teacher."""
 
     @abstractmethod
     def check(self, precision: Storage) -> None:

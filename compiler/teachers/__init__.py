@@ -1,1 +1,1 @@
-"""What a teacher is: its configuration, its checkpoint and its network, one file a family."""
+"""Teachers: configuration, checkpoint and network, one file a family."""

@@ -1,9 +1,9 @@
 """One decoder block over explicit caches.
 
-A step runs T new rows behind ``committed`` slots of every cache. Four forms of its attention exist: ``npu`` (the NPU's
+A step runs T new rows after the ``committed`` slots of every cache. Its attention has four forms: ``npu`` (the NPU's
 operators over caches with one row a token), ``fused`` (over flat caches, for a static ONNX graph), ``eager`` (plain
-PyTorch, the reference) and ``cpu`` (onnxruntime's operator). All but the last commit late: in the same single write
-they move the accepted rows of the previous tree (the *branch*) into place.
+PyTorch, the reference) and ``cpu`` (onnxruntime's operator). All but ``cpu`` commit late: the same single write also
+moves the accepted rows of the previous tree (the *branch*) into place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ FUSED_ROTARY = (64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a static step writes and what it sees: masked [1, 1, T, C] (True = masked), and the written cache rows,
-    index [W*K, 1] over flat caches and [W, 1] over those with one row a token."""
+    """The rows that a static step writes and the slots that it sees.
+
+    ``masked`` is [1, 1, T, C] (True = masked). ``index`` lists the written cache rows: [W*K, 1] over flat caches,
+    [W, 1] over caches with one row a token.
+    """
 
     index: Tensor
     masked: Tensor
@@ -50,7 +53,7 @@ def place(
     moved_P = torch.where(order_P < accepted_1, committed_1 - accepted_1 + order_P, spare_P)
     slot_W = torch.cat((moved_P, committed_1 + order(rows)))
     index = (slot_W[:, None] + order(kv_heads) * slots).reshape(-1, 1)
-    # Column c shows tree row c - committed; what lies before is committed text, what lies behind is stale.
+    # Column c is tree row c - committed. Columns before the tree are committed text, columns after it are stale.
     row_C = order(slots) - committed_1
     # A tree of one row sees it everywhere: a clamp to nothing but 0 is one that Qualcomm's HTP cannot run.
     tree_TC = visible_TT.index_select(1, row_C.clamp(0, rows - 1)) if rows > 1 else visible_TT
@@ -74,10 +77,10 @@ def place_rows(visible_TT: Tensor, committed_1: Tensor, accepted_1: Tensor, move
 
 
 def place_texts(visible_BTT: Tensor, committed_B: Tensor, accepted_B: Tensor, moved: int, slots: int) -> Placement:
-    """`place_rows` of B texts over pooled caches [B*C, K*D], text behind text: index [B*W, 1], masked [B, 1, T, C].
+    """`place_rows` for B texts over pooled caches [B*C, K*D], text after text: index [B*W, 1], masked [B, 1, T, C].
 
-    The index lists the moved rows of all texts before their new ones. A text whose ``accepted`` is -1 is nobody's: all
-    its rows go to its spare slot.
+    The index lists the moved rows of all texts before their new rows. ``accepted`` = -1 marks an unused place: all its
+    rows go to its spare slot.
     """
     (texts, rows, _), order = visible_BTT.shape, partial(torch.arange, device=committed_B.device)
     committed_B1, accepted_B1, first_B1 = committed_B[:, None], accepted_B[:, None], (order(texts) * slots)[:, None]
@@ -93,12 +96,11 @@ def place_texts(visible_BTT: Tensor, committed_B: Tensor, accepted_B: Tensor, mo
 
 
 class Appended(NamedTuple):
-    """Which rows a step on a CPU appends to caches [1, K, C, D], and what they see; see
-    `draftwood.kernels.rows_attention`.
+    """The rows that a step on a CPU appends to caches [1, K, C, D], and the slots that they see.
 
-    ``queries`` [1, A] are the T rows, one of which may stand there twice; ``positions`` [1, A] and ``bias``
-    [1, 1, A, S] are theirs, ``results`` [T, 2] say where each row's result lies; ``last`` int32 [1] = S - 1 and
-    ``total`` int32 [] = S, of S seen slots.
+    The fields are inputs of `draftwood.kernels.rows_attention`. ``queries`` [1, A] are the T rows, of which one may
+    occur twice. ``positions`` [1, A] and ``bias`` [1, 1, A, S] belong to them. ``results`` [T, 2] is the place of each
+    row's result. With S visible slots, ``last`` int32 [1] is S - 1 and ``total`` int32 [] is S.
     """
 
     queries_1A: Tensor
@@ -110,8 +112,10 @@ class Appended(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Where a step over blocks writes, [T*K, 3] (block, head, slot), and in which order its rows sum; see
-    `draftwood.kernels.block_attention`."""
+    """The places that a step over blocks writes, [T*K, 3] (block, head, slot), and the order of its rows' sums.
+
+    The fields are inputs of `draftwood.kernels.block_attention`.
+    """
 
     written: Tensor
     bias: Tensor
@@ -182,7 +186,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(self.config.intermediate, self.config.hidden, bias=False)
 
     def mlp(self, normed_TH: Tensor) -> Tensor:
-        """What a block adds behind its attention [T, H], of normed rows."""
+        """The MLP's addition to the rows [T, H], computed from normed rows."""
         down_TH: Tensor = self.down(torch.ops.npu.npu_swiglu(self.gate_up(normed_TH)))
         return down_TH
 
@@ -250,7 +254,7 @@ class Layer(nn.Module):
         """NPU's form over caches [C, K*D], key then value: (rows [T, N*D], new rows [T, K*D] of both, both caches).
 
         Nothing is transposed, and a cache is written by whole rows. cos and sin: [1, T, 1, D], or `whole_tables`.
-        Caches and rows may be those of several texts, as many as the placement has masks, one behind the other.
+        Caches and rows may hold several texts in turn, as many as the placement has masks.
         """
         config, ops = self.config, torch.ops.npu
         heads, apart = (-1, config.head_dim), (placement.masked.shape[0], -1)
@@ -317,9 +321,10 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """CPU form over caches [1, K, C, D]: (rows [T, N*D], both caches), by half tables [P, D/2]."""
         config = self.config
-        own = type(self).project is not Layer.project  # a family's, which attention cannot do in its stead
-        rows_TE = torch.cat(self.project(x_TH), -1) if own else self.qkv(x_TH)
-        gains = (self.q_norm.weight, self.k_norm.weight) if config.qk_norm and not own else (None, None)
+        # A family's own projection stays outside the attention operator.
+        projects = type(self).project is not Layer.project
+        rows_TE = torch.cat(self.project(x_TH), -1) if projects else self.qkv(x_TH)
+        gains = (self.q_norm.weight, self.k_norm.weight) if config.qk_norm and not projects else (None, None)
         out_TE, key_cache, value_cache = torch.ops.draftwood.rows_attention(
             rows_TE, key_cache, value_cache, cos_PE, sin_PE, *appended, *gains,
             config.heads, config.kv_heads, config.rms_norm_eps,

@@ -1,4 +1,4 @@
-"""A teacher's checkpoint, whatever the format of its files; a further format is one more reader here."""
+"""A teacher's checkpoint in any supported format; a further format is one more reader here."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Checkpoint:
         """Reads a description and the header of every file of tensors, and checks names, shapes and dtypes.
 
         Args:
-            path: a Hugging Face folder with safetensors, a GGUF file (of one in parts, any part), or a folder with one.
+            path: a Hugging Face folder with safetensors, a GGUF file (any part of a split one), or a folder with one.
 
         Raises:
-            CheckpointError: the description is unsupported, a file is missing or damaged, or a tensor is missing,
-                unexpected, of another shape, or of a type that is not supported.
+            CheckpointError: the description is unsupported, or a file is missing or damaged. Or a tensor is missing,
+                unexpected, of another shape or of an unsupported type.
         """
         files = gguf_files(path)
         return cls._of(Gguf.open(path, files) if files else Folder.open(path))
@@ -89,7 +89,7 @@ class Checkpoint:
         return self.packed[name].shape if name in self.packed else self.entries[name].shape
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as it is stored, under its Hugging Face name; of a packed matrix the exact product, float32."""
+        """The stored tensor of a Hugging Face name; for a packed matrix its exact numbers, float32."""
         return self.reader.tensor(name)
 
     def grouped(self, name: str) -> Grouped:

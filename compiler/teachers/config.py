@@ -1,4 +1,4 @@
-"""What a teacher is: its dimensions, checked against each other."""
+"""A teacher's configuration: its dimensions, checked against each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = {"layers": 1000, "head_dim": 65536}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """How the rotary frequencies are stretched; behind ``factor`` each field is read by the kinds named."""
+    """The stretching of rotary frequencies; each field after ``factor`` is read by the kinds named."""
 
     kind: Literal["linear", "dynamic", "llama3", "yarn"]
     # Long wavelengths are stretched by this, >= 1.
@@ -38,8 +38,11 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayer:
-    """A linear layer, by our name, that stays packed: four or eight bits a weight, and whether blocks or groups of
-    inputs have zeros of their own beside the middle, and a minimum that is added to their weights."""
+    """A linear layer, by our name, that stays packed in four or eight bits a weight.
+
+    ``zeros``: blocks or groups of inputs have zeros other than the middle. ``minimum``: a minimum is added to their
+    weights.
+    """
 
     name: str
     bits: Literal[4, 8]
@@ -90,7 +93,7 @@ class TeacherConfig:
     tied: bool
     # Linear layers, by our names, whose weights are int8 and whose rows are rounded to int8 (W8A8).
     quantised: tuple[str, ...] = ()
-    # Those whose weights stay packed, and whose rows are rounded block by block.
+    # Layers whose weights stay packed, and whose rows are rounded block by block.
     packed: tuple[PackedLayer, ...] = ()
     # Element type of the stored weights.
     dtype: DType

@@ -31,14 +31,14 @@ from draftwood.compiler.teachers.config import TeacherConfig
 # H hidden, F features, K key/value heads, D head dimension, E = D / 2, C cache slots, S visible slots, V vocabulary,
 # L layers
 
-# What a block's attention gives: attended rows [T, N*D], both caches.
+# The result of a block's attention: attended rows [T, N*D], both caches.
 Attended = tuple[Tensor, Any, Any]
 
 
 class StepOutput(NamedTuple):
-    """What a teacher step returns; the caches are the inputs written in place (or their functional twins).
+    """The result of a teacher's step; the caches are the inputs written in place (or their functional twins).
 
-    The branch are the new rows beside them, of forms that commit late.
+    The branch holds the new rows again, in forms that commit late.
     """
 
     logits_RV: Tensor
@@ -51,7 +51,7 @@ class StepOutput(NamedTuple):
 def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
     """Moved rows [P, K*D], key then value of every layer, for an NPU.
 
-    They are cut along columns: pieces cut along rows would be views, which GE joins to nothing without a copy.
+    They are cut along columns: pieces cut along rows would be views, and GE would copy them to join them.
     """
     rows_XPE = moved_L2PKD.flatten(3).flatten(0, 1)
     pieces, moved, width = rows_XPE.shape
@@ -69,8 +69,8 @@ class Embedding(nn.Embedding):
 class Decoder(nn.Module):
     """The whole teacher. Parameter names are the bundle's weight names; the caller fills them.
 
-    ``aux_layers``: the drafter reads the states that enter these layers, and a step's ``features`` are they, low
-    layer first, of every row. Without any they are the state behind the last norm, of the rows with logits.
+    ``aux_layers``: a step's ``features`` are the states of every row that enter these layers, low layer first. Without
+    any they are the state after the last norm, of the rows with logits.
     """
 
     def __init__(self, config: TeacherConfig, positions: int, aux_layers: tuple[int, ...] = ()) -> None:
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
     def placement(
         self, visible_TT: Tensor, depths_T: Tensor, committed_1: Tensor, accepted_1: Tensor, moved: int, slots: int
     ) -> Placement:
-        """Where a static step writes and what it sees, for every block; a subclass may say more to its own blocks."""
+        """The placement of a static step for all blocks; a subclass may add to it for its own blocks."""
         return place(visible_TT, committed_1, accepted_1, moved, slots, self.config.kv_heads)
 
     def rotary(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
     ) -> StepOutput:
         """Static step of B texts in the NPU's form, over pooled caches [B*C, K*D]; see `place_texts`.
 
-        Rows of the outputs are those of all texts, one text's behind the other's; the branch is [L, 2, B, T, K, D].
+        The outputs have the rows of all texts, text after text; the branch is [L, 2, B, T, K, D].
         """
         texts, rows = tokens_BT.shape
         placement = place_texts(visible_BTT, committed_B, accepted_B, len(paths_P[0]), caches[0].shape[0] // texts)
@@ -210,9 +210,9 @@ class Decoder(nn.Module):
         news: list[Tensor] = []
 
         def attend(index: int, layer: Layer, x_TH: Tensor) -> Attended:
-            own = slice(2 * index, 2 * index + 2)
+            pair_of_layer = slice(2 * index, 2 * index + 2)
             out, new_2TE, pair = layer.attend_rows(
-                x_TH, moved_E[own], caches[own], cos=cos, sin=sin, placement=placement
+                x_TH, moved_E[pair_of_layer], caches[pair_of_layer], cos=cos, sin=sin, placement=placement
             )
             news.extend(new_2TE)
             return out, pair[0], pair[1]

@@ -33,7 +33,7 @@ class MixtureConfig(TeacherConfig):
     dense_layers: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        # slots=True makes a new class, of which super() without arguments knows nothing.
+        # slots=True makes a new class, which super() without arguments does not know.
         super(MixtureConfig, self).__post_init__()
         ranges = {
             "experts": 1024,
@@ -48,7 +48,7 @@ class MixtureConfig(TeacherConfig):
 
 
 class Experts(nn.Module):
-    """The matrices of all experts of a layer, one behind another."""
+    """The matrices of all experts of a layer, one after another."""
 
     def __init__(self, config: MixtureConfig) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class MixtureLayer(Layer):
 
 
 class MixtureDecoder(Decoder):
-    """Of such layers, and of plain ones where the configuration says so."""
+    """A decoder with mixture layers, and plain layers where the configuration has them."""
 
     config: MixtureConfig
 
@@ -97,22 +97,22 @@ class MixtureDecoder(Decoder):
 
 
 def with_mixture(
-    found: Mapping[str, Parts], config: TeacherConfig, ours: str, theirs: str, names: tuple[str, str, str]
+    block: Mapping[str, Parts], config: TeacherConfig, ours: str, theirs: str, names: tuple[str, str, str]
 ) -> dict[str, Parts]:
-    """The weights of a layer with a mixture in the place of its MLP, where the configuration has one there.
+    """The weights of a layer, with a mixture instead of its MLP if the configuration has one there.
 
-    ``names`` are what the files call an expert's gate, up and down.
+    ``names`` are the files' names for an expert's gate, up and down.
     """
     assert isinstance(config, MixtureConfig)
     if int(ours.rpartition(".")[2]) in config.dense_layers:
-        return dict(found)
+        return dict(block)
     E, I, H = config.experts, config.expert_intermediate, config.hidden  # noqa: E741
     gate, up, down = names
     experts = [f"{theirs}.experts.{i}" for i in range(E)]
     halves = tuple((f"{expert}.{name}.weight", (I, H)) for expert in experts for name in (gate, up))
     downs = tuple((f"{expert}.{down}.weight", (H, I)) for expert in experts)
     plain = (f"{ours}.gate_up.weight", f"{ours}.down.weight")
-    return {name: parts for name, parts in found.items() if name not in plain} | {
+    return {name: parts for name, parts in block.items() if name not in plain} | {
         f"{ours}.router.weight": Parts(((f"{theirs}.gate.weight", (E, H)),)),
         f"{ours}.experts.gate_up": Parts(halves, shape=(E, 2 * I, H)),
         f"{ours}.experts.down": Parts(downs, shape=(E, H, I)),

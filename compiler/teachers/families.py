@@ -69,19 +69,19 @@ class Mixtral(Mistral):
     }  # fmt: skip
 
     def values(self, fields: Fields) -> dict[str, Any]:
-        found = super().values(fields)
+        values = super().values(fields)
         fields = Fields(fields.path, {**self.defaults, **fields.values})
-        return found | {
+        return values | {
             "experts": fields.whole("num_local_experts"),
             "experts_per_token": fields.whole("num_experts_per_tok"),
-            "expert_intermediate": found["intermediate"],
+            "expert_intermediate": values["intermediate"],
             "shares_normalised": True,
             "dense_layers": (),
         }
 
     def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
-        found = super().layer_parts(config, ours, theirs)
-        return with_mixture(found, config, ours, f"{theirs}.block_sparse_moe", ("w1", "w3", "w2"))
+        parts = super().layer_parts(config, ours, theirs)
+        return with_mixture(parts, config, ours, f"{theirs}.block_sparse_moe", ("w1", "w3", "w2"))
 
 
 class Qwen2(Llama):
@@ -100,7 +100,7 @@ class Qwen2(Llama):
         return True, False
 
     def window(self, fields: Fields) -> int | None:
-        """A published folder names a window and switches it off: it counts for the last layers, behind a switch."""
+        """Published folders name a window but switch it off; only the last layers would have it."""
         used = fields.flag("use_sliding_window", False) and fields.get("sliding_window") is not None
         windowed = used and fields.whole("max_window_layers") < fields.whole("num_hidden_layers")
         if _SLIDING not in fields.get("layer_types", [_SLIDING] * windowed):
@@ -126,8 +126,8 @@ class Qwen3(Qwen2):
 
     def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
         norms = {side: f"{theirs}.self_attn.{side}_norm.weight" for side in ("q", "k")}
-        made = {f"{ours}.{side}_norm.weight": Parts(((name, (config.head_dim,)),)) for side, name in norms.items()}
-        return super().layer_parts(config, ours, theirs) | made
+        parts = {f"{ours}.{side}_norm.weight": Parts(((name, (config.head_dim,)),)) for side, name in norms.items()}
+        return super().layer_parts(config, ours, theirs) | parts
 
 
 class Qwen3Moe(Qwen3):
@@ -147,27 +147,27 @@ class Qwen3Moe(Qwen3):
     }  # fmt: skip
 
     def values(self, fields: Fields) -> dict[str, Any]:
-        found = super().values(fields)
+        values = super().values(fields)
         fields = Fields(fields.path, {**self.defaults, **fields.values})
         named = [fields.whole(name) for name in _EXPERTS if fields.get(name) is not None] or [128]
         if len(set(named)) > 1:
             fields.fail(_EXPERTS[0], f"the same as {_EXPERTS[1]}, {named[1]}")
-        return found | {
+        return values | {
             "experts": named[0],
             "experts_per_token": fields.whole("num_experts_per_tok"),
             "expert_intermediate": fields.whole("moe_intermediate_size"),
             "shares_normalised": fields.flag("norm_topk_prob", False),
-            "dense_layers": _dense_layers(fields, found["layers"]),
+            "dense_layers": _dense_layers(fields, values["layers"]),
         }
 
     def window(self, fields: Fields) -> int | None:
-        """Where a window is switched on, every layer has it."""
+        """A window that is switched on holds for every layer."""
         used = fields.flag("use_sliding_window", False) and fields.get("sliding_window") is not None
         return fields.whole("sliding_window") if used else None
 
     def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
-        found = super().layer_parts(config, ours, theirs)
-        return with_mixture(found, config, ours, f"{theirs}.mlp", ("gate_proj", "up_proj", "down_proj"))
+        parts = super().layer_parts(config, ours, theirs)
+        return with_mixture(parts, config, ours, f"{theirs}.mlp", ("gate_proj", "up_proj", "down_proj"))
 
 
 def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:

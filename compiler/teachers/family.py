@@ -1,7 +1,7 @@
-"""What a family of teachers says of itself; ``registry`` lists them.
+"""The description of a family of teachers; ``registry`` lists them.
 
-A family is the class below with its own answers. Where its network differs, ``decoder`` is a subclass of
-``Decoder`` that makes other layers, and ``config`` one of ``TeacherConfig`` with the fields that these need.
+A family is a subclass of the class below. If its network differs, ``decoder`` is a subclass of ``Decoder`` with other
+layers, and ``config`` a subclass of ``TeacherConfig`` with the fields that they need.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from draftwood.compiler.teachers.rope import rope_tables
 class Family(ABC):
     """Teachers of one architecture: how their config.json reads, which tensors they publish, what they compute."""
 
-    # What TeacherConfig.family and a bundle's manifest call it.
+    # The name in TeacherConfig.family and in a bundle's manifest.
     name: ClassVar[str]
     # The class that config.json names under ``architectures``.
     architecture: ClassVar[str]
-    # The values of ``model_type`` that may stand beside it; none for any.
+    # The accepted values of ``model_type``; empty accepts any.
     model_types: ClassVar[tuple[str, ...]] = ()
     config: ClassVar[type[TeacherConfig]] = TeacherConfig
     decoder: ClassVar[type[Decoder]] = Decoder

@@ -27,7 +27,7 @@ from draftwood.compiler.teachers.quantised import check_quantised, linear_layers
 from draftwood.compiler.teachers.registry import family_of, read_config
 from draftwood.errors import CheckpointError
 
-# Of the linear layers the publishers of packed teachers leave these as they are.
+# Linear layers that the publishers of packed teachers do not pack.
 _UNPACKED = ("lm_head.weight", ".gate.weight")
 # Rows of two matrices that are compared at a time, in double precision.
 _COMPARED_ROWS = 4096
@@ -50,12 +50,12 @@ class Folder:
     def open(cls, folder: Path) -> Folder:
         """Reads config.json and the header of every shard, and checks names, shapes and dtypes.
 
-        Numbers are read only where ``tie_word_embeddings`` stands beside an output matrix in the files: one with other
-        numbers than the embedding is used, as in transformers.
+        Numbers are read in one case only: ``tie_word_embeddings`` is set and the files have an output matrix. If its
+        numbers differ from the embedding's it is used, as in transformers.
 
         Raises:
-            CheckpointError: the configuration is unsupported, a file is missing or damaged, or a tensor is
-                missing, unexpected, of another shape, or of another dtype than the rest.
+            CheckpointError: the configuration is unsupported, or a file is missing or damaged. Or a tensor is missing,
+                unexpected, of another shape, or of another dtype than the rest.
         """
         config, entries = read_config(folder), folder_entries(folder)
         if config.tied and _has_another_head(entries):
@@ -141,11 +141,11 @@ def _packed(folder: Path, shapes: Mapping[str, Shape], stored: Mapping[str, Entr
 
 
 def _with_packed(shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix]) -> dict[str, Shape]:
-    """What is expected in the files: in the place of every packed matrix its tensors."""
-    found: dict[str, Shape] = {}
+    """The expected tensors of the files: each packed matrix is replaced by its tensors."""
+    expected: dict[str, Shape] = {}
     for name, shape in shapes.items():
-        found |= packed[name].shapes if name in packed else {name: shape}
-    return found
+        expected |= packed[name].shapes if name in packed else {name: shape}
+    return expected
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

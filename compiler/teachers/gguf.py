@@ -188,19 +188,19 @@ def _joined(headers: list[Header]) -> Header:
 
 
 def _check(header: Header, shapes: Mapping[str, Shape]) -> None:
-    """CheckpointError where a tensor is missing, unexpected, of another shape, or of blocks that nothing reads."""
-    wanted = dict[str, Shape]()
+    """Raises CheckpointError for a tensor that is missing, unexpected, or of another shape or unreadable blocks."""
+    expected = dict[str, Shape]()
     for name, shape in shapes.items():
         place = place_of(name)
-        experts = 0 if place.expert is None else 1 + max(place.expert, wanted.get(place.name, (0,))[0] - 1)
-        wanted[place.name] = (experts, *shape) if experts else shape
+        experts = 0 if place.expert is None else 1 + max(place.expert, expected.get(place.name, (0,))[0] - 1)
+        expected[place.name] = (experts, *shape) if experts else shape
     known = blocks.readable()
-    if missing := [name for name in wanted if name not in header.tensors]:
+    if missing := [name for name in expected if name not in header.tensors]:
         raise CheckpointError(
             f"{header.path}: {len(missing)} tensors missing, first {missing[0]}; expected it with shape"
-            f" {list(wanted[missing[0]])}; fetch the whole file"
+            f" {list(expected[missing[0]])}; fetch the whole file"
         )
-    if extra := sorted(header.tensors.keys() - wanted.keys() - {ROPE_FACTORS}):
+    if extra := sorted(header.tensors.keys() - expected.keys() - {ROPE_FACTORS}):
         raise CheckpointError(
             f"{header.path}: {len(extra)} tensors that its metadata does not explain: {', '.join(extra[:3])}; expected"
             " a plain decoder; adapters and extra heads must be merged or removed"
@@ -210,9 +210,9 @@ def _check(header: Header, shapes: Mapping[str, Shape]) -> None:
             raise CheckpointError(
                 f"{stored.file}: {name} has blocks {stored.kind}; expected one of {', '.join(sorted(known))}"
             )
-        if name in wanted and stored.shape != wanted[name]:
+        if name in expected and stored.shape != expected[name]:
             raise CheckpointError(
-                f"{stored.file}: {name} has shape {list(stored.shape)}; expected {list(wanted[name])} by its metadata"
+                f"{stored.file}: {name} has shape {list(stored.shape)}; expected {list(expected[name])} by its metadata"
             )
 
 

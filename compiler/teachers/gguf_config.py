@@ -64,7 +64,7 @@ _INSIDE = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.experts\.(\d+)\.(\w+))?")
 ROPE_FACTORS = "rope_freqs.weight"
 # Llama 3's rope; its factor is what long wavelengths are stretched by, and the only one of the four that varies.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-# Of the factors that a file holds in float32, from those of its rope.
+# Largest relative difference of a file's float32 factors from its rope's.
 _ROPE_ERROR = 1e-5
 
 
@@ -77,7 +77,7 @@ class Place:
 
 
 def place_of(name: str) -> Place:
-    """Where the file has a tensor of transformers' name."""
+    """The file's place for a tensor of transformers' name."""
     module, _, kind = name.rpartition(".")
     if module in _ENDS:
         return Place(f"{_ENDS[module]}.{kind}")
@@ -165,15 +165,15 @@ class _Keys:
         return self.fields.fail(f"{self.prefix}.{name}", expected)
 
     def refuse_unsupported(self) -> None:
-        """CheckpointError for a key that may change the function and has no form here."""
+        """Raises CheckpointError for an unsupported key that may change the function."""
         for key, value in self.fields.values.items():
             name = key.removeprefix(f"{self.prefix}.")
             if name == key or name in _READ or name in _INERT:
                 continue
             neutral = _NEUTRAL.get(name, (0,))
             if value not in neutral:
-                wanted = " or ".join(map(repr, neutral))
-                self.fail(name, f"{wanted} or no such key; the compiler has no other form of it")
+                accepted = " or ".join(map(repr, neutral))
+                self.fail(name, f"{accepted} or no such key; the compiler has no other form of it")
 
     def head_dim(self, heads: int, hidden: int) -> int:
         if self.get("attention.key_length") is None and (heads < 1 or hidden % heads):
@@ -239,10 +239,10 @@ def _experts(keys: _Keys, title: str, experts: int) -> dict[str, Any]:
 
 
 def _llama3(header: Header, head_dim: int, theta: float, factors: torch.Tensor | None) -> dict[str, Any] | None:
-    """The rope of Llama 3, of which a file holds what each frequency is divided by.
+    """The rope of Llama 3, from the divisor of each frequency that a file holds.
 
     Raises:
-        CheckpointError: the factors are not those of such a rope.
+        CheckpointError: the factors belong to another rope.
     """
     if factors is None:
         return None

@@ -1,16 +1,16 @@
 """The tokenizer and chat template of a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
 
-A file says which of llama.cpp's pre-tokenizers cuts a text, not how; here are those of the families that are built, as
-llama.cpp's src/llama-vocab.cpp has them (commit 0c1e570, the switch over type_pre and the names before it). Both kinds
-of vocabulary become what transformers 5.23 makes of the same file, but for three things that it leaves out:
+A file names one of llama.cpp's pre-tokenizers and does not define it. The definitions here are those of the supported
+families in llama.cpp's src/llama-vocab.cpp (commit 0c1e570, the switch over type_pre and the names before it). Both
+kinds of vocabulary become what transformers 5.23 makes of the same file, except for three things that it leaves out:
 
 * digits stand alone with smollm and its like: `\\p{N}`, then GPT-2's expression (llama.cpp's form; the tokenizer.json
   that SmolLM2's publisher ships was not at hand);
-* words that are tokens are one without merges (llama-bpe, glm4, tekken);
-* texts begin with the begin token where the file does not say and the pre-tokenizer is Llama 3's or tekken.
+* a word that is a token needs no merges (llama-bpe, glm4, tekken);
+* texts begin with the begin token if the file does not say and the pre-tokenizer is Llama 3's or tekken.
 
-With llama.cpp they differ where a SentencePiece text begins with a space, which gets no further one before it, and with
-the pre-tokenizer "default", by which a file says that its own is not known: such texts are cut as GPT-2 does.
+Two things differ from llama.cpp. A SentencePiece text that begins with a space gets no further space before it. The
+pre-tokenizer "default", by which a file says that its own is not known, cuts texts as GPT-2 does.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ _AS_GPT2 = ("gpt-2", "default", "mpt", "olmo", "phi-2")
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
 # A word that is a token is one, even where no merges lead to it.
 _WHOLE_WORDS = (*_AS_LLAMA3, "tekken", "glm4")
-# Of kinds of vocabulary and pre-tokenizers: a text begins with the begin token unless the file says otherwise.
+# Kinds of vocabulary and pre-tokenizers whose texts begin with the begin token unless the file says otherwise.
 _BEGUN = ("llama", *_AS_LLAMA3, "tekken")
-# What a text gets at its end, and what no text may have: no file for generation says so.
+# Additions to a text's end, and tokens that no text may have: no file for generation has these keys.
 _REFUSED = ("add_eos_token", "add_sep_token", "suppress_tokens")
 
 
 def write_tokenizer(header: Header, folder: Path) -> bool:
-    """Writes both files into a folder; False, and nothing written, where the metadata has no tokens.
+    """Writes both files into a folder; returns False and writes nothing if the metadata has no tokens.
 
     Raises:
-        CheckpointError: a kind of vocabulary or pre-tokenizer that there is no form of here, or arrays that contradict
-            each other.
+        CheckpointError: an unsupported kind of vocabulary or pre-tokenizer, or arrays that contradict each other.
     """
     kind = header.fields.get(f"{_PREFIX}model", "none")
     if kind == "none":

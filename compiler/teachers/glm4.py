@@ -1,4 +1,4 @@
-"""GLM-4-0414 and GLM-Z1: norms behind attention and MLP as well, and rotary over a part of a head (2406.12793)."""
+"""GLM-4-0414 and GLM-Z1: norms after attention and MLP as well, and rotary over a part of a head (2406.12793)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Glm4Config(TeacherConfig):
     rotary_dim: int
 
     def __post_init__(self) -> None:
-        # slots=True makes a new class, of which super() without arguments knows nothing.
+        # slots=True makes a new class, which super() without arguments does not know.
         super(Glm4Config, self).__post_init__()
         if not 2 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
             raise CheckpointError(
@@ -44,7 +44,7 @@ class Glm4Config(TeacherConfig):
 
 
 class Glm4Layer(Layer):
-    """What attention and MLP give is normalised before it is added."""
+    """A layer that normalises the results of attention and MLP before it adds them."""
 
     def __init__(self, config: TeacherConfig) -> None:
         super().__init__(config)
@@ -57,7 +57,7 @@ class Glm4Layer(Layer):
 
 
 class Glm4Decoder(Decoder):
-    """Of such layers."""
+    """A decoder with GLM-4's layers."""
 
     def make_layer(self, index: int) -> Layer:
         return Glm4Layer(self.config)
@@ -78,8 +78,8 @@ class Glm4(Llama):
 
     def values(self, fields: Fields) -> dict[str, Any]:
         share, whole = _rotated_share(fields)
-        found = super().values(whole)
-        return found | {"rotary_dim": int(found["head_dim"] * share), "eos": found["eos"] or _EOS}
+        values = super().values(whole)
+        return values | {"rotary_dim": int(values["head_dim"] * share), "eos": values["eos"] or _EOS}
 
     def biases(self, fields: Fields) -> tuple[bool, bool]:
         return fields.flag("attention_bias", True), False
@@ -87,26 +87,26 @@ class Glm4(Llama):
     def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
         assert isinstance(config, Glm4Config)
         H, I = config.hidden, config.intermediate  # noqa: E741
-        found = super().layer_parts(config, ours, theirs)
+        parts = super().layer_parts(config, ours, theirs)
         order = partial(_in_halves, head_dim=config.head_dim, rotary_dim=config.rotary_dim)
-        for name in found.keys() & {f"{ours}.qkv.weight", f"{ours}.qkv.bias"}:
-            found[name] = replace(found[name], combine=order)
-        found[f"{ours}.gate_up.weight"] = Parts(((f"{theirs}.mlp.gate_up_proj.weight", (2 * I, H)),))
-        found[f"{ours}.attn_out_norm.weight"] = Parts(((f"{theirs}.post_self_attn_layernorm.weight", (H,)),))
-        found[f"{ours}.mlp_out_norm.weight"] = Parts(((f"{theirs}.post_mlp_layernorm.weight", (H,)),))
-        return found
+        for name in parts.keys() & {f"{ours}.qkv.weight", f"{ours}.qkv.bias"}:
+            parts[name] = replace(parts[name], combine=order)
+        parts[f"{ours}.gate_up.weight"] = Parts(((f"{theirs}.mlp.gate_up_proj.weight", (2 * I, H)),))
+        parts[f"{ours}.attn_out_norm.weight"] = Parts(((f"{theirs}.post_self_attn_layernorm.weight", (H,)),))
+        parts[f"{ours}.mlp_out_norm.weight"] = Parts(((f"{theirs}.post_mlp_layernorm.weight", (H,)),))
+        return parts
 
     def tables(self, config: TeacherConfig, positions: int) -> dict[str, np.ndarray]:
-        """What is not rotated turns by an angle of zero; it stands behind the rotated part of either half."""
+        """Each half of a head ends with its part that is not rotated: an angle of zero."""
         assert isinstance(config, Glm4Config)
         R, still = config.rotary_dim, (config.head_dim - config.rotary_dim) // 2
-        found = {}
+        tables = {}
         for name, table_PR, rest in zip(
             ("rope_cos", "rope_sin"), rope_tables(replace(config, head_dim=R), positions), (1, 0), strict=True
         ):
             half_PE = np.pad(table_PR[:, : R // 2], ((0, 0), (0, still)), constant_values=rest)
-            found[name] = np.concatenate((half_PE, half_PE), 1)
-        return found
+            tables[name] = np.concatenate((half_PE, half_PE), 1)
+        return tables
 
 
 def _rotated_share(fields: Fields) -> tuple[float, Fields]:

@@ -43,8 +43,8 @@ class NbitsLinear(nn.Module):
         _give(self, shapes)
 
     def forward(self, x: Tensor) -> Tensor:
-        held = self.weight, self.weight_scale, self.weight_zero, self.bias, self.weight_minimum
-        return torch.ops.draftwood.nbits_linear(x, *held)
+        values = self.weight, self.weight_scale, self.weight_zero, self.bias, self.weight_minimum
+        return torch.ops.draftwood.nbits_linear(x, *values)
 
 
 class Int4Linear(nn.Module):
@@ -62,16 +62,16 @@ class Int4Linear(nn.Module):
         _give(self, shapes)
 
     def forward(self, x: Tensor) -> Tensor:
-        held = self.weight, self.weight_scale, self.weight_offset
+        weight = self.weight, self.weight_scale, self.weight_offset
         options = {"bias": self.bias, "antiquant_group_size": self.group}
-        out: Tensor = torch.ops.npu.npu_weight_quant_batchmatmul(x.flatten(0, -2), *held, **options)
+        out: Tensor = torch.ops.npu.npu_weight_quant_batchmatmul(x.flatten(0, -2), *weight, **options)
         return out.unflatten(0, x.shape[:-1])
 
 
 def _give(layer: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype] | None]) -> None:
-    """Parameters without values; None for one that the layer does without."""
-    for name, made in shapes.items():
-        value = None if made is None else nn.Parameter(torch.empty(made[0], dtype=made[1]), requires_grad=False)
+    """Registers parameters without values; None for a parameter that the layer lacks."""
+    for name, form in shapes.items():
+        value = None if form is None else nn.Parameter(torch.empty(form[0], dtype=form[1]), requires_grad=False)
         layer.register_parameter(name, value)
 
 
@@ -84,13 +84,13 @@ def quantised(network: nn.Module, names: Iterable[str]) -> None:
 
 
 def packed(network: nn.Module, layers: Iterable[PackedLayer]) -> None:
-    """The same with layers of packed blocks, or of groups where they are for an NPU."""
-    for one in layers:
-        layer = network.get_submodule(one.name)
-        assert isinstance(layer, nn.Linear), one.name
+    """Replaces layers by packed ones, in place: in blocks for a CPU, in groups for an NPU."""
+    for form in layers:
+        layer = network.get_submodule(form.name)
+        assert isinstance(layer, nn.Linear), form.name
         sizes = layer.in_features, layer.out_features, layer.bias is not None
-        if one.group is None:
-            made: nn.Module = NbitsLinear(*sizes, one.bits, one.zeros, one.minimum)
+        if form.group is None:
+            packed_layer: nn.Module = NbitsLinear(*sizes, form.bits, form.zeros, form.minimum)
         else:
-            made = Int4Linear(*sizes, one.group, one.zeros)
-        network.set_submodule(one.name, made)
+            packed_layer = Int4Linear(*sizes, form.group, form.zeros)
+        network.set_submodule(form.name, packed_layer)

@@ -63,13 +63,13 @@ class Llama(Family):
 
     def parts(self, config: TeacherConfig) -> dict[str, Parts]:
         V, H = config.vocabulary, config.hidden
-        found = {"embed.weight": Parts((("model.embed_tokens.weight", (V, H)),))}
+        parts = {"embed.weight": Parts((("model.embed_tokens.weight", (V, H)),))}
         for i in range(config.layers):
-            found |= self.layer_parts(config, f"layers.{i}", f"model.layers.{i}")
-        found["norm.weight"] = Parts((("model.norm.weight", (H,)),))
+            parts |= self.layer_parts(config, f"layers.{i}", f"model.layers.{i}")
+        parts["norm.weight"] = Parts((("model.norm.weight", (H,)),))
         if not config.tied:
-            found["lm_head.weight"] = Parts((("lm_head.weight", (V, H)),))
-        return found
+            parts["lm_head.weight"] = Parts((("lm_head.weight", (V, H)),))
+        return parts
 
     def layer_parts(self, config: TeacherConfig, ours: str, theirs: str) -> dict[str, Parts]:
         """The weights of one block."""
@@ -77,17 +77,17 @@ class Llama(Family):
         Q, K = config.heads * config.head_dim, config.kv_heads * config.head_dim
         rows = {"q": Q, "k": K, "v": K}
         attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        found = {f"{ours}.attn_norm.weight": Parts(((f"{theirs}.input_layernorm.weight", (H,)),))}
-        found[f"{ours}.qkv.weight"] = Parts(tuple((f"{attention}.{p}_proj.weight", (n, H)) for p, n in rows.items()))
+        parts = {f"{ours}.attn_norm.weight": Parts(((f"{theirs}.input_layernorm.weight", (H,)),))}
+        parts[f"{ours}.qkv.weight"] = Parts(tuple((f"{attention}.{p}_proj.weight", (n, H)) for p, n in rows.items()))
         if config.qkv_bias:
-            found[f"{ours}.qkv.bias"] = Parts(tuple((f"{attention}.{p}_proj.bias", (n,)) for p, n in rows.items()))
-        found[f"{ours}.o.weight"] = Parts(((f"{attention}.o_proj.weight", (H, Q)),))
+            parts[f"{ours}.qkv.bias"] = Parts(tuple((f"{attention}.{p}_proj.bias", (n,)) for p, n in rows.items()))
+        parts[f"{ours}.o.weight"] = Parts(((f"{attention}.o_proj.weight", (H, Q)),))
         if config.o_bias:
-            found[f"{ours}.o.bias"] = Parts(((f"{attention}.o_proj.bias", (H,)),))
-        found[f"{ours}.mlp_norm.weight"] = Parts(((f"{theirs}.post_attention_layernorm.weight", (H,)),))
-        found[f"{ours}.gate_up.weight"] = Parts(tuple((f"{mlp}.{p}_proj.weight", (I, H)) for p in ("gate", "up")))
-        found[f"{ours}.down.weight"] = Parts(((f"{mlp}.down_proj.weight", (H, I)),))
-        return found
+            parts[f"{ours}.o.bias"] = Parts(((f"{attention}.o_proj.bias", (H,)),))
+        parts[f"{ours}.mlp_norm.weight"] = Parts(((f"{theirs}.post_attention_layernorm.weight", (H,)),))
+        parts[f"{ours}.gate_up.weight"] = Parts(tuple((f"{mlp}.{p}_proj.weight", (I, H)) for p in ("gate", "up")))
+        parts[f"{ours}.down.weight"] = Parts(((f"{mlp}.down_proj.weight", (H, I)),))
+        return parts
 
     def ignores(self, config: TeacherConfig, name: str) -> bool:
         # A tied teacher's head has the embedding's numbers, or the teacher is not tied (`Folder.open`). Medusa-1.0

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import Precision, in_precision
+from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.errors import RequestError
 
 
 def precisions(checkpoint: Checkpoint) -> tuple[Precision, ...]:
-    """Those that differ for a CPU, what rounds most first."""
+    """The precisions that differ on a CPU, the most rounded first."""
     if checkpoint.config.quantised:
-        found: tuple[Precision, ...] = ("nbits", "exact")
+        names: tuple[Precision, ...] = ("nbits", "exact")
     elif checkpoint.packed:
-        found = ("nbits", "w8a8", "exact")
+        names = ("nbits", "w8a8", "exact")
     else:
-        found = ("nbits", "w8a8", "nbits8", "exact")
-    return tuple(name for name in found if name == "exact" or _possible(checkpoint, name))
+        names = ("nbits", "w8a8", "nbits8", "exact")
+    return tuple(name for name in names if name == "exact" or _possible(checkpoint, name))
 
 
 def _possible(checkpoint: Checkpoint, precision: Precision) -> bool:
@@ -27,15 +27,15 @@ def _possible(checkpoint: Checkpoint, precision: Precision) -> bool:
 
 
 def matrices_in(checkpoint: Checkpoint, precision: Precision) -> dict[str, int]:
-    """How many matrices of the linear layers a CPU's bundle keeps as the files have them, and how many in other forms.
+    """The number of linear layers' matrices that a CPU's bundle keeps in the files' form, and in each other form.
 
     Raises:
-        RequestError: none can be kept so.
+        RequestError: no matrix can be kept so.
     """
-    found = in_precision(checkpoint, precision)
-    bits = {one.name: one.bits for one in found.config.packed}
+    converted = in_precision(checkpoint, precision)
+    bits = {layer_form.name: layer_form.bits for layer_form in converted.config.packed}
     count = dict.fromkeys(("kept", "four_bits", "eight_bits", "w8a8"), 0)
-    for layer in (*bits, *found.config.quantised):
+    for layer in (*bits, *converted.config.quantised):
         part = checkpoint.parts.get(f"{layer}.weight", checkpoint.parts["embed.weight"])
         for name, _ in part.tensors:
             whole = checkpoint.packed.get(name)

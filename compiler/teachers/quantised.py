@@ -20,27 +20,27 @@ _Combine = Callable[[Sequence[Tensor]], Tensor]
 
 
 def quantised_layers(parts: Mapping[str, Parts], chosen: Chosen) -> tuple[str, ...]:
-    """Our names of the linear layers that are quantised.
+    """Our names of the quantised linear layers.
 
     Raises:
-        CheckpointError: of tensors that make one layer some are quantised and some are not, an expert is, or none is.
+        CheckpointError: no tensor is quantised, an expert is, or one layer has both quantised and plain tensors.
     """
-    found = []
+    quantised = []
     for layer in linear_layers(parts):
         modules = [name.removesuffix(".weight") for name, _ in parts[f"{layer}.weight"].tensors]
         states = {module: chosen(module) for module in modules}
         if len(set(states.values())) > 1:
             plain, whole = (next(module for module in modules if states[module] is state) for state in (False, True))
             raise CheckpointError(
-                f"{plain} is not quantised and {whole} is; expected both alike, for they are one product here"
+                f"{plain} is not quantised and {whole} is; expected both alike, since they are one product here"
             )
-        found += [layer] if states[modules[0]] else []
+        quantised += [layer] if states[modules[0]] else []
     for name, part in parts.items():
         if not name.endswith((".weight", ".bias")) and any(chosen(n.removesuffix(".weight")) for n, _ in part.tensors):
             raise CheckpointError(f"{part.tensors[0][0]} is quantised; experts are supported in floating point alone")
-    if not found:
+    if not quantised:
         raise CheckpointError("the description of its quantisation names none of the teacher's linear layers")
-    return tuple(found)
+    return tuple(quantised)
 
 
 def linear_layers(parts: Mapping[str, Parts]) -> list[str]:
@@ -53,19 +53,21 @@ def linear_layers(parts: Mapping[str, Parts]) -> list[str]:
 
 
 def quantised_parts(parts: Mapping[str, Parts], layers: Sequence[str], offsets: bool) -> dict[str, Parts]:
-    """The same with int8 weights [H, O] and scales [O] for the quantised layers; ``offsets`` are zeros beside them."""
-    found = {}
+    """The parts, with int8 weights [H, O] and scales [O] for quantised layers; with ``offsets``, zeros as well."""
+    with_scales = {}
     for name, part in parts.items():
         layer, _, kind = name.rpartition(".")
         if kind != "weight" or layer not in layers:
-            found[name] = part
+            with_scales[name] = part
             continue
         join = part.combine or _joined
-        found[name] = Parts(part.tensors, partial(_turned, join), torch.int8)
+        with_scales[name] = Parts(part.tensors, partial(_turned, join), torch.int8)
         scales = _beside(part, SCALE)
         more = _beside(part, OFFSET) if offsets else ()
-        found[f"{layer}.{SCALE}"] = Parts(scales + more, partial(_scales, join, layer, len(scales)), torch.float32)
-    return found
+        with_scales[f"{layer}.{SCALE}"] = Parts(
+            scales + more, partial(_scales, join, layer, len(scales)), torch.float32
+        )
+    return with_scales
 
 
 def check_quantised(parts: Mapping[str, Parts], stored: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -48,15 +48,17 @@ class WholeMatrix(Protocol):
 
 
 class Reader(Protocol):
-    """A teacher's files, opened and checked. Tensors have the names and the layout of transformers, whatever the
-    file's; of all that is read one tensor is in memory."""
+    """A teacher's files, opened and checked.
+
+    Tensors have transformers' names and layout, for any format. One tensor at a time is in memory.
+    """
 
     @property
     def path(self) -> Path: ...
 
     @property
     def config(self) -> TeacherConfig:
-        """``dtype`` is the type of what ``tensor`` gives, whatever a description says."""
+        """The configuration; ``dtype`` is the type that ``tensor`` returns, not the description's."""
 
     @property
     def parts(self) -> Mapping[str, Parts]:
@@ -75,7 +77,7 @@ class Reader(Protocol):
         """Tensors whose bytes lie in a safetensors file as a bundle would hold them."""
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as it is stored; of a packed matrix the numbers that it stands for, float32."""
+        """The stored tensor; for a packed matrix its exact numbers, float32."""
 
     def grouped(self, name: str) -> Grouped:
         """The whole numbers of one of ``packed``."""
@@ -87,4 +89,4 @@ class Reader(Protocol):
         """config.json, as transformers has it."""
 
     def copy_texts(self, folder: Path) -> None:
-        """Writes into a folder what stands beside the weights: the tokenizer, and what else was published."""
+        """Writes the tokenizer, and other published files that are no weights, into a folder."""

@@ -8,9 +8,9 @@ from typing import Any, cast
 from draftwood.compiler.checkpoints.fields import Fields
 from draftwood.compiler.teachers.config import DType
 
-# Fields known to change the function, with the values (beside null) that leave it alone. All other fields
-# are ignored: exporters invent harmless ones daily, so refusing the unknown would refuse good checkpoints.
-# A field missing here that adds weights is still caught, because unexpected tensors are an error.
+# Fields known to change the function, with the values (besides null) that leave it alone. All other fields are
+# ignored: exporters invent harmless ones daily, and good checkpoints would be refused. A field missing here that adds
+# weights is still caught, because unexpected tensors are an error.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     **dict.fromkeys(("mlp_bias", "use_sliding_window", "rope_interleaved", "qk_layernorm", "use_qk_norm"), (False,)),
@@ -54,8 +54,8 @@ def refuse_unsupported(
     """Refuses by its name every field that changes the function of a block."""
     for name, values in neutral.items():
         if fields.get(name) is not None and fields.get(name) not in values:
-            wanted = " or ".join(repr(value) for value in values) or "null"
-            fields.fail(name, f"{wanted} or no such field; the compiler has no other form of it")
+            accepted = " or ".join(repr(value) for value in values) or "null"
+            fields.fail(name, f"{accepted} or no such field; the compiler has no other form of it")
     kinds = fields.get("layer_types", [])
     if not isinstance(kinds, list) or any(kind not in layer_types for kind in kinds):
         fields.fail("layer_types", f"{' or '.join(map(repr, layer_types))} in every layer")

@@ -13,9 +13,9 @@ from draftwood.compiler.teachers.config import RopeScaling, TeacherConfig
 def rope_frequencies(config: TeacherConfig) -> np.ndarray:
     """Inverse frequencies, float64 [head_dim / 2], whose values are exactly those of transformers in float32.
 
-    The power is taken by torch in float32, as transformers' ``modeling_rope_utils`` does it: one unit in the
-    last place of a frequency is an angle error of 5e-4 at position 8192, so a more exact value would be
-    another teacher than the one that was trained and published. The widening to float64 loses nothing.
+    torch takes the power in float32, as transformers' ``modeling_rope_utils`` does. One unit in the last place of a
+    frequency is an angle error of 5e-4 at position 8192, so a more exact value would be another teacher than the
+    published one. The widening to float64 loses nothing.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     scaling = config.rope_scaling
@@ -60,7 +60,7 @@ def _yarn(periods: torch.Tensor, config: TeacherConfig, scaling: RopeScaling) ->
     size, first = config.head_dim, scaling.original_max_positions
 
     def dimension(turns: float) -> float:
-        """The one that turns so often within the first context."""
+        """The dimension with so many turns within the first context."""
         return (size * math.log(first / (turns * 2 * math.pi))) / (2 * math.log(config.rope_theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
@@ -68,8 +68,8 @@ def _yarn(periods: torch.Tensor, config: TeacherConfig, scaling: RopeScaling) ->
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     high += 0.001 * (low == high)
-    kept = 1 - ((torch.arange(size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    unscaled = 1 - ((torch.arange(size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - unscaled) + 1.0 / periods * unscaled
 
 
 def rope_tables(config: TeacherConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,8 +21,7 @@ _OWN_FIELDS = {
 def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling | None]:
     """Base and scaling: ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``.
 
-    Where both are there they have to mean the same. What transformers warns of and leaves out is left out with a
-    warning.
+    If both are there they must mean the same. A field that transformers ignores with a warning is treated alike.
     """
     spelled = [name for name in ("rope_scaling", "rope_parameters") if fields.get(name)]
     where = spelled[0] if spelled else "rope_scaling"
@@ -38,8 +37,8 @@ def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling 
     if kind not in ("default", *_READERS) or rope.get("partial_rotary_factor", 1) != 1:
         fields.fail(where, f"rope_type default, {', '.join(_READERS)}, over the whole head")
     if unknown := sorted(rope.values.keys() - _ROPE_FIELDS - _OWN_FIELDS.get(kind, set())):
-        said = f"{fields.path}: {where} has {unknown[0]!r}, which nothing reads beside rope_type {kind!r}; left out"
-        warnings.warn(said, IgnoredField, stacklevel=2)
+        message = f"{fields.path}: {where} has {unknown[0]!r}, which nothing reads beside rope_type {kind!r}; left out"
+        warnings.warn(message, IgnoredField, stacklevel=2)
     return theta, None if kind == "default" else _READERS[kind](rope, fields)
 
 
@@ -48,12 +47,14 @@ def _kind(rope: Fields) -> Any:
 
 
 def _meant(fields: Fields, name: str, theta: float) -> dict[str, Any]:
-    """What an object says, however it spells it."""
+    """An object's meaning, in one spelling."""
     rope = Fields(fields.path, fields.get(name))
     if name == "rope_parameters" and _kind(rope) == "default":  # it leaves the kind to rope_scaling, not the base
         return _meant(fields, "rope_scaling", theta) | {"rope_theta": rope.number("rope_theta", theta)}
-    said = {key: value for key, value in rope.values.items() if key not in ("type", "rope_type") and value is not None}
-    return {"rope_theta": theta, **said, "rope_type": _kind(rope)}
+    values = {
+        key: value for key, value in rope.values.items() if key not in ("type", "rope_type") and value is not None
+    }
+    return {"rope_theta": theta, **values, "rope_type": _kind(rope)}
 
 
 def reach(declared: int, scaling: RopeScaling | None) -> int:
@@ -97,7 +98,7 @@ def _yarn(rope: Fields, fields: Fields) -> RopeScaling:
 
 
 def _attention_factor(rope: Fields, factor: float) -> float:
-    """What cosines and sines are multiplied by where config.json does not say it (YaRN, section 3.4)."""
+    """The default factor of cosines and sines, used if config.json has none (YaRN, section 3.4)."""
 
     def scale(of: float) -> float:
         return 0.1 * of * math.log(factor) + 1.0 if factor > 1 else 1.0

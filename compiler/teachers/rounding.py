@@ -1,4 +1,4 @@
-"""What ``--precision`` rounds of a teacher whose files have plain numbers: which matrices, and to how many bits."""
+"""The matrices that ``--precision`` rounds for a teacher with plain numbers, and the bits of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwood.compiler.teachers.quantised import linear_layers
 from draftwood.compiler.teachers.reader import WholeMatrix
 
 HEAD = "lm_head"
-# Of a block; routers, whose numbers decide on experts, and experts stay as they are.
+# Layers of a block. Experts are not rounded, nor are routers, whose numbers choose experts.
 _LAYERS = ("qkv", "o", "gate_up", "down", HEAD)
 
 
@@ -50,17 +50,17 @@ def rounded_layers(checkpoint: Checkpoint) -> list[str]:
 
 
 def whole_matrices(checkpoint: Checkpoint, bits: Literal[4, 8]) -> Mapping[str, WholeMatrix]:
-    """What is packed in the files, and what else is rounded to blocks of 32 inputs, by published names.
+    """Matrices that are packed in the files or rounded here to blocks of 32 inputs, by published names.
 
-    The output matrix gets eight bits, and so does all that the publisher of a packed teacher has left unpacked.
+    The output matrix gets eight bits. So does every matrix that the publisher of a packed teacher left unpacked.
     """
-    found = dict[str, WholeMatrix](checkpoint.packed)
+    matrices = dict[str, WholeMatrix](checkpoint.packed)
     for layer in rounded_layers(checkpoint):
         width: Literal[4, 8] = 8 if layer == HEAD or checkpoint.packed else bits
         for name, shape in checkpoint.parts[f"{layer}.weight"].tensors:
-            if name not in found and not shape[1] % BLOCK:
-                found[name] = RoundedMatrix(name.rpartition(".")[0], shape, width)
-    return found
+            if name not in matrices and not shape[1] % BLOCK:
+                matrices[name] = RoundedMatrix(name.rpartition(".")[0], shape, width)
+    return matrices
 
 
 def grouped(checkpoint: Checkpoint, name: str, matrix: WholeMatrix) -> Grouped:

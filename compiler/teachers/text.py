@@ -1,4 +1,4 @@
-"""The tokenizer of a teacher, whatever the format of its checkpoint."""
+"""The tokenizer of a teacher, from a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def write_tokenizer(model: Path, folder: Path) -> bool:
 
 
 def has_tokenizer(model: Path) -> bool:
-    """Whether a model has a tokenizer that is read here; a warning says where it has one of another form alone."""
+    """Whether a model has a tokenizer that is read here; warns if its only one has another form."""
     if files := gguf_files(model):
         return read_header(files[0]).fields.get("tokenizer.ggml.model", "none") != "none"
-    found = any(path.name == "tokenizer.json" for path in tokenizer_files(model))
-    if not found and (other := model / SENTENCEPIECE).is_file():
+    readable = any(path.name == "tokenizer.json" for path in tokenizer_files(model))
+    if not readable and (other := model / SENTENCEPIECE).is_file():
         code = f"A.from_pretrained({str(model)!r}).save_pretrained({str(model)!r})"
         warnings.warn(
             f"{other}: SentencePiece's form alone, which is not read, so prompts are token ids; where sentencepiece is"
@@ -43,4 +43,4 @@ def has_tokenizer(model: Path) -> bool:
             IgnoredField,
             stacklevel=2,
         )
-    return found
+    return readable

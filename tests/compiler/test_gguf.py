@@ -9,7 +9,7 @@ import torch
 
 from draftwood.compiler.checkpoints import gguf_blocks
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import in_precision
+from draftwood.compiler.teachers.conversion import in_precision
 from draftwood.errors import CheckpointError
 from draftwood.tests.gguf_files import random_blocks, save_gguf
 from draftwood.tools.tokenizers import tokenizer_of

@@ -16,7 +16,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import in_precision
+from draftwood.compiler.teachers.conversion import in_precision
 from draftwood.compiler.teachers.registry import make_decoder
 from draftwood.errors import RequestError, TreeError
 from draftwood.kernels.nbits import BLOCK

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.compiler.checkpoints.blocks import BLOCK, rounded_to_eight, rounded_to_four
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import Precision, in_precision
+from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.errors import RequestError
 from draftwood.tests.packed_checkpoints import save_packed
 

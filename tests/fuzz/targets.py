@@ -19,7 +19,7 @@ from draftwood.compiler.drafters.registry import open_drafter
 from draftwood.compiler.ge import weights as compiled
 from draftwood.compiler.ge.weights import map_npu_weights
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import Precision, in_precision
+from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.errors import RequestError, UserError
 from draftwood.manifest import CORPUS_FILE
 from draftwood.runtime.bundle import Bundle

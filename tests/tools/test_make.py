@@ -12,7 +12,7 @@ from typing import IO, get_args
 import pytest
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import Precision, in_precision
+from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.compiler.teachers.precisions import precisions
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle

@@ -16,7 +16,7 @@ from draftwood.compiler.checkpoints.int8 import rounded
 from draftwood.compiler.quantisation.blocks import Blocks
 from draftwood.compiler.quantisation.rounding import migrated
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import in_precision
+from draftwood.compiler.teachers.conversion import in_precision
 from draftwood.runtime.bundle import Bundle
 from draftwood.tests.packed_checkpoints import save_packed
 from draftwood.tools import cli

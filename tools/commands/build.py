@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from draftwood.trees.spec import Specs
 
 
-# Those of `draftwood.compiler.teachers.kept`, which takes seconds to import.
+# Those of `draftwood.compiler.teachers.conversion`, which takes seconds to import.
 PRECISIONS = ("exact", "nbits", "nbits8", "nbits-head", "w8a8", "w8a8-head")
 
 

@@ -27,7 +27,7 @@ from draftwood.tools.making.stages import Stage, ours, run
 from draftwood.tools.making.steps import COUNTED, JUDGING, stages_of
 
 if TYPE_CHECKING:
-    from draftwood.compiler.teachers.kept import Precision
+    from draftwood.compiler.teachers.conversion import Precision
     from draftwood.tools.prompts import Prompt
 
 # So many prompts of a file are used, and of its conversations every fourth judges and is not counted.

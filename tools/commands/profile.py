@@ -65,7 +65,7 @@ def _modelled(args: argparse.Namespace) -> LatencyTable:
     from draftwood.compiler.device.devices import device
     from draftwood.compiler.device.table import modelled_table
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.kept import in_precision
+    from draftwood.compiler.teachers.conversion import in_precision
     from draftwood.tools.demo import resolve
 
     chosen = device(args.device)

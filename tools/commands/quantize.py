@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.compiler.quantisation.report import difference
     from draftwood.compiler.quantisation.teacher import Request, quantise
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.kept import in_precision
+    from draftwood.compiler.teachers.conversion import in_precision
     from draftwood.tools.calibration_texts import read_texts
     from draftwood.tools.demo import resolve
     from draftwood.tools.making.needs import check_ids
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
 def _compare(original: Checkpoint, texts: list[Tensor], as_json: bool) -> int:
     """Every precision of a teacher beside its own function, on all texts."""
     from draftwood.compiler.quantisation.report import differences
-    from draftwood.compiler.teachers.kept import in_precision
+    from draftwood.compiler.teachers.conversion import in_precision
     from draftwood.compiler.teachers.precisions import precisions
 
     others: dict[str, Checkpoint] = {

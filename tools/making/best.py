@@ -22,7 +22,7 @@ from draftwood.tools.made_from import MadeFrom
 from draftwood.tools.making.stages import Stage, StageError, run
 
 if TYPE_CHECKING:
-    from draftwood.compiler.teachers.kept import Precision
+    from draftwood.compiler.teachers.conversion import Precision
 
 # By so much the perplexity may rise: less than a tenth of what four bits with a scale alone cost SmolLM2-135M.
 LIMIT = 0.03

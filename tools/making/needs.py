@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import Precision, in_precision
+from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.compiler.teachers.precisions import precisions
 from draftwood.compiler.teachers.text import has_tokenizer
 from draftwood.errors import RequestError

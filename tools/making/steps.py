@@ -111,7 +111,7 @@ def _most_rows(args: argparse.Namespace) -> int:
     if not args.device or not args.precision.startswith("nbits"):
         return max(LOOKUPS)
     from draftwood.compiler.teachers.checkpoint import Checkpoint
-    from draftwood.compiler.teachers.kept import in_precision
+    from draftwood.compiler.teachers.conversion import in_precision
     from draftwood.kernels.int4 import most_rows
     from draftwood.tools.demo import resolve
 

@@ -20,7 +20,7 @@ from draftwood.compiler.bundle.request import BuildRequest
 from draftwood.compiler.targets import captured
 from draftwood.compiler.targets.captured import Blocks, CapturedExecutor, Records, write_in_place
 from draftwood.compiler.targets.online import InPlaceStep, Started, TorchairExecutor
-from draftwood.compiler.targets.staging import Given
+from draftwood.compiler.targets.staging import HostInputs
 from draftwood.errors import InvariantError, LoweringError, RequestError
 from draftwood.manifest import Gear, GraphSignature
 from draftwood.runtime.bundle import Bundle
@@ -171,8 +171,8 @@ def test_a_host_read_ends_the_record(opened: Callable, monkeypatch: pytest.Monke
 def test_nothing_of_the_host_is_in_a_record(opened: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy in and one out are around a launch; what is recorded reads and writes the device's memory alone."""
     engine, npu = opened()
-    sent, upload = [], Given.upload
-    monkeypatch.setattr(Given, "upload", lambda self, arrays: (sent.append(self), upload(self, arrays))[1])
+    sent, upload = [], HostInputs.upload
+    monkeypatch.setattr(HostInputs, "upload", lambda self, arrays: (sent.append(self), upload(self, arrays))[1])
     decoded(engine)
     blocks = [one for step in engine.executor._steps.values() for one in step._taken.values()]
     near = {block._near.untyped_storage().data_ptr() for block in (*sent, *blocks) if len(block._near)}

@@ -21,7 +21,7 @@ from draftwood.compiler.ge.weights import bundle_npu_weights
 from draftwood.compiler.steps.step import DTYPES
 from draftwood.compiler.targets.online import TorchairExecutor
 from draftwood.compiler.teachers.checkpoint import Checkpoint
-from draftwood.compiler.teachers.kept import Precision, in_precision
+from draftwood.compiler.teachers.conversion import Precision, in_precision
 from draftwood.errors import CheckpointError, RequestError
 from draftwood.kernels.int4 import matrix, packed_words, whole_numbers
 from draftwood.runtime.bundle import Bundle

@@ -1,5 +1,8 @@
-"""A teacher in another precision than its files': one of plain numbers rounded to blocks or to W8A8, a packed one as it
-is packed or requantised, one of W8A8 in packed blocks of eight bits."""
+"""Conversion of a teacher's linear layers to another precision than its files'.
+
+Plain numbers are rounded to blocks or to W8A8. Packed layers stay packed or become W8A8. W8A8 layers become packed
+blocks of eight bits.
+"""
 
 from __future__ import annotations
 
@@ -32,39 +35,40 @@ T = TypeVar("T")
 
 
 def in_precision(checkpoint: Checkpoint, precision: Precision, npu: bool = False) -> Checkpoint:
-    """The teacher, its linear layers kept in ``precision``, as the kernels of a CPU or an NPU read them.
+    """The teacher with its linear layers in ``precision``, in the layout of a CPU's or an NPU's kernels.
 
-    For a CPU, ``nbits`` keeps a layer as it is packed; one of plain numbers is rounded to four bits in blocks of 32
-    inputs, as ``nbits8`` to eight. The output matrix has eight bits at least, and so has what is plain in a packed
-    teacher. A W8A8 teacher's layers are kept in eight bits.
+    * ``nbits`` on a CPU: packed layers stay packed; a layer of both four and eight bits gets eight. Plain layers are
+      rounded to four bits in blocks of 32 inputs. The output matrix gets at least eight bits, as do the plain layers
+      of a packed teacher and all layers of a W8A8 teacher.
+    * ``nbits8``: plain layers are rounded to eight bits.
+    * ``w8a8``: every linear layer but the output matrix is rounded, from any form.
 
-    ``w8a8`` rounds every linear layer but the output matrix, whatever it is kept in. Experts and routers stay the exact
-    product in all of them. So does, as ``nbits``, a layer that mixes groups or whose groups are no multiple of 32
-    inputs; on an NPU one that mixes bits, or has eight or plain numbers, with groups that are no multiple of 64 inputs,
-    or with a number of outputs that is none of 64. On a CPU a layer of four and eight bits is kept in eight.
+    Experts and routers keep the exact product. On a CPU so does a layer whose groups differ or are no multiple of 32
+    inputs. On an NPU a layer is packed only if it has four bits throughout, groups of a multiple of 64 inputs, and
+    outputs of a multiple of 64.
 
     Raises:
-        RequestError: it has no layer that can be kept so.
+        RequestError: no layer can be kept so.
     """
     if precision == "exact":
         return checkpoint
     if precision in ("nbits", "nbits8") and checkpoint.config.quantised and not npu:
         return _eight_bits(checkpoint)
     if precision in ("w8a8", "w8a8-head"):
-        made = {layer: _requantised(checkpoint, layer) for layer in rounded_layers(checkpoint) if layer != HEAD}
-        found = replace(checkpoint, config=replace(checkpoint.config, quantised=tuple(made)))
+        converted = {layer: _requantised(checkpoint, layer) for layer in rounded_layers(checkpoint) if layer != HEAD}
+        config = replace(checkpoint.config, quantised=tuple(converted))
     else:
         scored = precision != "nbits-head" and not npu
         checkpoint = _untied(checkpoint) if scored else checkpoint
         whole = checkpoint.packed if npu else whole_matrices(checkpoint, 8 if precision == "nbits8" else 4)
         layers = [name for name in linear_layers(checkpoint.parts) if scored or name != HEAD]
-        kept = [one for layer in layers if (one := _kept(checkpoint, layer, whole, npu))]
-        made = {one.name: _weights(checkpoint, one, whole) for one in kept}
-        found = replace(checkpoint, config=replace(checkpoint.config, packed=tuple(kept)))
-    if not made or checkpoint.config.quantised or (npu and precision == "nbits8"):
+        packed = [form for layer in layers if (form := _packed_form(checkpoint, layer, whole, npu))]
+        converted = {form.name: _weights(checkpoint, form, whole) for form in packed}
+        config = replace(checkpoint.config, packed=tuple(packed))
+    if not converted or checkpoint.config.quantised or (npu and precision == "nbits8"):
         raise _refused(checkpoint, precision, npu)
-    found = replace(found, parts=_with(checkpoint.parts, made))
-    return _with_int8_head(found) if precision.endswith("-head") else found
+    teacher = replace(checkpoint, config=config, parts=_with(checkpoint.parts, converted))
+    return _with_int8_head(teacher) if precision.endswith("-head") else teacher
 
 
 def _refused(checkpoint: Checkpoint, precision: Precision, npu: bool) -> RequestError:
@@ -81,7 +85,7 @@ def _refused(checkpoint: Checkpoint, precision: Precision, npu: bool) -> Request
 
 
 def _untied(checkpoint: Checkpoint) -> Checkpoint:
-    """The teacher with an output matrix of its own, which a tied one's embedding is rounded to."""
+    """The teacher with a separate output matrix; a tied teacher's is rounded from its embedding."""
     embedding = checkpoint.parts["embed.weight"]
     if not checkpoint.config.tied or embedding.tensors[0][1][1] % BLOCK:
         return checkpoint
@@ -90,13 +94,13 @@ def _untied(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _with_int8_head(checkpoint: Checkpoint) -> Checkpoint:
-    """The teacher with its output matrix in W8A8; a tied one gets values of its own."""
+    """The teacher with its output matrix in W8A8, separate from a tied embedding."""
     config, matrix = checkpoint.config, "embed" if checkpoint.config.tied else HEAD
-    made = {f"{HEAD}.{kind}": part for kind, part in _requantised(checkpoint, matrix).items()}
+    head = {f"{HEAD}.{kind}": part for kind, part in _requantised(checkpoint, matrix).items()}
     return replace(
         checkpoint,
         config=replace(config, tied=False, quantised=(*config.quantised, HEAD)),
-        parts={name: part for name, part in checkpoint.parts.items() if name != f"{HEAD}.weight"} | made,
+        parts={name: part for name, part in checkpoint.parts.items() if name != f"{HEAD}.weight"} | head,
     )
 
 
@@ -130,21 +134,21 @@ def _in_blocks(layer: str, weight: Parts, scale: Parts) -> dict[str, Parts]:
     }
 
 
-def _with(parts: Mapping[str, Parts], made: Mapping[str, Mapping[str, Parts]]) -> dict[str, Parts]:
-    found: dict[str, Parts] = {}
+def _with(parts: Mapping[str, Parts], converted: Mapping[str, Mapping[str, Parts]]) -> dict[str, Parts]:
+    replaced: dict[str, Parts] = {}
     for name, part in parts.items():
         layer, _, kind = name.rpartition(".")
-        if kind == "weight" and layer in made:
-            found |= {f"{layer}.{what}": one for what, one in made[layer].items()}
+        if kind == "weight" and layer in converted:
+            replaced |= {f"{layer}.{tensor}": new for tensor, new in converted[layer].items()}
         else:
-            found[name] = part
-    return found
+            replaced[name] = part
+    return replaced
 
 
 def _requantised(checkpoint: Checkpoint, layer: str) -> dict[str, Parts]:
     """int8 [H, O] and scales [O] of the exact product."""
 
-    made = _Once(lambda: rounded(checkpoint.weight(f"{layer}.weight")), SCALE)
+    pair_once = _Once(lambda: rounded(checkpoint.weight(f"{layer}.weight")), SCALE)
 
     def weight(pair: tuple[Tensor, Tensor]) -> Tensor:
         return pair[0].t().contiguous()
@@ -152,11 +156,11 @@ def _requantised(checkpoint: Checkpoint, layer: str) -> dict[str, Parts]:
     def scale(pair: tuple[Tensor, Tensor]) -> Tensor:
         return pair[1].flatten()
 
-    return {"weight": made.part("weight", weight, torch.int8), SCALE: made.part(SCALE, scale, torch.float32)}
+    return {"weight": pair_once.part("weight", weight, torch.int8), SCALE: pair_once.part(SCALE, scale, torch.float32)}
 
 
 class _Once(Generic[T]):
-    """What several weights are made of, read for the first and let go behind the one that is written ``last``."""
+    """The shared source of several weights: read for the first, released after the weight ``last`` is written."""
 
     def __init__(self, read: Callable[[], T], last: str) -> None:
         self._read, self._last, self._held = read, last, list[T]()
@@ -173,23 +177,23 @@ class _Once(Generic[T]):
         return value
 
 
-def _kept(checkpoint: Checkpoint, layer: str, whole: Mapping[str, WholeMatrix], npu: bool) -> PackedLayer | None:
+def _packed_form(checkpoint: Checkpoint, layer: str, whole: Mapping[str, WholeMatrix], npu: bool) -> PackedLayer | None:
     names = [name for name, _ in checkpoint.parts[f"{layer}.weight"].tensors]
-    found = [whole[name] for name in names if name in whole]
-    if len(found) < len(names):
+    matrices = [whole[name] for name in names if name in whole]
+    if len(matrices) < len(names):
         return None
-    groups, widths = {one.shape[1] // one.groups for one in found}, {one.bits for one in found}
+    groups, widths = {matrix.shape[1] // matrix.groups for matrix in matrices}, {matrix.bits for matrix in matrices}
     inputs, bits = groups.pop(), max(widths)
-    group = next((size for size in GROUPS if inputs % size == 0 and size < found[0].shape[1]), None) if npu else None
-    fits = widths == {4} and group and sum(one.shape[0] for one in found) % OUTPUTS == 0
+    group = next((size for size in GROUPS if inputs % size == 0 and size < matrices[0].shape[1]), None) if npu else None
+    fits = widths == {4} and group and sum(matrix.shape[0] for matrix in matrices) % OUTPUTS == 0
     if groups or not (fits if npu else inputs % BLOCK == 0):
         return None
-    minimum = any(one.minimum for one in found)
+    minimum = any(matrix.minimum for matrix in matrices)
     return PackedLayer(
         name=layer,
         bits=8 if bits == 8 else 4,
-        # In eight bits those of four count from the middle, and a minimum takes up where others count from.
-        zeros=(npu or not minimum) and not all(one.middle for one in found if one.bits == bits),
+        # In eight bits, numbers of four bits count from the middle; a minimum includes any other zero.
+        zeros=(npu or not minimum) and not all(matrix.middle for matrix in matrices if matrix.bits == bits),
         minimum=minimum,
         group=group,
     )
@@ -199,37 +203,37 @@ _Made = dict[str, tuple[Callable[[Grouped], Tensor], Callable[[Tensor], Tensor],
 
 
 def _weights(checkpoint: Checkpoint, layer: PackedLayer, whole: Mapping[str, WholeMatrix]) -> dict[str, Parts]:
-    """What the kernel of the layer reads: of every matrix something by outputs, which is joined and then laid out."""
+    """The tensors of the layer's kernel: read from every matrix by outputs, joined, then laid out."""
     part = checkpoint.parts[f"{layer.name}.weight"]
     join: Callable[[Sequence[Tensor]], Tensor] = part.combine or (lambda tensors: torch.cat(tuple(tensors)))
 
     def read() -> list[Grouped]:
         return _alike([grouped(checkpoint, name, whole[name]) for name, _ in part.tensors])
 
-    def made(of: Callable[[Grouped], Tensor], laid: Callable[[Tensor], Tensor], found: list[Grouped]) -> Tensor:
-        return laid(join([of(one) for one in found]))
+    def laid_out(of: Callable[[Grouped], Tensor], lay: Callable[[Tensor], Tensor], matrices: list[Grouped]) -> Tensor:
+        return lay(join([of(matrix) for matrix in matrices]))
 
     forms = _blocks(layer) if layer.group is None else _words(layer, layer.group)
     once = _Once(read, list(forms)[-1])
-    return {name: once.part(name, partial(made, of, laid), kind) for name, (of, laid, kind) in forms.items()}
+    return {name: once.part(name, partial(laid_out, of, lay), kind) for name, (of, lay, kind) in forms.items()}
 
 
 def _blocks(layer: PackedLayer) -> _Made:
     """For `draftwood.kernels.nbits`, a group's scale and zero repeated for each of its blocks."""
 
-    def weight(one: Grouped) -> Tensor:
-        return packed_blocks(one.whole_OH.unflatten(1, (-1, BLOCK)), one.bits)
+    def weight(matrix: Grouped) -> Tensor:
+        return packed_blocks(matrix.whole_OH.unflatten(1, (-1, BLOCK)), matrix.bits)
 
-    def scale(one: Grouped) -> Tensor:
-        return _repeated(one.scale_OG, one, BLOCK).float()
+    def scale(matrix: Grouped) -> Tensor:
+        return _repeated(matrix.scale_OG, matrix, BLOCK).float()
 
-    def zero(one: Grouped) -> Tensor:
-        return packed_blocks(_repeated(one.zero_OG, one, BLOCK), one.bits)
+    def zero(matrix: Grouped) -> Tensor:
+        return packed_blocks(_repeated(matrix.zero_OG, matrix, BLOCK), matrix.bits)
 
-    def minimum(one: Grouped) -> Tensor:
+    def minimum(matrix: Grouped) -> Tensor:
         # Counted from the middle: a product without zeros takes a tenth less, and its rounding of rows weighs less.
-        counted_OG = ((1 << (one.bits - 1)) - one.zero_OG.float()) * one.scale_OG
-        return counted_OG if one.minimum_OG is None else one.minimum_OG + counted_OG
+        counted_OG = ((1 << (matrix.bits - 1)) - matrix.zero_OG.float()) * matrix.scale_OG
+        return counted_OG if matrix.minimum_OG is None else matrix.minimum_OG + counted_OG
 
     forms: _Made = {"weight": (weight, torch.clone, torch.uint8), SCALE: (scale, torch.clone, torch.float32)}
     forms |= {ZERO: (zero, torch.clone, torch.uint8)} if layer.zeros else {}
@@ -245,14 +249,14 @@ def _alike(matrices: list[Grouped]) -> list[Grouped]:
 def _words(layer: PackedLayer, group: int) -> _Made:
     """For `draftwood.kernels.int4`; scales and offsets in the type of the graphs."""
 
-    def whole(one: Grouped) -> Tensor:
-        return one.whole_OH
+    def whole(matrix: Grouped) -> Tensor:
+        return matrix.whole_OH
 
-    def scale(one: Grouped) -> Tensor:
-        return _repeated(one.scale_OG, one, group)
+    def scale(matrix: Grouped) -> Tensor:
+        return _repeated(matrix.scale_OG, matrix, group)
 
-    def offset(one: Grouped) -> Tensor:
-        return 8.0 - _repeated(one.zero_OG, one, group).float()
+    def offset(matrix: Grouped) -> Tensor:
+        return 8.0 - _repeated(matrix.zero_OG, matrix, group).float()
 
     forms: _Made = {"weight": (whole, packed_words, torch.int32), SCALE: (scale, _turned, None)}
     return forms | ({OFFSET: (offset, _turned, None)} if layer.zeros else {})
@@ -262,6 +266,6 @@ def _turned(value_OG: Tensor) -> Tensor:
     return value_OG.t().contiguous()
 
 
-def _repeated(value_OG: Tensor, one: Grouped, size: int) -> Tensor:
+def _repeated(value_OG: Tensor, matrix: Grouped, size: int) -> Tensor:
     """A scale or zero for every ``size`` inputs, [O, H / size]."""
-    return value_OG.repeat_interleave(one.whole_OH.shape[1] // size // value_OG.shape[1], 1)
+    return value_OG.repeat_interleave(matrix.whole_OH.shape[1] // size // value_OG.shape[1], 1)
