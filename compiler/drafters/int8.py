@@ -1,7 +1,7 @@
-"""A drafter whose linear layers are W8A8: rounded as it is read, whatever folder it is read from.
+"""A drafter with linear layers in W8A8, rounded when it is read from a folder of any layout.
 
-What a bundle keeps are the whole numbers. A drafter that ranks with the teacher's output matrix gets one of its own:
-it reads the matrix once a level, which is most of a draft, and the teacher's must stay as it is.
+A bundle keeps the whole numbers. A drafter that ranks with the teacher's output matrix gets a copy: it reads the matrix
+once a level, which is most of a draft, and the teacher's must not change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftwood.compiler.teachers.config import TeacherConfig
 
 # O outputs, H inputs
 
-# What reads raw states of the teacher, or embeddings, side by side: they differ in size, and a row has one scale.
+# Layers that read raw states of the teacher or embeddings side by side: these differ in size, and a row has one scale.
 _RAW = ("fc", "proj")
 # Small, and run once for every node: DSpark's confidence and what its sequential head remembers.
 _SMALL = ("confidence_proj", "markov_head.gate_proj", "markov_head.joint_proj")
@@ -30,7 +30,7 @@ _HEAD, _TEACHERS_HEAD = "draft_head", "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class RoundedCheckpoint:
-    """One of plain numbers, of which ``layers`` are rounded: weights int8 [H, O], as products read them; scales [O]."""
+    """A checkpoint of plain numbers whose ``layers`` are rounded: weights int8 [H, O], scales [O]."""
 
     plain: DrafterCheckpoint
     layers: tuple[str, ...]
@@ -75,11 +75,11 @@ def in_int8(opened: OpenedDrafter, teacher: TeacherConfig) -> OpenedDrafter:
 
 
 def borrows_head(opened: OpenedDrafter, teacher: TeacherConfig) -> bool:
-    """Whether it has caches and ranks with the teacher's output matrix, or rows of it, in plain numbers."""
+    """Whether the drafter has caches and ranks with the teacher's output matrix, or rows of it, in plain numbers."""
     config = opened.model.config
     if not isinstance(config, CachedConfig) or not config.tied_head:
         return False
-    return config.mapped or _TEACHERS_HEAD not in (*teacher.quantised, *(one.name for one in teacher.packed))
+    return config.mapped or _TEACHERS_HEAD not in (*teacher.quantised, *(layer.name for layer in teacher.packed))
 
 
 def _linear_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, ...]:
@@ -97,5 +97,5 @@ def _linear_layers(opened: OpenedDrafter, teacher: TeacherConfig) -> tuple[str, 
 
 
 def _whole(checkpoint: DrafterCheckpoint, name: str, layer: nn.Linear) -> bool:
-    """Whether the tensors have no rows behind those that are used."""
+    """Whether all rows of the tensors are used."""
     return sum(len(checkpoint.stored(key)) for key in checkpoint.keys(f"{name}.weight")) == layer.out_features

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """What can be chosen of a kind in training; on the command line a flag of the same name."""
+    """An option of a kind's training; on the command line it is a flag of that name."""
 
     help: str
     # The usual choice.
@@ -37,15 +37,15 @@ class Option:
 class Kind:
     """A kind of drafter, before anything of it is loaded."""
 
-    # What manifests and command lines call it.
+    # Its name in manifests and command lines.
     name: str
-    # What people call one, with its article.
+    # Its usual name, with an article, for messages.
     title: str
-    # What a folder or file of it holds, said to those who named something else.
+    # The contents of its folder or file, for messages about another one.
     layout: str
     # Its class, a `DraftModel`, as "module:Class".
     source: str
-    # What can be chosen in training, by name; empty where such drafters cannot be trained here.
+    # Options of training, by name; empty if such drafters cannot be trained here.
     options: Mapping[str, Option] = field(default_factory=dict)
     # The sizes that follow the name where its cost on a device is modelled; None where no cost is known.
     cost_sizes: str | None = None
@@ -54,8 +54,8 @@ class Kind:
     def model(self) -> type[DraftModel]:
         """Its class."""
         module, name = self.source.split(":")
-        found: type[DraftModel] = getattr(import_module(module), name)
-        return found
+        model_class: type[DraftModel] = getattr(import_module(module), name)
+        return model_class
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a training, with the usual choice for what is not given.
@@ -145,5 +145,5 @@ DFLASH = Kind(
     source=f"{_HERE}.dflash.model:DFlashModel",
     cost_sizes=":LEVELS[:LAYERS[:VOCABULARY]]",
 )
-# P-EAGLE before EAGLE-3 and DSpark before DFlash, of which some of their folders bear the name.
+# P-EAGLE before EAGLE-3 and DSpark before DFlash: some of their folders bear the other's name.
 SHIPPED = (MEDUSA, PEAGLE, EAGLE3, FASTEAGLE, DSPARK, DFLASH)

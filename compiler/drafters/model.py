@@ -2,7 +2,7 @@
 
 The class recognises and opens checkpoints, trains, and writes other engines' layouts. An instance, read from a
 checkpoint or from a bundle's manifest, makes the network's module and steps and knows their cost. An
-``OpenedDrafter`` has the weights beside it.
+``OpenedDrafter`` is an instance with its weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from draftwood.compiler.training.student import Student
     from draftwood.compiler.training.teacher import FrozenTeacher
 
-# Of a quantised layer: the whole numbers, and the scales beside them.
+# The tensors of a quantised layer: whole numbers, and their scales.
 _INT8 = {"": torch.int8, "_scale": torch.float32}
 
 Trees = Iterable[tuple[str, Topology | Budget]]
@@ -54,7 +54,7 @@ ANY_LENGTH = Lengths((0,), (0,))
 
 
 class Folder(NamedTuple):
-    """What a drafter's folder is made of: config.json, and a file of tensors by key."""
+    """The contents of a drafter's folder: config.json, and a file of tensors by key."""
 
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -67,7 +67,7 @@ class DraftModel(ABC):
     # The name of its kind, and what errors call such drafters.
     kind: ClassVar[str]
     called: ClassVar[str]
-    # The file of its tensors, where we write one.
+    # The file that we write its tensors to.
     weights_file: ClassVar[str] = "model.safetensors"
     # The module of its students, with ``begin`` and ``read_back``; None where such drafters cannot be trained here.
     training: ClassVar[str | None] = None
@@ -108,20 +108,20 @@ class DraftModel(ABC):
     @classmethod
     def student(cls, teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
         """A drafter to be trained; options are complete, ``ids_V`` are the teacher's ids that it may propose."""
-        found: Student = cls._training().begin(teacher, options, ids_V)
-        return found
+        student: Student = cls._training().begin(teacher, options, ids_V)
+        return student
 
     @classmethod
     def trained(cls, folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[Student, dict[str, Tensor]]:
         """A student as large as the drafter of a folder, and its values by name.
 
-        ``levels`` is how far to draft where nothing in the drafter says so.
+        ``levels`` is the number of levels to draft if the drafter does not say it.
 
         Raises:
             CheckpointError: the folder holds no drafter of this kind that was trained here.
         """
-        found: tuple[Student, dict[str, Tensor]] = cls._training().read_back(folder, teacher, levels)
-        return found
+        student: tuple[Student, dict[str, Tensor]] = cls._training().read_back(folder, teacher, levels)
+        return student
 
     @classmethod
     def _training(cls) -> ModuleType:
@@ -133,10 +133,10 @@ class DraftModel(ABC):
     def exported(cls, checkpoint: Any, teacher: Checkpoint, layout: str, verifier: str) -> Folder:
         """A drafter, by its ``checkpoint``, in another engine's ``layout``.
 
-        Where the layout names its teacher, that is ``verifier``.
+        If the layout names its teacher, that is ``verifier``.
 
         Raises:
-            RequestError: nobody serves such drafters, or the layout has no form of what this one has.
+            RequestError: no engine serves such drafters, or the layout has no form for a part of this one.
         """
         if not cls.layouts:
             raise RequestError(f"{layout}: no other engine serves {cls.kind} drafters, so no layout of them is written")
@@ -153,7 +153,7 @@ class DraftModel(ABC):
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The teacher's layers whose entering states it reads; none where it reads the state behind the last norm."""
+        """The teacher's layers whose entering states it reads; empty if it reads the state after the last norm."""
         return ()
 
     @property
@@ -162,7 +162,7 @@ class DraftModel(ABC):
         return getattr(self.config, "quantised", ())
 
     def in_int8(self, layers: tuple[str, ...]) -> Self:
-        """The same with these linear layers in W8A8."""
+        """The drafter with these linear layers in W8A8."""
         return replace(self, config=replace(self.config, quantised=layers))  # type: ignore[type-var]
 
     def rows_read(self, path_rows: int) -> int:
@@ -185,16 +185,16 @@ class DraftModel(ABC):
     def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
         """Draft and extend steps of all trees, at all lengths; ``modules`` are the teacher and ``module``'s.
 
-        A step's module holds the network as ``drafter``, and a `TeacherEnds` of the teacher's matrices that it reads as
-        ``teacher``: by these names the weights are found in the bundle.
+        A step's module holds the network as ``drafter`` and, as ``teacher``, a `TeacherEnds` of the teacher's matrices
+        that it reads. The bundle's weights have these names.
         """
 
     @abstractmethod
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
-        """What the manifest says of it: all that a runtime needs to know of the kind."""
+        """Its entry in the manifest: everything that a runtime needs to know of it."""
 
     def shared(self, ranks: int) -> Self:
-        """What one of ``ranks`` devices runs of it; a kind without blocks of its own is the same everywhere.
+        """The part of it that one of ``ranks`` devices runs; a kind without blocks of its own is the same everywhere.
 
         Raises:
             RequestError: it cannot be split.
@@ -206,16 +206,16 @@ class DraftModel(ABC):
         return teacher
 
     def cost(self) -> DraftCost | None:
-        """What a draft costs on a device that is not here; None where nobody has said."""
+        """The modelled cost of a draft on a device; None if there is no model."""
         return None
 
 
 def whole_sizes(sizes: Sequence[str], usual: Sequence[int]) -> tuple[int, ...] | None:
-    """Sizes of which the first is given, and ``usual`` those of the others; None where one is no number above 0."""
-    found = [int(size) for size in sizes if size.isdecimal() and int(size)]
-    if len(found) != len(sizes) or not 1 <= len(found) <= 1 + len(usual):
+    """Sizes as numbers; ``usual`` are the defaults of all but the first; None if one is no number above 0."""
+    numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
+    if len(numbers) != len(sizes) or not 1 <= len(numbers) <= 1 + len(usual):
         return None
-    return (*found, *usual[len(found) - 1 :])
+    return (*numbers, *usual[len(numbers) - 1 :])
 
 
 class DrafterCheckpoint(Protocol):
@@ -240,7 +240,7 @@ class DrafterCheckpoint(Protocol):
         """The network's buffers under our names, tables of positions as long as asked for."""
 
     def maps(self) -> dict[str, Tensor]:
-        """Tensors of whole numbers that stand beside the weights, by their keys in the file."""
+        """Tensors of whole numbers besides the weights, by their keys in the file."""
 
     def digest(self) -> str:
         """SHA-256, in hex, over its files."""

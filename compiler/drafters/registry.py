@@ -23,10 +23,10 @@ _kinds: dict[str, Kind] = {kind.name: kind for kind in SHIPPED}
 
 
 def register(kind: Kind) -> None:
-    """Adds a kind; where several would recognise a folder, the one that was registered first has it.
+    """Adds a kind; if several recognise a folder, the kind registered first gets it.
 
     Raises:
-        ValueError: another kind has its name, or means something else by the flag of one of its options.
+        ValueError: another kind has its name, or gives another meaning to the flag of one of its options.
     """
     if kind.name in _kinds:
         raise ValueError(f"{kind.name}: there is a kind of that name already")
@@ -71,11 +71,12 @@ def open_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
 
 
 def describe_drafter(path: Path, teacher: Checkpoint) -> OpenedDrafter:
-    """The drafter that config.json describes, its weights unread and maybe absent; of a kind whose network the
-    tensors decide, their headers and the map of the vocabulary are read.
+    """The drafter that config.json describes, without its weights, which may be absent.
+
+    For a kind whose network depends on its tensors, their headers and the map of the vocabulary are read.
 
     Raises:
-        CheckpointError: it is none, or does not fit the teacher.
+        CheckpointError: the folder holds no drafter, or it does not fit the teacher.
     """
     fields = read_json(path / "config.json")
     for kind in _kinds.values():

@@ -1,1 +1,1 @@
-"""What drafters with a cache of the accepted text share."""
+"""Shared parts of drafters with a cache of the accepted text."""

@@ -1,4 +1,4 @@
-"""What the checkpoints of drafters with caches share: weights by our names, and what is expected of the tensors."""
+"""Checkpoints of drafters with caches: weights by our names, and the expected tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CachedCheckpoint(Generic[Config]):
         return whole[: self._rows(name)]
 
     def _rows(self, name: str) -> int | None:
-        """How many rows of a table are used; behind them is padding."""
+        """The number of rows of a table that are used; the rest is padding."""
         known, drafted = self.config.block.vocabulary, self.config.draft_vocabulary
         used = {"draft_embed.weight": known, "markov_head.markov_w1.weight": known}
         used |= {"draft_head.weight": drafted, "markov_head.markov_w2.weight": drafted}
@@ -112,15 +112,15 @@ def block_parts(block: TeacherConfig, ours: str, theirs: str, width: int) -> Par
 
 
 def end_parts(config: CachedConfig, vocabulary: Vocabulary, before: str = "") -> Parts:
-    """The weights behind the blocks; an output matrix cut from the teacher's has no keys.
+    """The weights after the blocks; an output matrix cut from the teacher's has no keys.
 
-    ``before`` stands before the key of the last norm.
+    ``before`` is the prefix of the last norm's key.
     """
     hidden = config.block.hidden
     parts: Parts = {"draft_norm.weight": ((f"{before}norm.weight", (hidden,)),)}
     if config.has_head:
-        own = (("lm_head.weight", (vocabulary.head, hidden)),)
-        parts["draft_head.weight"] = () if config.tied_head else own
+        head_keys = (("lm_head.weight", (vocabulary.head, hidden)),)
+        parts["draft_head.weight"] = () if config.tied_head else head_keys
     return parts
 
 
@@ -134,7 +134,7 @@ def fitting_checkpoint(
 
 
 def _dtype_of(where: Path, entries: Mapping[str, Entry], parts: Parts) -> torch.dtype:
-    """The dtype of the weights, if the file holds exactly what is expected beside d2t and t2d."""
+    """The dtype of the weights, if the file holds exactly the expected tensors, and d2t and t2d at most."""
     expected = {key: shape for keys in parts.values() for key, shape in keys}
     check_names(where, expected, {key: entry for key, entry in entries.items() if key not in MAPS}, _ADVICE)
     kinds = {check_kinds({key: entries[key]}) for key in expected}

@@ -1,4 +1,4 @@
-"""What a drafter with caches is: its blocks, the teacher states it reads, the tokens it proposes."""
+"""The configuration of a drafter with caches: its blocks, the teacher states it reads, the tokens it proposes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedConfig:
-    """What all of them share."""
+    """The fields that all drafters with caches share."""
 
     # Their decoder blocks are a Llama's; its vocabulary is the teacher's.
     block: TeacherConfig
@@ -48,7 +48,7 @@ class CachedConfig:
 
     @property
     def has_head(self) -> bool:
-        """Whether an output matrix is stored with the drafter; otherwise the teacher's serves as it is."""
+        """Whether the drafter stores an output matrix; otherwise it uses the teacher's."""
         return self.mapped or not self.tied_head
 
     @property
@@ -85,14 +85,14 @@ def read_block(
 
 
 def read_window(fields: Fields, layers: int) -> int | None:
-    """How many positions a row sees, None for all; ``layer_types`` decides, as in speculators and vLLM.
+    """The number of positions that a row sees, None for all; ``layer_types`` decides, as in speculators and vLLM.
 
     Raises:
-        CheckpointError: layers differ, or the fields contradict each other or leave open what is meant.
+        CheckpointError: layers differ, or the fields contradict each other or are ambiguous.
     """
     kinds = fields.get("layer_types", [])
     if kinds:
-        if not isinstance(kinds, list) or kinds not in ([one] * len(kinds) for one in _LAYER_TYPES):
+        if not isinstance(kinds, list) or kinds not in ([kind] * len(kinds) for kind in _LAYER_TYPES):
             fields.fail("layer_types", f"{' in every layer, or '.join(map(repr, _LAYER_TYPES))} in every layer")
         if kinds[0] == "full_attention":
             return None
@@ -101,7 +101,7 @@ def read_window(fields: Fields, layers: int) -> int | None:
         if (window := fields.whole("sliding_window")) < _LEAST_WINDOW:
             fields.fail("sliding_window", f"{_LEAST_WINDOW} or more")
         return window
-    # Without them Qwen's layers slide from max_window_layers on, where that is switched on at all.
+    # Without them Qwen's layers slide from max_window_layers on, if sliding is switched on.
     if fields.flag("use_sliding_window", False) and fields.whole("max_window_layers", 0) < layers:
         fields.fail("use_sliding_window", "false, or layer_types that say which layers slide")
     if fields.get("sliding_window") is not None and fields.get("use_sliding_window") is None:
@@ -132,19 +132,19 @@ def check_aux_layers(fields: Fields, name: str, ids: tuple[int, ...], teacher: T
 
 
 def read_mask_token(sources: Iterable[Fields], teacher: TeacherConfig) -> int:
-    """The mask token, from any object of config.json and any field that it is published in; they must agree.
+    """The mask token, from every object and field of config.json in which it is published; they must agree.
 
     Raises:
         CheckpointError: no field names it, two differ, or it is no token of the teacher.
     """
     sources = tuple(sources)
     named = [(source, name) for source in sources for name in _MASK_TOKENS if source.get(name) is not None]
-    found = sorted({source.whole(name) for source, name in named})
-    if not found:
+    ids = sorted({source.whole(name) for source, name in named})
+    if not ids:
         sources[0].fail("mask_token_id", "the id of the mask token; if the writer left it out, its training knows it")
     source, name = named[0]
-    if len(found) > 1:
-        source.fail(name, f"the same id wherever the mask token is named, not {' and '.join(map(str, found))}")
-    if not 0 <= found[0] < teacher.vocabulary:
+    if len(ids) > 1:
+        source.fail(name, f"the same id in every place that names the mask token, not {' and '.join(map(str, ids))}")
+    if not 0 <= ids[0] < teacher.vocabulary:
         source.fail(name, f"an id of the teacher, below {teacher.vocabulary}")
-    return found[0]
+    return ids[0]

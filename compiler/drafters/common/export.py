@@ -1,4 +1,4 @@
-"""What the layouts of other engines have in common, whatever the kind of drafter: who verifies, the block's fields."""
+"""Common parts of other engines' layouts, for any kind of drafter: the verifier, the block's fields."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_agreed(layout: str, config: Config) -> None:
 
 
 def proposals(algorithm: str, verifier: str, teacher: Checkpoint, tokens: int) -> dict[str, Any]:
-    """What speculators writes of who verifies, and how many tokens are drafted for it."""
+    """speculators' fields for the verifier and the number of tokens drafted for it."""
     greedy = {
         "proposal_type": "greedy",
         "speculative_tokens": tokens,
@@ -78,40 +78,40 @@ def block_fields(block: TeacherConfig, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _rope(rope: RopeScaling) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    fields: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
     if rope.kind == "llama3":
-        found |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-        found["original_max_position_embeddings"] = rope.original_max_positions
-    return found
+        fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+        fields["original_max_position_embeddings"] = rope.original_max_positions
+    return fields
 
 
-def network(opened: CachedCheckpoint[Config], wanted: Parts) -> dict[str, Tensor]:
-    """The tensors of what lies between embedding and output matrix, under the keys that ``wanted`` gives them."""
-    wanted = {name: keys for name, keys in wanted.items() if name not in ("draft_embed.weight", "draft_head.weight")}
-    found: dict[str, Tensor] = {}
-    for name, keys in wanted.items():
+def network(opened: CachedCheckpoint[Config], parts: Parts) -> dict[str, Tensor]:
+    """The tensors between embedding and output matrix, under the keys of ``parts``."""
+    parts = {name: keys for name, keys in parts.items() if name not in ("draft_embed.weight", "draft_head.weight")}
+    tensors: dict[str, Tensor] = {}
+    for name, keys in parts.items():
         if len(keys) == 1:
-            found[keys[0][0]] = opened.weight(name)  # without the rows that pad it
+            tensors[keys[0][0]] = opened.weight(name)  # without padding rows
         else:
-            found |= {key: opened.stored(old) for (key, _), old in zip(keys, opened.keys(name), strict=True)}
-    return {key: tensor.to(opened.dtype).contiguous() for key, tensor in found.items()}
+            tensors |= {key: opened.stored(old) for (key, _), old in zip(keys, opened.keys(name), strict=True)}
+    return {key: tensor.to(opened.dtype).contiguous() for key, tensor in tensors.items()}
 
 
 def embedding(opened: CachedCheckpoint[Config]) -> Tensor:
-    """[V, H], of the drafter or, where it has none, of its teacher."""
-    own = opened.config.own_embedding
-    found = opened.weight("draft_embed.weight") if own else opened.teacher.matrix("embed.weight")
-    return found.to(opened.dtype).contiguous()
+    """The embedding [V, H] of the drafter or, if it has none, of its teacher."""
+    stored = opened.config.own_embedding
+    matrix_VH = opened.weight("draft_embed.weight") if stored else opened.teacher.matrix("embed.weight")
+    return matrix_VH.to(opened.dtype).contiguous()
 
 
 def output_matrix(opened: CachedCheckpoint[Config]) -> Tensor:
-    """[draft, H], of the drafter or, where it has none, of its teacher, in ascending order of the teacher's ids."""
+    """The output matrix [draft, H], by ascending teacher's ids; the teacher's if the drafter has none."""
     teacher = opened.teacher
     if opened.config.has_head:
-        found = opened.weight("draft_head.weight")
+        matrix = opened.weight("draft_head.weight")
     else:
-        found = teacher.matrix("embed.weight" if teacher.config.tied else "lm_head.weight")
-    return found[opened.ids.argsort()].to(opened.dtype).contiguous()
+        matrix = teacher.matrix("embed.weight" if teacher.config.tied else "lm_head.weight")
+    return matrix[opened.ids.argsort()].to(opened.dtype).contiguous()
 
 
 def maps(opened: CachedCheckpoint[Config]) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""What the networks with caches share: a cache of the accepted text, and the ends of the network.
+"""Shared layers of networks with caches: a cache of the accepted text, and the ends of the network.
 
-Slot j of a drafter's cache stands for token j + 1 beside the teacher's states of token j. A draft step *extends*
-the cache once, by the rows that the last verify step accepted; nothing of a draft tree is ever written to it.
+Slot j of a drafter's cache holds token j + 1 together with the teacher's states of token j. A draft step *extends* the
+cache once, by the rows that the last verify step accepted. Rows of a draft tree are never written to it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ def cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Waiting(NamedTuple):
-    """Text that the caches do not hold yet: ``tokens`` are those *after* the tokens whose ``features`` are given, so
-    the last that counts is the root; ``committed`` and ``accepted`` as the steps get them."""
+    """Text that the caches do not hold yet.
+
+    ``tokens`` come one *after* the tokens of ``features``, so the last one that counts is the root. ``committed`` and
+    ``accepted`` are the steps' inputs.
+    """
 
     tokens_P: Tensor
     features_PF: Tensor
@@ -41,7 +44,7 @@ class Waiting(NamedTuple):
 
 
 class Extended(Protocol):
-    """What an extend pass leaves: the root's hidden states behind the last norm [I, H], and the caches."""
+    """The result of an extend pass: the root's hidden states after the last norm [I, H], and the caches."""
 
     @property
     def normed(self) -> Tensor: ...
@@ -52,8 +55,10 @@ class Extended(Protocol):
 
 @dataclass(frozen=True)
 class Extension(ABC):
-    """An extend pass: P rows behind the text. ``last`` [1] is the row of the last token that counts, ``unseen`` hides
-    from a tree what lies behind the text."""
+    """An extend pass: P rows after the text.
+
+    ``last`` [1] is the row of the last token that counts. ``unseen`` hides the slots after the text from a tree.
+    """
 
     last_1: Tensor
     unseen_C: Tensor
@@ -93,9 +98,9 @@ class Scattered(Extension):
 
 @dataclass(frozen=True)
 class Appended(Extension):
-    """Over caches [1, K, C, D] of a CPU: one operator writes the rows at slots up to ``slot`` and attends.
+    """An extend pass over a CPU's caches [1, K, C, D]: one operator writes the rows up to ``slot`` and attends.
 
-    It knows no window; where there is one, ``masked`` [P, C] says what a row does not see.
+    The operator has no window. With a window, ``masked`` [P, C] marks the slots that a row does not see.
     """
 
     cos_PE: Tensor
@@ -147,10 +152,10 @@ class DraftLayer(Layer):
         branch: tuple[Tensor, Tensor] | None = None,
         masked_RS: Tensor | None = None,
     ) -> Tensor:
-        """Rows [R, N*D]: one softmax over the written cache, of which ``unseen`` [C] or [R, C] hides a part, and the
-        rows' own K/V ``branch`` [S, K, D], if they have any.
+        """Rows [R, N*D]: one softmax over the written cache and the rows' own K/V ``branch`` [S, K, D], if any.
 
-        The two parts are never joined, so the cache is not copied; scores and softmax are fp32.
+        ``unseen`` [C] or [R, C] hides a part of the cache. The two parts are never joined, so the cache is not copied.
+        Scores and softmax are fp32.
         """
         config = self.config
         query_KGRD = q_RND.transpose(0, 1).reshape(config.kv_heads, -1, config.head_dim)
@@ -207,14 +212,14 @@ class CachedNetwork(nn.Module):
         raise NotImplementedError
 
     def root(self, extended: Extended, teacher: TeacherEnds, noise_DU: Tensor) -> Growth:
-        """The root as a tree of D levels grows from it, where candidates depend on the nodes above them.
+        """The root of a tree of D levels, for drafters whose candidates depend on the nodes above them.
 
-        ``noise`` has a row for every level: nodes of one depth stand at one position.
+        ``noise`` has a row for every level: nodes of one depth have one position.
         """
         raise NotImplementedError
 
     def levels(self, extended: Extended, teacher: TeacherEnds) -> Tensor:
-        """The hidden states that rank the tokens behind the root [I, H], where one pass makes all levels."""
+        """The hidden states that rank the tokens after the root [I, H], for drafters with one pass for all levels."""
         return extended.normed
 
     def embed(self, tokens_R: Tensor, teacher: TeacherEnds) -> Tensor:
@@ -224,7 +229,7 @@ class CachedNetwork(nn.Module):
         return teacher.embedded(tokens_R)
 
     def logits(self, normed_RH: Tensor, teacher: TeacherEnds) -> Tensor:
-        """[R, U] of hidden states behind the last norm."""
+        """Logits [R, U] of hidden states after the last norm."""
         return self.draft_head(normed_RH) if self.config.has_head else teacher.scores(normed_RH)
 
     def best(self, normed_RH: Tensor, teacher: TeacherEnds, k: int, noise_RU: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,10 +257,10 @@ class CachedNetwork(nn.Module):
         return cos_R1D, sin_R1D
 
     def extension(self, waiting: Waiting, cache: Tensor, form: Form) -> Extension:
-        """Places the waiting rows in caches like this one; those that count end at slot ``committed`` - 1.
+        """Places the waiting rows in caches like this one; the rows that count end at slot ``committed`` - 1.
 
-        Scattered, the rest goes to the spare slot C - 1, which no row that counts ever sees. Appended, it goes to the
-        slots behind the text, which the next pass writes before it reads them; C is committed + rows at least.
+        Scattered, the other rows go to the spare slot C - 1, which no row that counts ever sees. Appended, they go to
+        the slots after the text, which the next pass writes before it reads them; C is at least committed + rows.
         """
         rows, committed_1, accepted_1 = waiting.tokens_P.shape[0], waiting.committed_1, waiting.accepted_1
         order = partial(torch.arange, device=committed_1.device)
@@ -276,7 +281,7 @@ class CachedNetwork(nn.Module):
         return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)
 
     def hidden_from(self, position_P: Tensor, order_C: Tensor) -> Tensor:
-        """Whether a slot lies behind a row of the text or before its window, bool [P, C]."""
+        """Whether a slot comes after a row of the text or before the row's window, bool [P, C]."""
         hidden_PC = ~(order_C[None] <= position_P[:, None])
         return hidden_PC if self.config.window is None else hidden_PC | self.before_window(position_P, order_C)
 

@@ -30,13 +30,13 @@ from draftwood.trees.spec import Budget
 
 @dataclass(frozen=True)
 class CachedModel(DraftModel):
-    """What all of them share.
+    """The base class of drafters with caches.
 
-    Where candidates depend on the nodes above them (``follows_nodes``), every tree has a draft step of its own; else
-    they depend on the text alone, and one draft step ranks all levels and serves all trees.
+    If candidates depend on the nodes above them (``follows_nodes``), every tree has its own draft step. Otherwise they
+    depend on the text alone, and one draft step ranks all levels and serves all trees.
     """
 
-    # Ends of the keys of tensors that nobody reads.
+    # Ends of the keys of tensors that are not read.
     unused: ClassVar[tuple[str, ...]] = ()
     config: CachedConfig
 
@@ -56,8 +56,8 @@ class CachedModel(DraftModel):
         """Opens a folder with config.json and model.safetensors, shards or pytorch_model.bin, or such a file in it.
 
         Raises:
-            CheckpointError: a file is missing, damaged or holds more than tensors; or a field, a key, a shape, a
-                dtype or the vocabulary map does not fit the teacher, or leaves open what network it describes.
+            CheckpointError: a file is missing, damaged or holds more than tensors. Or a field, a key, a shape, a dtype
+                or the vocabulary map does not fit the teacher or is ambiguous.
         """
         stored = open_stored(path, cls.called)
         stored = stored._replace(entries={k: e for k, e in stored.entries.items() if not k.endswith(cls.unused)})
@@ -83,8 +83,8 @@ class CachedModel(DraftModel):
         return replace(self, config=replace(self.config, block=shared_config(self.config.block, ranks)))
 
     def in_int8(self, layers: tuple[str, ...]) -> Self:
-        own = self.config.tied_head and "draft_head" not in layers
-        return replace(self, config=replace(self.config, quantised=layers, tied_head=own))
+        tied = self.config.tied_head and "draft_head" not in layers
+        return replace(self, config=replace(self.config, quantised=layers, tied_head=tied))
 
     def block(self, teacher: TeacherConfig) -> TeacherConfig:
         return self.config.block
@@ -97,19 +97,19 @@ class CachedModel(DraftModel):
 
     def steps(self, modules: Modules, trees: Trees, sizes: StepSizes, lengths: Lengths) -> list[Step]:
         decoder, drafter = modules[0], cast(CachedNetwork, modules[1])
-        found = []
+        steps = []
         for slots in lengths.slots:
             # A chunk as long as the cache never fits it.
             chunks = [rows for rows in lengths.chunks if rows < slots] or sorted(lengths.chunks)[:1]
-            found += [extend_step(drafter, decoder, Behind(rows, slots, sizes.dtype)) for rows in chunks]
-            # Where any KV length will do, so will any number of rows.
+            steps += [extend_step(drafter, decoder, Behind(rows, slots, sizes.dtype)) for rows in chunks]
+            # A step for any KV length is also for any number of rows.
             behind = Behind(sizes.path_rows if slots else 0, slots, sizes.dtype)
             if self.follows_nodes:
                 grows = [(self.draft_name(name), grown(tree)) for name, tree in trees if tree.nodes]
-                found += [tree_step(drafter, decoder, name, tree, behind) for name, tree in grows]
+                steps += [tree_step(drafter, decoder, name, tree, behind) for name, tree in grows]
             else:
-                found.append(level_step(drafter, decoder, self.levels, self._candidates(trees), behind))
-        return found
+                steps.append(level_step(drafter, decoder, self.levels, self._candidates(trees), behind))
+        return steps
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:
         config, block = self.config, self.config.block

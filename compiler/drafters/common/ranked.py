@@ -1,4 +1,4 @@
-"""What drafters that rank levels share: the candidates of a level depend on the text alone, not on the nodes above.
+"""Drafters that rank levels: the candidates of a level depend on the text alone, not on the nodes above.
 
 One draft graph serves all trees; every level has as many candidates as the widest of them needs.
 """
@@ -22,7 +22,7 @@ def candidates(trees: Trees, vocabulary: int) -> int:
 
 
 def ranked_outputs(levels: int, count: int, dtype: str) -> list[TensorSignature]:
-    """What a draft step gives, ``count`` a level: tokens and their log-probabilities, best first."""
+    """The outputs of a draft step: tokens and their log-probabilities, best first, ``count`` a level."""
     return [tensor("candidates", "int64", levels, count), tensor("scores", dtype, levels, count)]
 
 

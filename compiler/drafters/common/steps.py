@@ -2,10 +2,14 @@
 
 A step extends the caches, ranks the levels of one pass (`LevelStep`), or grows one tree (`TreeStep`).
 
-All take the same inputs: ``features`` [P, F], the teacher's states, low layer first, of tokens of the text that the
-caches do not hold yet; ``tokens`` int64 [P], the tokens after those, in a draft step the root last; ``committed``
-int64 [1], the text's length up to there, and ``accepted`` int64 [1], how many of the P rows count. The rows behind are
-padding: any numbers and ids. A draft step also takes ``noise`` [D, U], a row for every level.
+All take the same inputs:
+
+* ``features`` [P, F]: the teacher's states, low layer first, of the tokens that the caches do not hold yet;
+* ``tokens`` int64 [P]: the tokens that follow those; in a draft step the last is the root;
+* ``committed`` int64 [1]: the text's length up to there;
+* ``accepted`` int64 [1]: the number of the P rows that count. The rows after them are padding: any numbers and ids.
+
+A draft step also takes ``noise`` [D, U], a row for every level.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ class CachedStep(nn.Module):
     def extended(
         self, tokens: Tensor, features: Tensor, committed: Tensor, accepted: Tensor, caches: Sequence[Tensor]
     ) -> Extended:
-        """What the network's own ``extend`` leaves."""
+        """The result of the network's ``extend``."""
         waiting = Waiting(tokens, features, committed, accepted)
         return self.drafter.extend(waiting, list(caches), self.teacher, self.form)
 
@@ -66,9 +70,9 @@ class LevelStep(CachedStep):
         self.candidates = candidates
 
     def forward(self, tokens, features, committed, accepted, noise, *caches):  # type: ignore[no-untyped-def]
-        found = self.extended(tokens, features, committed, accepted, caches)
-        levels_IH = self.drafter.levels(found, self.teacher)
-        return (*self.drafter.best(levels_IH, self.teacher, self.candidates, noise), *found.caches)
+        extended = self.extended(tokens, features, committed, accepted, caches)
+        levels_IH = self.drafter.levels(extended, self.teacher)
+        return (*self.drafter.best(levels_IH, self.teacher, self.candidates, noise), *extended.caches)
 
 
 class TreeStep(CachedStep):
@@ -98,7 +102,7 @@ class Behind(NamedTuple):
 
     @property
     def form(self) -> Form:
-        """Of attention."""
+        """The form of attention."""
         return "fused" if self.slots else "cpu"
 
 
@@ -111,7 +115,7 @@ def extend_step(drafter: CachedNetwork, decoder: Decoder, behind: Behind) -> Ste
 
 
 def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates: int, behind: Behind) -> Step:
-    """The draft step of one pass behind rows."""
+    """The draft step of one pass, after an extension by rows."""
     module = LevelStep(drafter, decoder, candidates, behind.form)
     outputs = ranked_outputs(levels, candidates, "float32")
     return _cached_step(module, _at("draft", behind.slots), "draft", outputs, behind, levels)
@@ -120,7 +124,7 @@ def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates
 def tree_step(
     drafter: CachedNetwork, decoder: Decoder, name: str, tree: FixedTree | BudgetTree, behind: Behind
 ) -> Step:
-    """The draft step for one tree behind rows."""
+    """The draft step for one tree, after an extension by rows."""
     module = TreeStep(drafter, decoder, tree, behind.form)
     return _cached_step(module, _at(name, behind.slots), "draft", tree.outputs(), behind, tree.depth)
 

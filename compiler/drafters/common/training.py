@@ -1,6 +1,6 @@
-"""What the students with caches share: a Llama block in training, the teacher's states that they read, their files.
+"""Shared parts of students with caches: a Llama block in training, the teacher's states that they read, their files.
 
-Attribute names of the block are those of the published layouts.
+The block's attribute names are the published layouts'.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # B texts, S slots, T rows, H hidden size, Q query heads, G key/value heads, E head size, V draft vocabulary
 
 
-# How far from either end of the teacher the outer two of the states that are read enter: as EAGLE-3's (SafeAILab/EAGLE)
-# where it has layers enough, else nearer to the ends.
+# Distances from the teacher's ends of the first and last state that is read: EAGLE-3's (SafeAILab/EAGLE) if the teacher
+# has enough layers, otherwise smaller ones.
 _MARGINS = ((2, 3), (1, 2), (0, 0))
 
 
@@ -152,10 +152,10 @@ def teacher_sizes(teacher: FrozenTeacher) -> Sizes:
 
 
 def read_trained(folder: Path, architecture: str) -> tuple[dict[str, Any], Sizes, dict[str, Tensor], Tensor | None]:
-    """What a training has written: config.json, the block's sizes, the weights, and the draft ids int64 [V] if any.
+    """The files of a training here: config.json, the block's sizes, the weights, and the draft ids int64 [V] if any.
 
     Raises:
-        CheckpointError: the folder was written by somebody else.
+        CheckpointError: the folder was not written by a training here.
     """
     path = folder / "config.json"
     config = read_json(path)

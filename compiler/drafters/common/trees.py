@@ -1,10 +1,10 @@
 """Draft trees grown inside a static graph, one batched pass a level: of fixed shape, or of a shape that it chooses.
 
-Every drafter whose candidates depend on the nodes above them grows its trees so; what it runs a level is its own.
+Every drafter whose candidates depend on the nodes above them grows its trees so, with its own pass for a level.
 
-A budget tree (EAGLE-2 and 3) grows, then reranks: the k best tokens of the root are the first level; of every level
-the k best nodes by cumulative log-probability are expanded by k tokens each; the M best of all nodes stay (Li et al.,
-2024, arXiv 2406.16858). A node is never better than its parent, so the parents of those that stay, stay.
+A budget tree (EAGLE-2 and 3) grows, then reranks (Li et al., 2024, arXiv 2406.16858). The k best tokens of the root
+are the first level. In every level the k best nodes by cumulative log-probability are expanded by k tokens each. The M
+best of all nodes stay. A node is never better than its parent, so the parent of a node that stays also stays.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Growth(Protocol):
         """The k best tokens below every row, best first: the teacher's ids int64 [E, k], log-probabilities [E, k]."""
 
     def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Growth:
-        """The rows of these tokens below those numbered ``source``; ``masked`` hides, of all rows run so far and these
-        behind them, the root not counted, those that are not on a row's path."""
+        """Runs the rows of these tokens below the rows numbered ``source``.
+
+        ``masked`` covers all rows run so far, without the root, and then these; it hides those off a row's path.
+        """
 
 
 class _Level(nn.Module):
@@ -65,7 +67,7 @@ class FixedTree(nn.Module):
         self.levels = nn.ModuleList(_Level(*_tables(topology, depth)) for depth in range(1, topology.depth + 1))
 
     def outputs(self) -> list[TensorSignature]:
-        """What ``grow`` gives, as a step declares it."""
+        """The outputs of ``grow``, as a step declares them."""
         return [tensor("drafted", "int64", self.nodes), tensor("scores", "float32", self.nodes)]
 
     def grow(self, rows: Growth) -> tuple[Tensor, Tensor]:
@@ -86,16 +88,16 @@ class FixedTree(nn.Module):
 def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:
     """Candidates a parent, and the tables of the nodes at ``depth``.
 
-    ``pick`` reads their tokens from the candidates [E, k] of the depth above, ``parent`` their parents' scores
-    among the n of the depth above; ``expanded`` are those with children and ``source`` the rows, among the E
-    run before, of their parents. ``masked`` hides from them whatever expanded node is not on their path.
+    ``pick`` reads their tokens from the candidates [E, k] of the depth above. ``parent`` reads their parents' scores
+    among the n nodes of that depth. ``expanded`` are the nodes with children, ``source`` their parents' rows among the
+    E run before. ``masked`` hides every expanded node off their path.
     """
     parents, ranks, depths = topology.parents, topology.ranks, topology.depths
     with_children = set(parents[1:])
     above, here = ([row for row in range(topology.rows) if depths[row] == d] for d in (depth - 1, depth))
     ran = [row for row in above if row in with_children]
     expanded = [row for row in here if row in with_children]
-    kept = [row for row in range(1, topology.rows) if row in with_children and depths[row] <= depth]
+    expanded_so_far = [row for row in range(1, topology.rows) if row in with_children and depths[row] <= depth]
     width = max(ranks[row] for row in here) + 1
     visible = torch.from_numpy(tensorize(topology).mask.copy())
     return width, {
@@ -103,7 +105,7 @@ def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:
         "parent_n": torch.tensor([above.index(parents[row]) for row in here]),
         "expanded_E": torch.tensor([here.index(row) for row in expanded], dtype=torch.int64),
         "source_E": torch.tensor([ran.index(parents[row]) for row in expanded], dtype=torch.int64),
-        "masked_ES": ~visible[expanded][:, kept],
+        "masked_ES": ~visible[expanded][:, expanded_so_far],
     }
 
 
@@ -139,7 +141,7 @@ class BudgetTree(nn.Module):
         self.register_buffer("level_cost_A", cost_A, persistent=False)
 
     def outputs(self) -> list[TensorSignature]:
-        """What ``grow`` gives, as a step declares it."""
+        """The outputs of ``grow``, as a step declares them."""
         nodes, rows = self.nodes, self.nodes + 1
         return [
             tensor("drafted", "int64", nodes),
@@ -197,5 +199,5 @@ class BudgetTree(nn.Module):
 
 
 def grown(tree: Topology | Budget) -> FixedTree | BudgetTree:
-    """What grows a tree of at least one node."""
+    """The grower of a tree of at least one node."""
     return BudgetTree(tree.nodes, tree.depth, tree.width) if isinstance(tree, Budget) else FixedTree(tree)

@@ -50,11 +50,11 @@ def read_vocabulary(fields: Fields, inner: Fields, teacher: TeacherConfig) -> Vo
 
 
 def teacher_ids(file: Path, entries: Mapping[str, Entry], read: Reader, vocabulary: Vocabulary) -> Tensor:
-    """int64 [draft], the teacher's id of every draft id: j + d2t[j], ``d2t`` being an offset.
+    """int64 [draft], the teacher's id of every draft id: j + d2t[j]; ``d2t`` is an offset.
 
     Raises:
-        CheckpointError: d2t is missing where it is needed, or it is no map into the teacher's vocabulary, or
-            t2d, the teacher's ids that it covers, says something else.
+        CheckpointError: d2t is needed and missing, or is no map into the teacher's vocabulary, or contradicts t2d, the
+            teacher's ids that it covers.
     """
     _check_forms(file, entries, {"d2t": vocabulary.head, "t2d": vocabulary.stored})
     whole, order = vocabulary.draft == vocabulary.teacher, torch.arange(vocabulary.draft)
@@ -96,9 +96,9 @@ def _check_ids(file: Path, ids: Tensor, vocabulary: int) -> None:
             f"{file}: j + d2t[j] runs from {lowest} to {highest}; expected ids from 0 to {vocabulary - 1}; d2t must"
             " be an offset from the draft id, not the teacher's id"
         )
-    found, counts = ids.unique(return_counts=True)
-    if len(found) != len(ids):
-        twice = int(found[counts > 1][0])
+    distinct, counts = ids.unique(return_counts=True)
+    if len(distinct) != len(ids):
+        twice = int(distinct[counts > 1][0])
         raise CheckpointError(
             f"{file}: j + d2t[j] is {twice} more than once; expected each id once; d2t must be an offset from the"
             " draft id"

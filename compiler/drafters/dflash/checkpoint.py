@@ -60,8 +60,8 @@ def dflash_parts(config: DFlashConfig, vocabulary: Vocabulary) -> Parts:
 
 def is_dflash(fields: Mapping[str, Any]) -> bool:
     """Whether a config.json is a DFlash drafter's, or one of a successor that is refused by its field."""
-    own = fields.get("architectures") in [[name] for name in (*NAMES, *_SUCCESSORS)]
-    return own or fields.get("speculators_model_type") == "dflash"
+    named = fields.get("architectures") in [[name] for name in (*NAMES, *_SUCCESSORS)]
+    return named or fields.get("speculators_model_type") == "dflash"
 
 
 def read_dflash_config(
@@ -103,8 +103,8 @@ def _refuse_successors(fields: Fields, nested: Fields) -> None:
     for source in (fields, nested):
         for name, plain in _NEUTRAL.items():
             if source.get(name) is not None and source.get(name) not in plain:
-                wanted = " or ".join(map(repr, plain))
-                source.fail(name, f"{wanted} or no such field: DFlash's successors are not supported")
+                accepted = " or ".join(map(repr, plain))
+                source.fail(name, f"{accepted} or no such field: DFlash's successors are not supported")
 
 
 def _rows(fields: Fields, nested: Fields) -> int:
@@ -117,10 +117,10 @@ def _rows(fields: Fields, nested: Fields) -> int:
 def _from_root(fields: Fields, nested: Fields) -> bool:
     deepspec = fields.get("architectures") == [_DEEPSPEC]
     stated = [(fields, "sample_from_anchor"), (nested, "shift_label")]
-    found = {source.flag(name, False) for source, name in stated if source.get(name) is not None}
-    if len(found | ({True} if deepspec else set())) > 1:
+    flags = {source.flag(name, False) for source, name in stated if source.get(name) is not None}
+    if len(flags | ({True} if deepspec else set())) > 1:
         fields.fail("sample_from_anchor", "the same as dflash_config's shift_label, and true in DeepSpec's layout")
-    return found.pop() if found else deepspec
+    return flags.pop() if flags else deepspec
 
 
 def _aux_layers(
@@ -135,7 +135,7 @@ def _aux_layers(
     left = nested.tokens("target_layer_ids", None) or fields.tokens("target_layer_ids", None)
     left = left or _spread(teacher.layers, layers)
     if left[-1] == teacher.layers - 1:
-        # Captured by a hook it is the last layer's output; read from transformers' list it is that behind the norm.
+        # A hook captures the last layer's output; transformers' list has it after the norm.
         nested.fail("target_layer_ids", "layers before the last; if the state before the last norm is meant, state it"
                     " as aux_layer_ids, the layers that the states enter")  # fmt: skip
     return check_aux_layers(fields, "target_layer_ids", tuple(layer + 1 for layer in left), teacher)

@@ -1,7 +1,7 @@
-"""A DFlash drafter in the layout of those who serve it: speculators (vLLM), z-lab's and SpecForge's (SGLang).
+"""A DFlash drafter in the layouts of its servers: speculators (vLLM), z-lab's and SpecForge's (SGLang).
 
-Readers of either take embedding and output matrix from the teacher, so neither is written; where the vocabulary is a
-part of the teacher's, the rows of the output matrix are.
+Readers of either take embedding and output matrix from the teacher, so neither is written. If the vocabulary is a part
+of the teacher's, the rows of the output matrix are written.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def check_block(opened: CachedCheckpoint[Block], layout: str) -> None:
 
 def _teachers(opened: CachedCheckpoint[Config], name: str) -> bool:
     """Whether a matrix of the drafter is its teacher's, in the drafter's type."""
-    own = embedding(opened) if name == "embed.weight" else output_matrix(opened)
+    matrix = embedding(opened) if name == "embed.weight" else output_matrix(opened)
     theirs = opened.teacher.matrix("embed.weight" if opened.teacher.config.tied else name)
-    return torch.equal(own, theirs.to(own.dtype))
+    return torch.equal(matrix, theirs.to(matrix.dtype))
 
 
 def dflash_speculators(opened: CachedCheckpoint[DFlashConfig], teacher: Checkpoint, verifier: str) -> Folder:
-    """As speculators writes it, for vLLM."""
-    own = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
-    return speculators(opened, teacher, own, dflash_parts, verifier)
+    """The drafter as speculators writes it, for vLLM."""
+    fields = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
+    return speculators(opened, teacher, fields, dflash_parts, verifier)
 
 
 def speculators(
@@ -121,5 +121,5 @@ def vocabulary_of(config: DFlashConfig) -> Vocabulary:
 
 
 def ends(opened: CachedCheckpoint[Block]) -> dict[str, Tensor]:
-    """Embedding and output matrix, for a layout that holds them."""
+    """Embedding and output matrix, for a layout with both."""
     return {"embed_tokens.weight": embedding(opened), HEAD: output_matrix(opened)}

@@ -67,14 +67,14 @@ class DFlashModel(CachedModel):
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DFlashCost | None:
-        if (found := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
+        if (numbers := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
             return None
-        return DFlashCost(levels=found[0], layers=found[1], vocabulary=found[2])
+        return DFlashCost(levels=numbers[0], layers=numbers[1], vocabulary=numbers[2])
 
     @classmethod
     def check_layout(cls, checkpoint: CachedCheckpoint[DFlashConfig], layout: str) -> None:  # type: ignore[override]
         check_block(checkpoint, layout)
-        # vLLM and SGLang draft from the first mask row on, whatever config.json says.
+        # vLLM and SGLang always draft from the first mask row on.
         refuse(layout, {"a first draft by the root's row, which no server reads": checkpoint.config.from_root})
 
     @property

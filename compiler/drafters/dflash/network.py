@@ -1,8 +1,8 @@
 """The DFlash drafter (2026, arXiv 2602.06036): a block of rows denoised in one pass.
 
-The rows are the root and mask tokens behind it. What is known of the text is fc over some states of the teacher; every
-layer makes keys and values of it with its own matrices and keeps them in its cache. A row sees all of the text and all
-rows of the block, those behind it too.
+The rows are the root and mask tokens after it. The text enters as fc over some states of the teacher; every layer makes
+keys and values of that with its own matrices and keeps them in its cache. A row sees all of the text and all rows of
+the block, later ones too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DFlashConfig(CachedConfig):
     # Rows of the block, the root's counted.
     rows: int
     mask_token: int
-    # Whether the root's row makes the first draft; else the first mask row does, and nobody reads the root's.
+    # Whether the root's row makes the first draft; otherwise the first mask row does, and the root's is not read.
     from_root: bool
 
     @property
@@ -39,7 +39,7 @@ class DFlashConfig(CachedConfig):
 
 
 class Denoised(NamedTuple):
-    """What a pass leaves: the levels behind the last norm, and the caches."""
+    """The result of a pass: the levels after the last norm, and the caches."""
 
     normed_IH: Tensor
     caches: list[Tensor]
@@ -64,7 +64,7 @@ class DFlash(CachedNetwork):
         self.stack = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
     def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Denoised:
-        """Writes the waiting rows' states into the caches and runs the block behind them.
+        """Writes the waiting rows' states into the caches and runs the block after them.
 
         ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every layer.
         """
@@ -78,8 +78,8 @@ class DFlash(CachedNetwork):
         for i, layer in enumerate(cast(Iterable[DraftLayer], self.stack)):
             pair = at.write(layer, known_PH, caches[2 * i : 2 * i + 2])
             normed_BH, residual_BH = layer.enter(added_BH, residual_BH)
-            q_BND, *own = layer.rotated(normed_BH, cos_B1D, sin_B1D)
-            attended = layer.attend_tree(q_BND, pair, at.unseen_C, (own[0], own[1]))
+            q_BND, k_BKD, v_BKD = layer.rotated(normed_BH, cos_B1D, sin_B1D)
+            attended = layer.attend_tree(q_BND, pair, at.unseen_C, (k_BKD, v_BKD))
             added_BH, residual_BH = layer.feed_forward(attended, residual_BH)
             written += pair
         assert added_BH is not None, "a drafter has a layer at least"

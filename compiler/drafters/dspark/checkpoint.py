@@ -9,8 +9,8 @@ SpecForge    DSparkDraftModel                            at the top or in dflash
 ModelOpt     dflash_config.projector_type dspark         in dflash_config                      markov_w1
 ===========  ==========================================  ====================================  ====================
 
-All else is DFlash's. Which row makes the first draft has two defaults: DeepSpec's the root's row, and for others it
-must be stated, since speculators and vLLM fill in different ones.
+All else is DFlash's. DeepSpec's first draft is made by the root's row. Other writers must state the row, since
+speculators and vLLM have different defaults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEADS = (
     "confidence_head_with_markov",
     "projector_type",
 )
-# What stands before the keys of the heads; ModelOpt leaves the first out.
+# Prefixes of the heads' keys; ModelOpt leaves the first out.
 _BEFORE = ("markov_head.", "confidence_head.proj")
 
 
@@ -69,8 +69,8 @@ def is_dspark(fields: Mapping[str, Any]) -> bool:
     names, nested = fields.get("architectures"), fields.get("dflash_config")
     if names == [DEEPSPEC]:
         return fields.get("markov_rank") not in (None, 0)
-    told = fields.get("speculators_model_type") == "dspark" or names in [[name] for name in NAMES]
-    return told or (isinstance(nested, dict) and nested.get("projector_type") == "dspark")
+    named = fields.get("speculators_model_type") == "dspark" or names in [[name] for name in NAMES]
+    return named or (isinstance(nested, dict) and nested.get("projector_type") == "dspark")
 
 
 def read_dspark(

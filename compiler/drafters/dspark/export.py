@@ -21,9 +21,9 @@ _ANCHORS = 512
 
 
 def dspark_speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
-    """As speculators writes it, for vLLM."""
-    own = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **_heads(opened.config)}
-    folder = speculators(opened, teacher, own, dspark_parts, verifier)
+    """The drafter as speculators writes it, for vLLM."""
+    fields = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **_heads(opened.config)}
+    folder = speculators(opened, teacher, fields, dspark_parts, verifier)
     return folder._replace(tensors=_ascending(opened, folder.tensors))
 
 

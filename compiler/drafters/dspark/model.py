@@ -76,9 +76,9 @@ class DSparkModel(CachedModel):
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DSparkCost | None:
-        if (found := whole_sizes(sizes, (1, teacher.vocabulary, 256))) is None:
+        if (numbers := whole_sizes(sizes, (1, teacher.vocabulary, 256))) is None:
             return None
-        levels, layers, vocabulary, rank = found
+        levels, layers, vocabulary, rank = numbers
         return DSparkCost(levels=levels, layers=layers, vocabulary=vocabulary, rank=rank)
 
     @classmethod

@@ -18,7 +18,7 @@ from draftwood.compiler.teachers.decoder import TeacherEnds
 
 # E nodes, D levels of a tree, H hidden, R rank, V vocabulary, U draft vocabulary, k candidates
 
-# No confidence is lower than the probability of this logit: behind it fp32 has no logarithm of a probability.
+# No confidence is lower than the probability of this logit: below it fp32 has no logarithm of a probability.
 _LEAST_LOGIT = -60.0
 
 Head = Literal["vanilla", "gated", "rnn"]
@@ -32,15 +32,15 @@ class DSparkConfig(DFlashConfig):
     # Rank of the bias that the token before a level adds to its logits, and how it is made.
     markov_rank: int
     markov_head: Head
-    # What the confidence head reads: nothing, where there is none; a level's hidden state; that and the token before.
+    # Input of the confidence head: none; a level's hidden state; or that and the token before.
     confidence: Confidence
 
 
 class MarkovHead(nn.Module):
-    """What the token before a level adds to the level's logits; parameter names are those of DeepSpec's layout.
+    """The bias that the token before a level adds to the level's logits; parameters have DeepSpec's names.
 
-    The token makes a latent of low rank, and a matrix makes the bias of it: the token's own row (vanilla), that row
-    gated by the level's hidden state (gated), or the output of a recurrence along the path that reads both (rnn).
+    A matrix makes the bias from a latent of low rank. The latent is the token's row (vanilla), that row gated by the
+    level's hidden state (gated), or the output of a recurrence along the path that reads both (rnn).
     """
 
     def __init__(self, kind: Head, vocabulary: int, draft: int, hidden: int, rank: int) -> None:
@@ -70,12 +70,15 @@ class MarkovHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes of one depth as the heads have run them: what makes the bias of their children's logits, the state of the
-    recurrence, and the logarithm of their children's confidence [E, 1], where there is a head for it."""
+    """Nodes of one depth after the heads.
+
+    They hold the latent of their children's bias, the state of the recurrence, and the logarithm of their children's
+    confidence [E, 1] if there is a head for it.
+    """
 
     drafter: DSpark
     levels_DH: Tensor
-    # Of the levels by themselves, with their noise.
+    # Logits of the levels without bias, with their noise.
     logits_DU: Tensor
     depth: int
     latent_ER: Tensor

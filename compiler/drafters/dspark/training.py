@@ -1,8 +1,8 @@
 """A DSpark drafter in training (2026, arXiv 2607.05147; layout and losses as deepseek-ai/DeepSpec has them).
 
-A context at slot j makes a block: the root, token j + 1, and mask tokens behind it. Row i of it (0-based) predicts
-token j + 2 + i; it sees the teacher's fused states of the tokens up to j, and all rows of its own block. The sequential
-head is told the true token before each target, as the nodes of a tree on the true path are.
+A context at slot j makes a block: the root, token j + 1, and mask tokens after it. Row i of it (0-based) predicts token
+j + 2 + i; it sees the teacher's fused states of the tokens up to j, and all rows of its own block. The sequential head
+reads the true token before each target, like the nodes of a tree on the true path.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NormedAttention(Attention):
 
 
 class DenoisedBlock(Block):
-    """A block whose rows see a text's slots up to their context, and each other, those behind them too."""
+    """A block whose rows see a text's slots up to their context, and all rows of their block."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -79,8 +79,8 @@ class DenoisedBlock(Block):
         attention, rows = self.self_attn, place_BCI.shape[1:]
         slot_1S = torch.arange(known_BSH.shape[1], device=known_BSH.device)[None]
         keys_BQSE, values_BQSE = attention.keys_values(known_BSH, slot_1S)
-        own = attention.keys_values(normed_BTH, place_BCI.flatten(1))
-        keys_BQCIE, values_BQCIE = (side.unflatten(2, rows) for side in own)
+        block_pair = attention.keys_values(normed_BTH, place_BCI.flatten(1))
+        keys_BQCIE, values_BQCIE = (side.unflatten(2, rows) for side in block_pair)
         queries_BQTE = attention.queries(normed_BTH, place_BCI.flatten(1))
         text_BQTS = (queries_BQTE @ keys_BQSE.transpose(-1, -2)).float()
         text_BQTS = text_BQTS.masked_fill(~seen_BCS.repeat_interleave(rows[1], 1)[:, None], -torch.inf)
@@ -114,7 +114,7 @@ class DSparkStudent(Student):
     def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins with copies of the teacher's last layer, on its last features; the sequential head adds nothing.
 
-        Layers behind the first write nothing at first.
+        Layers after the first write nothing at first.
         """
         last, hidden = teacher.last_layer(), teacher.config.hidden
         for depth, layer in enumerate(cast(Iterable[DenoisedBlock], self.layers)):
@@ -129,8 +129,10 @@ class DSparkStudent(Student):
         self._start_head()
 
     def _start_head(self) -> None:
-        """The bias begins in the span of the output matrix's largest singular vectors, where tokens that are alike have
-        like rows: rows learnt from nothing stay what they are for all tokens that are rare."""
+        """Begins the bias in the span of the output matrix's largest singular vectors.
+
+        There similar tokens have similar rows. Rows that begin at random would stay random for rare tokens.
+        """
         head, output_VH = self.markov_head, self.output_VH.float() * self.norm.weight.data
         head.markov_w2.weight.data.zero_()
         _take_span(head.markov_w2.weight.data, output_VH, 2 * output_VH.square().mean().sqrt())
@@ -140,22 +142,22 @@ class DSparkStudent(Student):
             part[-self.rank :] = 0
 
     def output(self, level: int) -> Tensor:
-        """The teacher's matrix beside that which makes the bias, [V, H + R]: one product gives a node's logits."""
+        """The teacher's matrix and the bias's matrix, joined [V, H + R]: one product gives a node's logits."""
         return torch.cat((self.output_VH, self.markov_head.markov_w2.weight.to(self.output_VH.dtype)), 1)
 
     def features(self, batch: Batch) -> Tensor:
         hidden_NIH = self._denoised(batch)
-        state_NR, found = hidden_NIH.new_zeros(len(hidden_NIH), self.rank), []
+        state_NR, features = hidden_NIH.new_zeros(len(hidden_NIH), self.rank), []
         for level in range(self.levels):
             token_N, level_NH = batch.ahead(1 + level)[batch.there_BC], hidden_NIH[:, level]
             token_NR, latent_NR, state_NR = self.markov_head(token_N, level_NH, state_NR)
-            # The confidence watches what the others learn, and does not change it.
+            # The confidence head does not change the training of the other parts.
             read_NX = torch.cat((level_NH, token_NR), -1).detach()
-            found.append(torch.cat((level_NH, latent_NR, self.confidence_head["proj"](read_NX)), -1))
-        return torch.stack(found, 1)
+            features.append(torch.cat((level_NH, latent_NR, self.confidence_head["proj"](read_NX)), -1))
+        return torch.stack(features, 1)
 
     def _denoised(self, batch: Batch) -> Tensor:
-        """The blocks' hidden states behind the last norm, [N, I, H]."""
+        """The blocks' hidden states after the last norm, [N, I, H]."""
         known_BSH = self.hidden_norm(self.fc(batch.aux_BSF.to(self.output_VH.dtype)))
         slot_S, level_I = (torch.arange(size, device=known_BSH.device) for size in (known_BSH.shape[1], self.levels))
         place_BCI = batch.slot_BC[:, :, None] + 1 + level_I
@@ -183,18 +185,20 @@ class DSparkStudent(Student):
         """The share of draws from some nodes that the teacher would accept, [R]: 1 less the total variation."""
         output_VX, dtype = self.output(0), self.output_VH.dtype
         last_RH = batch.last_BSH.flatten(0, 1)[batch.places(self.levels)[some_NI]].to(dtype)
-        found = []
+        accepted = []
         for nodes, last in zip(nodes_RH.to(dtype).split(_CHUNK), last_RH.split(_CHUNK), strict=True):
-            own, wanted = (F.linear(*pair).float().softmax(-1) for pair in ((nodes, output_VX), (last, self.output_VH)))
-            found.append(torch.minimum(own, wanted).sum(-1))
-        return torch.cat(found) if found else nodes_RH.new_zeros(0, dtype=torch.float32)
+            drafted_RV, taught_RV = (
+                F.linear(*pair).float().softmax(-1) for pair in ((nodes, output_VX), (last, self.output_VH))
+            )
+            accepted.append(torch.minimum(drafted_RV, taught_RV).sum(-1))
+        return torch.cat(accepted) if accepted else nodes_RH.new_zeros(0, dtype=torch.float32)
 
     def logits(self, features_NH: Tensor, level: int, noise_NV: Tensor | None = None) -> Tensor:
         return super().logits(features_NH[:, :-1], level, noise_NV)
 
     @torch.no_grad()
     def confidence(self, features_NIH: Tensor, noise: LevelNoise | None = None) -> Tensor:
-        """What the head says of the first level: the noise of a text does not change it."""
+        """The head's confidence in the first level: the noise of a text does not change it."""
         return features_NIH[:, 0, -1].float().sigmoid()
 
     def save(self, folder: Path) -> None:
@@ -220,7 +224,7 @@ def _take_span(rows_VR: Tensor, of_VH: Tensor, size: Tensor) -> None:
     rows_VR[:, :width] = found_VX * (size / found_VX.square().mean().sqrt())
 
 
-# Ids at random, beside those of its texts, that a step's cross-entropy looks at.
+# Random ids that a step's cross-entropy covers in addition to its texts' ids.
 _NEGATIVES = 1024
 
 
@@ -237,5 +241,5 @@ def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | No
 def read_back(folder: Path, teacher: FrozenTeacher, levels: int | None) -> tuple[DSparkStudent, dict[str, Tensor]]:
     """A trained drafter as a student, and its values."""
     config, sizes, tensors, _ = read_trained(folder, DEEPSPEC)
-    own = config["num_hidden_layers"], config["markov_rank"], config["markov_head_type"], config["mask_token_id"]
-    return DSparkStudent(teacher, sizes, config["block_size"], tuple(config["aux_layer_ids"]), *own), tensors
+    options = config["num_hidden_layers"], config["markov_rank"], config["markov_head_type"], config["mask_token_id"]
+    return DSparkStudent(teacher, sizes, config["block_size"], tuple(config["aux_layer_ids"]), *options), tensors

@@ -99,9 +99,9 @@ def _block(
     usual = Fields(inner.path, ({"head_dim": 128} if qwen3 else {}) | inner.values)  # Qwen3's class fills this in
     block = read_block(usual, teacher, spelling.layers, ("llama", "qwen3"))
     if writer is DEEPSPEC and spelling.layers > 1:
-        # There each further block takes the embedding again; nobody has published such a drafter.
+        # There each further block takes the embedding again; no such drafter is published.
         inner.fail("num_hidden_layers", "1; a deeper drafter of DeepSpec is another network")
-    # Some attention classes have no bias behind the heads, whatever the switch says.
+    # Some attention classes ignore the switch and have no bias after the heads.
     o_bias = block.qkv_bias and f"{spelling.first}.self_attn.o_proj.bias" in stored
     return replace(block, o_bias=o_bias, qk_norm=_qk_norm(inner, writer, stored, spelling))
 
@@ -127,10 +127,10 @@ def _check_shared(fields: Fields, inner: Fields, config: Eagle3Config, teacher: 
 
 def _agreed(fields: Fields, nested: Fields, name: str, default: bool | None) -> bool | None:
     """A flag that stands at the top, in eagle_config, or alike in both."""
-    found = {source.flag(name, False) for source in (fields, nested) if source.get(name) is not None}
-    if len(found) == 2:
+    flags = {source.flag(name, False) for source in (fields, nested) if source.get(name) is not None}
+    if len(flags) == 2:
         fields.fail(name, f"the same as in eagle_config, {nested.get(name)!r}, or only one of the two")
-    return found.pop() if found else default
+    return flags.pop() if flags else default
 
 
 def _feature_norm(fields: Fields, nested: Fields) -> FeatureNorm:
@@ -143,8 +143,8 @@ def _feature_norm(fields: Fields, nested: Fields) -> FeatureNorm:
 
 
 def _norm_before_residual(fields: Fields, nested: Fields, writer: Writer) -> bool:
-    # Every version of the library fills in false, vLLM true unless it is P-EAGLE's: where no version is named, nobody
-    # knows who trained it.
+    # The library's default is false in every version; vLLM's is true unless the drafter is P-EAGLE's. Without a named
+    # version the trainer is unknown.
     settled = fields.get("speculators_version") is not None or fields.get("speculators_model_type") == "peagle"
     known = _agreed(fields, nested, "norm_before_residual", False if writer is not SPECULATORS or settled else None)
     if known is None:
@@ -153,9 +153,9 @@ def _norm_before_residual(fields: Fields, nested: Fields, writer: Writer) -> boo
 
 
 def _norm_output(fields: Fields, nested: Fields, writer: Writer) -> bool:
-    if (own := fields.get("normed_feedback")) is not None:
-        return fields.flag("normed_feedback", own)
-    # Until its pull request 879 SpecForge meant "normalise in front of the output matrix" by it.
+    if (normed := fields.get("normed_feedback")) is not None:
+        return fields.flag("normed_feedback", normed)
+    # Until its pull request 879 SpecForge meant "normalise before the output matrix" by it.
     stated = _agreed(fields, nested, "norm_output", None)
     if stated is not None and writer.name not in _NEWER:
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""An EAGLE-3 drafter in the layout of those who serve it: speculators (vLLM) and SpecForge (SGLang).
+"""An EAGLE-3 drafter in the layouts of its servers: speculators (vLLM) and SpecForge (SGLang).
 
-The files hold all that their readers could take from somewhere else and take differently: the output matrix is written
-out, the vocabulary ascends, every norm flag is stated.
+The files leave nothing to their readers' defaults: the output matrix is written out, the vocabulary ascends, every norm
+flag is stated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 Opened = CachedCheckpoint[Eagle3Config]
 # EAGLE-3, or what is built on it.
 Network = TypeVar("Network", bound=Eagle3Config)
-# Tokens a step where nobody says how many.
+# Default tokens a step.
 _USUAL_TOKENS = 5
 
 
@@ -49,7 +49,7 @@ def speculators(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
 
 
 def speculators_fields(opened: CachedCheckpoint[Network]) -> dict[str, Any]:
-    """What speculators writes of an EAGLE-3 network."""
+    """speculators' fields for an EAGLE-3 network."""
     config = opened.config
     return {
         "speculators_version": SPECULATORS_VERSION,
@@ -93,11 +93,11 @@ def specforge(opened: Opened, teacher: Checkpoint, verifier: str) -> Folder:
 
 
 def tensors_of(opened: CachedCheckpoint[Network], first: str, mapped: bool) -> dict[str, Tensor]:
-    """Tensors by key, the first block's beginning with ``first``; with the vocabulary's maps where it is ``mapped``."""
+    """Tensors by key; the first block's keys begin with ``first``; ``mapped`` adds the vocabulary's maps."""
     config, known = opened.config, opened.config.block.vocabulary
     sizes = Vocabulary(known, known, config.draft_vocabulary)
     spelling = Spelling("", first, config.block.layers)
-    found = network(opened, eagle3_parts(config, sizes, spelling)) | {HEAD: output_matrix(opened)}
+    tensors = network(opened, eagle3_parts(config, sizes, spelling)) | {HEAD: output_matrix(opened)}
     if config.own_embedding:
-        found[spelling.embedding] = embedding(opened)
-    return found | (maps(opened) if mapped else {})
+        tensors[spelling.embedding] = embedding(opened)
+    return tensors | (maps(opened) if mapped else {})

@@ -1,7 +1,7 @@
-"""The layouts in which EAGLE-3 drafters are published: who wrote a folder, and how its keys are spelled.
+"""The published layouts of EAGLE-3 drafters: the writer of a folder, and the spelling of its keys.
 
-``architectures`` names the writer. What the writers spell differently is what a layer id means and where a flag
-stands; the keys are told apart by looking at them, for every reader accepts either spelling of the first block:
+``architectures`` names the writer. Writers differ in the meaning of a layer id and in the place of a flag. The keys
+themselves tell their spelling, since every reader accepts either spelling of the first block:
 
 =============  ====================================  ====================================  ===================
 writer         architectures                         layer ids of the teacher's states     first block's keys
@@ -16,11 +16,10 @@ speculators    Eagle3Speculator, Eagle3DraftModel    entered, at the top        
 =============  ====================================  ====================================  ===================
 
 No ids means the states entering layers 2, L // 2 and L - 3 everywhere. Writers that capture by hooks name the same
-states 1, L // 2 - 1 and L - 4, the layers they *leave* (SpecForge: ``resolve_eagle_capture_layers`` in
-specforge/algorithms/model_providers.py at a6b6b02; ModelOpt, Automodel and DeepSpec read ``hidden_states[id + 1]``),
-and servers tell the two spellings apart by guessing. A list that is one of the two usual ones in the other spelling is
-refused, except under SpecForge's name, where it is published both ways. An own field settles every case:
-``aux_layer_ids``, the layers whose entering states are meant.
+states 1, L // 2 - 1 and L - 4, the layers they *leave*. (SpecForge: ``resolve_eagle_capture_layers`` in
+specforge/algorithms/model_providers.py at a6b6b02. ModelOpt, Automodel and DeepSpec read ``hidden_states[id + 1]``.)
+Servers guess the spelling. A list that equals a usual one in the other spelling is refused, except under SpecForge's
+name, which publishes both. Draftwood's field ``aux_layer_ids`` settles every case: it names the layers entered.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ OTHERS = {
 
 
 def read_writer(fields: Fields, writers: Mapping[str, Writer] = WRITERS, kind: str = "eagle3") -> Writer:
-    """Who of ``writers`` wrote config.json; ``kind`` is what speculators calls such drafters.
+    """The one of ``writers`` that wrote config.json; ``kind`` is speculators' name for such drafters.
 
     Raises:
-        CheckpointError: nobody known did.
+        CheckpointError: the writer is unknown.
     """
     named = fields.get("architectures")
     name = str(named[0]) if isinstance(named, list) and len(named) == 1 else ""
@@ -86,9 +85,9 @@ def read_writer(fields: Fields, writers: Mapping[str, Writer] = WRITERS, kind: s
     if name not in writers:
         fields.fail("architectures", f"one of {', '.join(writers)}, the published layouts of EAGLE-3")
     writer = writers[name]
-    wanted = kind if writer is SPECULATORS else None
-    if fields.get("speculators_model_type") != wanted:
-        fields.fail("speculators_model_type", f"{wanted or 'no such field'} beside {name}")
+    expected = kind if writer is SPECULATORS else None
+    if fields.get("speculators_model_type") != expected:
+        fields.fail("speculators_model_type", f"{expected or 'no such field'} beside {name}")
     return writer
 
 
@@ -96,9 +95,9 @@ def read_writer(fields: Fields, writers: Mapping[str, Writer] = WRITERS, kind: s
 class Spelling:
     """How a file spells its keys."""
 
-    # What stands before the keys of everything but the output matrix and the vocabulary maps.
+    # Prefix of all keys but the output matrix's and the vocabulary maps'.
     before: str
-    # Where the first block's keys begin.
+    # Prefix of the first block's keys.
     first: str
     # How many blocks there are.
     layers: int
@@ -113,7 +112,7 @@ class Spelling:
         return cls(before, f"{before}{'midlayer' if old else 'layers.0'}", layers)
 
     def at(self, layer: int) -> str:
-        """Where a block's keys begin."""
+        """The prefix of a block's keys."""
         return f"{self.before}layers.{layer}" if layer else self.first
 
     @property
@@ -126,7 +125,7 @@ def read_aux_layers(fields: Fields, nested: Fields, writer: Writer, teacher: Tea
     """The layers entered, ascending, from the top of config.json or from its eagle_config, ``nested``.
 
     Raises:
-        CheckpointError: the ids do not fit the teacher, contradict each other, or leave open what they mean.
+        CheckpointError: the ids do not fit the teacher, contradict each other, or are ambiguous.
     """
     if not nested.flag("use_aux_hidden_state", True):
         raise CheckpointError(
@@ -138,23 +137,23 @@ def read_aux_layers(fields: Fields, nested: Fields, writer: Writer, teacher: Tea
     usual = (2, teacher.layers // 2, teacher.layers - 3)
     ids = _stated(fields, nested, writer)
     if not ids:
-        found = check_aux_layers(fields, f"{writer.field} left out", usual, teacher)
+        layers = check_aux_layers(fields, f"{writer.field} left out", usual, teacher)
     else:
-        found = check_aux_layers(fields, writer.field, _entered(fields, writer, ids, usual), teacher)
-    if fields.whole("num_aux_hidden_states", len(found)) != len(found):
-        fields.fail("num_aux_hidden_states", f"{len(found)}, as many as there are layer ids, or aux_layer_ids")
-    return found
+        layers = check_aux_layers(fields, writer.field, _entered(fields, writer, ids, usual), teacher)
+    if fields.whole("num_aux_hidden_states", len(layers)) != len(layers):
+        fields.fail("num_aux_hidden_states", f"{len(layers)}, as many as there are layer ids, or aux_layer_ids")
+    return layers
 
 
 def _stated(fields: Fields, nested: Fields, writer: Writer) -> tuple[int, ...]:
-    """The ids as config.json has them; none where it leaves them out."""
+    """The ids in config.json; empty if it has none."""
     if writer.field != AUX_IDS and not fields.tokens(writer.field, None):
         fields.fail(writer.field, "the layers that the teacher's states leave; this writer has no usual ones")
     lists = [fields.tokens(writer.field, None), nested.tokens(AUX_IDS, None)]
-    found = {ids for ids in lists if ids}
-    if len(found) == 2:
+    stated = {ids for ids in lists if ids}
+    if len(stated) == 2:
         fields.fail(writer.field, f"the same as in eagle_config, {nested.get(AUX_IDS)!r}, or only one of the two")
-    return found.pop() if found else ()
+    return stated.pop() if stated else ()
 
 
 def _entered(fields: Fields, writer: Writer, ids: tuple[int, ...], usual: tuple[int, ...]) -> tuple[int, ...]:
@@ -167,5 +166,5 @@ def _entered(fields: Fields, writer: Writer, ids: tuple[int, ...], usual: tuple[
             f" expected {list(usual if writer.ids == 'entering' else left)} here; state the layers that the states"
             " enter as aux_layer_ids"
         )
-    # Hooks capture by depth, in whatever order the list is.
+    # Hooks capture by depth, for any order of the list.
     return ids if writer.ids == "entering" else tuple(sorted(layer + 1 for layer in ids))

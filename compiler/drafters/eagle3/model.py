@@ -76,7 +76,7 @@ class Eagle3Model(CachedModel):
 
     @classmethod
     def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
-        # Those that are not read are refused by their names.
+        # Unsupported architectures are recognised here, and refused later by name.
         return fields.get("architectures") in [[name] for name in (*WRITERS, *OTHERS)]
 
     @classmethod

@@ -1,8 +1,8 @@
 """The EAGLE-3 drafter (Li et al., 2025, arXiv 2503.01840) over a cache of accepted text.
 
-One decoder block reads the embedding of a token beside what is known of the text before it: fc over some states
-of the teacher (three in the paper) for accepted text, the drafter's own last hidden state further on; further blocks,
-if any, are a Llama's. Its output matrix ranks the next token.
+One decoder block reads a token's embedding together with a state of the text before it. For accepted text that state is
+fc over some states of the teacher (three in the paper); further on it is the drafter's last hidden state. Further
+blocks, if any, are a Llama's. The output matrix ranks the next token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from draftwood.compiler.teachers.decoder import TeacherEnds
 # K key/value heads, D head dimension, C cache slots
 
 
-# Where the teacher states are normalised before fc: not at all, as one vector, or each state on its own.
+# Normalisation of the teacher's states before fc: none, as one vector, or each state separately.
 FeatureNorm = Literal["none", "whole", "each"]
 
 
@@ -38,7 +38,7 @@ class Eagle3Config(CachedConfig):
     feature_norm: FeatureNorm = "none"
     # The first block's residual is the normalised hidden state instead of the hidden state.
     norm_before_residual: bool = False
-    # What is fed back is the hidden state behind the last norm (EAGLE-3.1) instead of the one before it.
+    # The hidden state after the last norm is fed back (EAGLE-3.1), not the one before it.
     norm_output: bool = False
 
 
@@ -69,7 +69,7 @@ Branch = list[tuple[Tensor, Tensor]]
 
 
 class Written(NamedTuple):
-    """What an extend pass leaves to the levels of a tree: the root's output, the caches, what to hide."""
+    """The result of an extend pass for the levels of a tree: the root's output, the caches, the hidden slots."""
 
     root: Hidden
     caches: list[Tensor]
@@ -78,7 +78,7 @@ class Written(NamedTuple):
 
     @property
     def normed(self) -> Tensor:
-        """The root's hidden state behind the last norm [1, H]."""
+        """The root's hidden state after the last norm [1, H]."""
         return self.root.normed_RH
 
 
@@ -163,7 +163,7 @@ class Eagle3(CachedNetwork):
     ) -> tuple[Hidden, Branch]:
         """Runs tree rows of one depth >= 1 on the hidden states of their parents.
 
-        ``masked`` covers the branch with these rows behind it (True = masked out); returns both.
+        ``masked`` covers the branch and then these rows (True = masked out); returns both.
         """
         position_R = (written.committed_1 + (depth - 1)).expand(tokens_R.shape[0])
         return self.rows(self.embed(tokens_R, teacher), fed_back_RH, position_R, branch, masked_RS, written)
@@ -177,9 +177,9 @@ class Eagle3(CachedNetwork):
         masked_RS: Tensor,
         written: Written,
     ) -> tuple[Hidden, Branch]:
-        """Runs rows that leave nothing in the caches: they see the text, and of the branch what ``masked`` shows."""
+        """Runs rows that write no cache: they see the text and the branch's rows that ``masked`` leaves visible."""
         cos_R1D, sin_R1D = self.rotary(position_R)
-        unseen, found = written.unseen_C, []
+        unseen, pairs = written.unseen_C, []
         if self.config.window is not None:
             unseen = unseen | self.before_window(position_R, torch.arange(unseen.shape[0], device=unseen.device))
 
@@ -187,10 +187,10 @@ class Eagle3(CachedNetwork):
             q_RND, k_SKD, v_SKD = layer.rotated(x, cos_R1D, sin_R1D)
             if branch is not None:
                 k_SKD, v_SKD = torch.cat((branch[i][0], k_SKD)), torch.cat((branch[i][1], v_SKD))
-            found.append((k_SKD, v_SKD))
-            return layer.attend_tree(q_RND, written.caches[2 * i : 2 * i + 2], unseen, found[i], masked_RS)
+            pairs.append((k_SKD, v_SKD))
+            return layer.attend_tree(q_RND, written.caches[2 * i : 2 * i + 2], unseen, pairs[i], masked_RS)
 
-        return self._through(self.block.join(embedded_RH, hidden_RH), attend), found
+        return self._through(self.block.join(embedded_RH, hidden_RH), attend), pairs
 
     def _through(
         self,

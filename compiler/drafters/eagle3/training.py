@@ -1,9 +1,9 @@
 """An EAGLE-3 layer in training: the training-time test (Li et al., 2025; layout of SafeAILab/EAGLE).
 
 Slot j sees the embedding of token j + 1 and the teacher's features of token j. Level 0 predicts token j + 2 there.
-Level i stands at slot j + i, as the runtime would: its input is the layer's own output of the level before (before
-the norm) with the embedding of token j + 1 + i; it attends to the slots up to j as the teacher's features made
-them, and to its own levels of this context alone. So no level ever sees features that a draft would not have.
+Level i is at slot j + i, as in the runtime. Its input is the layer's output of the level before (before the norm) with
+the embedding of token j + 1 + i. It attends to the slots up to j, made from the teacher's features, and to its own
+levels of this context. So no level ever sees features that a draft would not have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Midlayer(Block):
-    """A block that reads an embedding and a hidden state side by side, each behind a norm of its own."""
+    """A block that reads an embedding and a hidden state side by side, each after its own norm."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes, 2 * sizes.hidden_size)
@@ -55,12 +55,12 @@ class Eagle3Student(Student):
         """Begins as the teacher's last layer on the last features, its new inputs small and random."""
         last, hidden = teacher.last_layer(), teacher.config.hidden
         for name, weight in last.items():
-            own = self.midlayer.get_parameter(name)
-            if own.shape == weight.shape:
-                own.data.copy_(weight)
+            parameter = self.midlayer.get_parameter(name)
+            if parameter.shape == weight.shape:
+                parameter.data.copy_(weight)
             else:  # query, key and value: the embedding's columns come first
-                own.data[:, :hidden].normal_(std=0.02)
-                own.data[:, hidden:].copy_(weight)
+                parameter.data[:, :hidden].normal_(std=0.02)
+                parameter.data[:, hidden:].copy_(weight)
         self.midlayer.hidden_norm.weight.data.copy_(last["input_layernorm.weight"])
         self.fc.weight.data.normal_(std=0.02)
         self.fc.weight.data[:, -hidden:] += torch.eye(hidden, device=self.fc.weight.device)
@@ -70,24 +70,24 @@ class Eagle3Student(Student):
         return torch.stack([self.norm(hidden_NH) for hidden_NH in self.hiddens(batch)], 1)
 
     def hiddens(self, batch: Batch) -> list[Tensor]:
-        """What each level feeds back, [N, H] a level: the layer's output before the norm."""
+        """Each level's feedback, [N, H] a level: the layer's output before the norm."""
         mid, attention = self.midlayer, self.midlayer.self_attn
         fused_BSH = self.fc(batch.aux_BSF.to(self.output_VH.dtype))
         slot_1S = torch.arange(fused_BSH.shape[1] - 1, device=fused_BSH.device)[None]
         sees_BSH = mid.joined(self._embedded(batch.ids_BS[:, 1:]), fused_BSH[:, :-1])
         keys, values = attention.keys_values(sees_BSH, slot_1S)
-        # A slot's own key stands among its own levels, so here only earlier slots are seen.
+        # A slot's own key is among its levels, so only earlier slots are seen here.
         earlier_BCS = slot_1S[:, None] < batch.slot_BC[:, :, None]
-        hidden_BCH, own, found = batch.spread(fused_BSH).float(), [], []
+        hidden_BCH, level_pairs, hiddens = batch.spread(fused_BSH).float(), [], []
         for level in range(self.levels):
             x_BCH = mid.joined(self._embedded(batch.ahead(1 + level)), hidden_BCH)
-            own.append(attention.keys_values(x_BCH, batch.slot_BC + level))
+            level_pairs.append(attention.keys_values(x_BCH, batch.slot_BC + level))
             queries_BQCE = attention.queries(x_BCH, batch.slot_BC + level)
-            heads_BQCE = attend(queries_BQCE, keys, values, earlier_BCS, own)
+            heads_BQCE = attend(queries_BQCE, keys, values, earlier_BCS, level_pairs)
             hidden_BCH = hidden_BCH + attention.joined(heads_BQCE)
             hidden_BCH = hidden_BCH + mid.mlp(mid.post_attention_layernorm(hidden_BCH))
-            found.append(hidden_BCH[batch.there_BC])
-        return found
+            hiddens.append(hidden_BCH[batch.there_BC])
+        return hiddens
 
     def _embedded(self, ids: Tensor) -> Tensor:
         return self.embedding_TH[ids]
@@ -112,17 +112,17 @@ class Eagle3Student(Student):
 
 
 def attend(
-    queries_BQCE: Tensor, keys_BQSE: Tensor, values_BQSE: Tensor, seen_BCS: Tensor, own: list[tuple[Tensor, Tensor]]
+    queries_BQCE: Tensor, keys_BQSE: Tensor, values_BQSE: Tensor, seen_BCS: Tensor, levels: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Attention over the slots that are seen and, one key and value a context, over the own levels; [B, Q, C, E]."""
+    """Attention over the visible slots and over the context's levels, one key and value each; [B, Q, C, E]."""
     scores_BQCS = (queries_BQCE @ keys_BQSE.transpose(-1, -2)).float().masked_fill(~seen_BCS[:, None], -torch.inf)
-    scores_BQCI = torch.stack([(queries_BQCE * keys).sum(-1) for keys, _ in own], -1).float()
+    scores_BQCI = torch.stack([(queries_BQCE * keys).sum(-1) for keys, _ in levels], -1).float()
     shares = (torch.cat((scores_BQCS, scores_BQCI), -1) * queries_BQCE.shape[-1] ** -0.5).softmax(-1)
     slots = keys_BQSE.shape[2]
-    found = shares[..., :slots].to(values_BQSE.dtype) @ values_BQSE
-    for level, (_, values_BQCE) in enumerate(own):
-        found = found + shares[..., slots + level, None].to(found.dtype) * values_BQCE
-    return found
+    out_BQCE = shares[..., :slots].to(values_BQSE.dtype) @ values_BQSE
+    for level, (_, values_BQCE) in enumerate(levels):
+        out_BQCE = out_BQCE + shares[..., slots + level, None].to(out_BQCE.dtype) * values_BQCE
+    return out_BQCE
 
 
 def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> Eagle3Student:

@@ -1,12 +1,13 @@
 """FastEagle as a drafter: a cascade of blocks, one a level, in one pass; one draft step serves all trees.
 
-The layout of its folder is ours, for nobody has published one:
+The layout of its folder is ours, since none is published:
 
-config.json has ``architectures`` ["FastEagleDrafter"], ``model_type`` "fasteagle", ``num_hidden_layers`` N, a
-Llama's field names for the blocks, ``draft_vocab_size``, ``target_hidden_size`` and ``aux_layer_ids``, the
-teacher's layers whose entering states are read. The tensors are ``fc.weight`` [H, n * target_hidden_size] of n states,
-``proj.weight`` [H, 2H] over cat(fused states, embedding), ``layers.{i}.*`` as a Llama's, ``norm.weight``, and
-``lm_head.weight`` [draft_vocab_size, H] unless it is the teacher's, ``d2t`` and ``t2d`` as EAGLE-3 has them.
+* config.json: ``architectures`` ["FastEagleDrafter"], ``model_type`` "fasteagle", ``num_hidden_layers`` N, a Llama's
+  fields for the blocks, ``draft_vocab_size``, ``target_hidden_size``, and ``aux_layer_ids``, the teacher's layers whose
+  entering states are read.
+* Tensors: ``fc.weight`` [H, n * target_hidden_size] of n states; ``proj.weight`` [H, 2H] over cat(fused states,
+  embedding); ``layers.{i}.*`` as a Llama's; ``norm.weight``; ``lm_head.weight`` [draft_vocab_size, H] unless it is the
+  teacher's; ``d2t`` and ``t2d`` as EAGLE-3 has them.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class FastEagleCost(DraftCost):
     width: int = 16
 
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        own = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
-        config = replace(config, **{name: size for name, size in own.items() if size is not None})
+        sizes = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
+        config = replace(config, **{name: size for name, size in sizes.items() if size is not None})
         H, rows = config.hidden, self.layers + 1
         ops = [matmul("features", rows, self.states * H, H), copy("embedding", rows * H)]
         ops.append(matmul("entry", rows, 2 * H, H))
@@ -111,12 +112,12 @@ class FastEagleModel(CachedModel):
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> FastEagleCost | None:
-        found = [int(size) for size in sizes if size.isdecimal() and int(size)]
-        if len(found) != len(sizes):
+        numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
+        if len(numbers) != len(sizes):
             return None
-        match found:
+        match numbers:
             case [layers] | [layers, _]:
-                return FastEagleCost(layers=layers, vocabulary=(*found[1:], teacher.vocabulary)[0])
+                return FastEagleCost(layers=layers, vocabulary=(*numbers[1:], teacher.vocabulary)[0])
             case [layers, vocabulary, heads, kv_heads, intermediate]:
                 return FastEagleCost(
                     layers=layers, vocabulary=vocabulary, heads=heads, kv_heads=kv_heads, intermediate=intermediate

@@ -1,8 +1,8 @@
 """The FastEagle drafter (Huang et al., 2025, arXiv 2509.20416): a cascade of N blocks, one pass, N levels.
 
-fc over three states of the teacher and the embedding of the next token make the first hidden state; block i
-turns that of level i - 1 into that of level i, and the output matrix ranks the i-th token after the root.
-Candidates mean what Medusa's do: a level's ranking depends on the context and not on the nodes above it.
+fc over three states of the teacher and the embedding of the next token make the first hidden state. Block i turns the
+hidden state of level i - 1 into that of level i, and the output matrix ranks the i-th token after the root. As with
+Medusa, a level's ranking depends on the context and not on the nodes above it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftwood.compiler.teachers.decoder import TeacherEnds
 
 
 class Cascade(NamedTuple):
-    """What an extend pass returns: the root's levels behind the last norm, and the caches."""
+    """The result of an extend pass: the root's levels after the last norm, and the caches."""
 
     normed_IH: Tensor
     caches: list[Tensor]

@@ -2,8 +2,8 @@
 
 Slot j sees the teacher's fused features of token j and the embedding of token j + 1. Layer i (0-based) reads the
 output of the layer before and predicts token j + 2 + i; every layer is supervised at its own future position. Layers
-may be narrower than the teacher's, for every draft reads all of them. The paper does not give the terms of its loss
-or their weights; ours are, for each layer, the cross-entropy with the teacher's distribution and the smooth-L1
+may be narrower than the teacher's, since every draft reads all of them. The paper gives neither the terms of its loss
+nor their weights. Ours are, for each layer, the cross-entropy with the teacher's distribution and the smooth-L1
 distance of the normed output from the teacher's final state there.
 """
 
@@ -41,15 +41,15 @@ class FastEagleStudent(Student):
         self.proj = nn.Linear(2 * hidden, hidden, bias=False)
         self.layers = nn.ModuleList(Block(sizes) for _ in range(levels))
         self.norm = RMSNorm(hidden, sizes.rms_norm_eps)
-        # What embeddings are multiplied with while training; what reads them is stored so that nothing is.
+        # Factor of embeddings in training; the stored matrix that reads them includes it.
         self.scale = 1.0
 
     def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins with copies of the teacher's last layer, or of a part, on the last features; embeddings enter small.
 
-        Layers behind the first write nothing at first: each begins with the guess of the one before. Embeddings
-        are often far smaller than states (1 : 50 in a teacher of 8 M), so that steps of equal size would hardly
-        change what is read of them: in training they are brought to the states' scale.
+        Layers after the first write nothing at first: each begins with the guess of the layer before. Embeddings are
+        often far smaller than states (1 : 50 in a teacher of 8 M), so steps of equal size would hardly change the
+        weights that read them. In training they are therefore brought to the states' scale.
         """
         last = narrowed(teacher.last_layer(), teacher_sizes(teacher), self.sizes)
         for level, layer in enumerate(cast(Iterable[Block], self.layers)):
@@ -68,21 +68,21 @@ class FastEagleStudent(Student):
         super().take({**tensors, **self._scaled(tensors, 1 / self.scale)})
 
     def _scaled(self, tensors: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-        """``proj.weight``, if it is there, float32, its columns that read an embedding multiplied."""
-        found = {name: tensors[name].float().clone() for name in ("proj.weight",) if name in tensors}
-        for tensor in found.values():
+        """``proj.weight``, if present, in float32, with its columns for an embedding multiplied."""
+        scaled = {name: tensors[name].float().clone() for name in ("proj.weight",) if name in tensors}
+        for tensor in scaled.values():
             tensor[:, self.sizes.hidden_size :] *= factor
-        return found
+        return scaled
 
     def features(self, batch: Batch) -> Tensor:
         fused_BSH = self.fc(batch.aux_BSF.to(self.output_VH.dtype))[:, :-1]
         embedded_BSH = self.embedding_TH[batch.ids_BS[:, 1:]]
         x_BSH = self.proj(torch.cat((fused_BSH, self.scale * embedded_BSH.to(fused_BSH.dtype)), -1)).float()
-        found = []
+        features = []
         for layer in self.layers:
             x_BSH = layer(x_BSH)
-            found.append(self.norm(batch.pick(x_BSH)))
-        return torch.stack(found, 1)
+            features.append(self.norm(batch.pick(x_BSH)))
+        return torch.stack(features, 1)
 
     def losses(self, batch: Batch, features_NIH: Tensor, weight_NI: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         parts: dict[str, Tensor] = {}
@@ -114,8 +114,10 @@ def _scale(teacher: FrozenTeacher, layer: int) -> float:
 
 
 def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, Tensor]:
-    """A block's tensors in fewer heads and MLP units: the first key/value heads with the first of their query heads,
-    and the units that write most, by the norms of their rows of ``up_proj`` and columns of ``down_proj``.
+    """A block's tensors with fewer heads and MLP units.
+
+    It keeps the first key/value heads, each with the first of its query heads, and the units that write most, by the
+    norms of their rows of ``up_proj`` and columns of ``down_proj``.
 
     ``state`` is a Llama block's of sizes ``wide``; hidden and head sizes stay.
     """
@@ -129,12 +131,12 @@ def narrowed(state: dict[str, Tensor], wide: Sizes, narrow: Sizes) -> dict[str, 
     )
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": units, "up_proj": units}
     columns = {"o_proj": queries, "down_proj": units}
-    found = {}
+    narrow_state = {}
     for name, tensor in state.items():
         part = name.split(".")[-2]
         along, index = (0, rows[part]) if part in rows else (1, columns.get(part))
-        found[name] = tensor if index is None else tensor.index_select(along, index.to(tensor.device))
-    return found
+        narrow_state[name] = tensor if index is None else tensor.index_select(along, index.to(tensor.device))
+    return narrow_state
 
 
 def begin(teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> FastEagleStudent:

@@ -42,7 +42,7 @@ class MedusaCheckpoint:
     # Our weight name -> the file's key.
     parts: Mapping[str, str]
     read: Reader
-    # The teacher's id of every draft id, int64, where not all of them are drafted.
+    # The teacher's id of every draft id, int64, if not all of the teacher's ids are drafted.
     ids: Tensor | None = None
     # Whether the heads stand among the tensors of a whole teacher.
     whole: bool = False
@@ -52,22 +52,22 @@ class MedusaCheckpoint:
         """Opens a folder or a file of heads.
 
         Raises:
-            CheckpointError: the file is missing, damaged or holds more than tensors; or a key, a shape, a
-                dtype or the numbering of heads and blocks is not what the teacher and the layout ask for.
+            CheckpointError: the file is missing, damaged or holds more than tensors. Or a key, a shape, a dtype or the
+                numbering of heads and blocks does not fit the teacher and the layout.
         """
-        found = open_heads(path)
-        where = found.where
-        heads = _group(where, found.plain)
+        stored = open_heads(path)
+        where = stored.where
+        heads = _group(where, stored.plain)
         blocks, tied, bias = _check_heads(where, heads)
-        ids = _token_ids(found, teacher) if found.token_map else None
+        ids = _token_ids(stored, teacher) if stored.token_map else None
         config = MedusaConfig(len(heads), blocks, tied, bias, None if ids is None else len(ids))
         if tied and ids is not None:
             raise CheckpointError(f"{where}: has a token_map and no output matrices; expected both or neither")
         keys = _names(config)
-        _check_shapes(teacher, config, keys, found)
-        dtype = DTYPES[check_kinds({key: found.entries[key] for key in found.plain.values()})]
-        parts = {our: found.plain[key] for our, key in keys.items()}
-        return cls(found.files, config, dtype, parts, found.read, ids, found.whole)
+        _check_shapes(teacher, config, keys, stored)
+        dtype = DTYPES[check_kinds({key: stored.entries[key] for key in stored.plain.values()})]
+        parts = {our: stored.plain[key] for our, key in keys.items()}
+        return cls(stored.files, config, dtype, parts, stored.read, ids, stored.whole)
 
     @classmethod
     def describe(cls, path: Path) -> MedusaCheckpoint:
@@ -102,11 +102,11 @@ class MedusaCheckpoint:
         return value.index_select(0, self.ids) if cut and self.ids is not None else value
 
     def buffers(self, positions: int) -> dict[str, Tensor]:
-        """The map to the teacher's ids, where there is one."""
+        """The map to the teacher's ids, if there is one."""
         return {} if self.ids is None else {"teacher_ids": self.ids}
 
     def maps(self) -> dict[str, Tensor]:
-        """``token_map``, where there is one."""
+        """``token_map``, if there is one."""
         return {} if self.ids is None else {"token_map": self.ids}
 
     def digest(self) -> str:
@@ -152,13 +152,13 @@ def _check_heads(file: Path, heads: Mapping[int, Mapping[int, set[str]]]) -> tup
     blocks = len(heads[0]) if tied else len(heads[0]) - 1
     bias = not blocks or any("linear.bias" in parts for parts in heads[0].values())
     block = {"linear.weight", "linear.bias"} if bias else {"linear.weight"}
-    wanted = dict.fromkeys(range(blocks), block) | ({} if tied else {blocks: {"weight"}})
+    expected = dict.fromkeys(range(blocks), block) | ({} if tied else {blocks: {"weight"}})
     for head, layers in heads.items():
-        for layer in sorted(wanted.keys() | layers.keys()):
-            got, want = layers.get(layer, set()), wanted.get(layer, set())
+        for layer in sorted(expected.keys() | layers.keys()):
+            got, want = layers.get(layer, set()), expected.get(layer, set())
             if got != want:
                 raise CheckpointError(
-                    f"{file}: {head}.{layer} holds {_listed(got)}; expected {_listed(want)}, for every head"
+                    f"{file}: {head}.{layer} holds {_listed(got)}; expected {_listed(want)}, since every head"
                     f" must have {blocks} blocks and {'no' if tied else 'an'} output matrix, like head 0"
                 )
     return blocks, tied, bias
@@ -226,8 +226,8 @@ def _blocks(opened: MedusaCheckpoint, head: int) -> Iterator[tuple[int, str, Ten
 
 
 def _output(opened: MedusaCheckpoint, teacher: Checkpoint, head: int) -> Tensor:
-    """[V, H], the head's own, or a copy of the teacher's, which tied heads use."""
+    """The output matrix [V, H] of a head; for tied heads a copy of the teacher's."""
     if not opened.config.tied:
         return opened.weight(f"heads.{head}.out.weight").contiguous()
-    found = teacher.matrix("embed.weight" if teacher.config.tied else "lm_head.weight")
-    return found.to(opened.dtype).clone(memory_format=torch.contiguous_format)
+    matrix_VH = teacher.matrix("embed.weight" if teacher.config.tied else "lm_head.weight")
+    return matrix_VH.to(opened.dtype).clone(memory_format=torch.contiguous_format)

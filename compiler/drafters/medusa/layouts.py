@@ -4,14 +4,14 @@
 layout           what the folder holds                               keys
 ===============  ==================================================  ===================================================
 Medusa-1         medusa_lm_head.safetensors or .pt                   {i}.{j}.linear.weight and .bias, {i}.{n}.weight
-Medusa-1.0       the whole teacher, with the heads among its         the same behind medusa_head.
+Medusa-1.0       the whole teacher, with the heads among its         the same after medusa_head.
                  tensors
 vLLM             config.json of MedusaModel, model.safetensors       blocks.{i}.layers.{j}.weight and maybe .bias,
                                                                      lm_heads.{i}.weight or lm_head.weight, token_map
 ===============  ==================================================  ===================================================
 
-Head i has blocks 0 to n - 1 and, unless it is the teacher's, an output matrix. ``token_map`` are the teacher's ids of
-a smaller vocabulary; output matrices may be stored whole beside it.
+Head i has blocks 0 to n - 1 and, unless it is the teacher's, an output matrix. ``token_map`` lists the teacher's ids of
+a smaller vocabulary; output matrices may still be stored whole.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def is_vllm(fields: Mapping[str, object]) -> bool:
 
 
 def check_base(path: Path, teacher: Checkpoint) -> None:
-    """CheckpointError where heads stand beside another model than the teacher: they were trained on that one."""
+    """Raises CheckpointError if the heads' folder holds another model than the teacher: they were trained on that."""
     stored, name = open_stored(path, "Medusa"), "model.norm.weight"
     if name in stored.entries and name in teacher.entries:
-        own, theirs = stored.read(name), teacher.tensor(name)
-        if own.shape != theirs.shape or not torch.equal(own.float(), theirs.float()):
+        ours, theirs = stored.read(name), teacher.tensor(name)
+        if ours.shape != theirs.shape or not torch.equal(ours.float(), theirs.float()):
             raise CheckpointError(
                 f"{stored.where}: {name} is not that of {teacher.path}; expected the model that the heads stand"
                 " beside as the teacher; give this folder as --model too"
@@ -101,27 +101,29 @@ def _whole(fields: Fields, stored: Stored) -> Heads:
 
 
 def _vllm(fields: Fields, stored: Stored) -> Heads:
-    found, maps, shared = {}, [], []
+    plain_keys, maps, shared = {}, [], []
     matches = {key: _VLLM.fullmatch(key) for key in stored.entries}
     blocks = 1 + max((int(m[2]) for m in matches.values() if m and m[2]), default=-1)
     for key, match in matches.items():
         if match is not None:
             plain = f"{match[1]}.{match[2]}.linear.{match[3]}" if match[1] else f"{match[4]}.{blocks}.weight"
-            found[plain] = key
+            plain_keys[plain] = key
         elif key.removeprefix("medusa_heads.") == TOKEN_MAP:
             maps.append(key)
         elif key in _SHARED:
             shared.append(key)
         else:
-            found[key] = key  # refused by its name
+            plain_keys[key] = key  # refused by its name
     if fields.flag("original_lm_head", False) != bool(shared):
         fields.fail(
-            "original_lm_head", f"{str(bool(shared)).lower()}, for the file has {'' if shared else 'no '}lm_head"
+            "original_lm_head", f"{str(bool(shared)).lower()}, since the file has {'' if shared else 'no '}lm_head"
         )
-    for head in {plain.split(".")[0] for plain in found} if shared else ():
-        found[f"{head}.{blocks}.weight"] = shared[0]
+    for head in {plain.split(".")[0] for plain in plain_keys} if shared else ():
+        plain_keys[f"{head}.{blocks}.weight"] = shared[0]
     reduced = fields.get("truncated_vocab_size") not in (None, fields.get("vocab_size"))
     if reduced and not maps:
         fields.fail("truncated_vocab_size", "null, or a token_map in the file, which says whose ids these are")
     entries = {key: entry for key, entry in stored.entries.items() if key not in maps}
-    return Heads(stored.where, stored.files, stored.entries if maps else entries, found, stored.read, (*maps, None)[0])
+    return Heads(
+        stored.where, stored.files, stored.entries if maps else entries, plain_keys, stored.read, (*maps, None)[0]
+    )

@@ -25,7 +25,7 @@ from draftwood.trees.spec import Budget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaCost(DraftCost):
-    """What heads cost on a device: one graph for all levels, with an output matrix each or the teacher's."""
+    """The cost of heads on a device: one graph for all levels, with an output matrix each or the teacher's."""
 
     kind: ClassVar[str] = "medusa"
     levels: int

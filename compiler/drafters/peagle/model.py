@@ -1,14 +1,14 @@
 """P-EAGLE as a drafter: one pass, whose one draft step serves all trees.
 
-People publish it as EAGLE-3 folders with the tensor ``mask_hidden`` and a mask token; they are
-written as speculators writes them, which vLLM serves; SGLang reads none.
+It is published as EAGLE-3 folders with the tensor ``mask_hidden`` and a mask token. Folders are written here in
+speculators' layout, which vLLM serves; SGLang reads none.
 
 ============  =================================================  =============================  ====================
 writer        how the folder is told from an EAGLE-3 drafter     mask token                     tokens a pass
 ============  =================================================  =============================  ====================
 speculators   speculators_model_type peagle, PEagleSpeculator    mask_token_id                  speculators_config
 SpecForge     PEagleDraftModel                                   not stored, to be added        8
-Automodel     parallel_drafting beside LlamaEagle3DraftModel     mask_token_id                  num_depths
+Automodel     parallel_drafting in LlamaEagle3DraftModel         mask_token_id                  num_depths
 Amazon        ptd_token_id (or pard_token)                       the same field                 8
 ============  =================================================  =============================  ====================
 """
@@ -39,7 +39,7 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 
 OWN = {"PEagleDraftModel": SPECFORGE, "PEagleSpeculator": SPECULATORS}
-# How many levels its trainers train, and so draft, unless they are told otherwise (speculators and Automodel).
+# The default levels of its trainers (speculators and Automodel).
 _USUAL_LEVELS = 8
 _MOST_LEVELS = 64
 _MARKS = ("parallel_drafting", "ptd_token_id", "pard_token")
@@ -87,12 +87,12 @@ def _speculators(opened: CachedCheckpoint[PEagleConfig], teacher: Checkpoint, ve
         "architectures": ["PEagleSpeculator"],
         "speculators_model_type": "peagle",
         "mask_token_id": opened.config.mask_token,
-        # Its trainer always trains the embedding: it is the drafter's, wherever it was taken from.
+        # Its trainer always trains the embedding, so the embedding is the drafter's.
         "embed_requires_grad": True,
         "speculators_config": proposals("peagle", verifier, teacher, opened.config.levels),
     }
-    own = {"mask_hidden": opened.weight("mask_hidden"), "embed_tokens.weight": embedding(opened)}
-    tensors = tensors_of(opened, "layers.0", opened.config.mapped) | own
+    own_tensors = {"mask_hidden": opened.weight("mask_hidden"), "embed_tokens.weight": embedding(opened)}
+    tensors = tensors_of(opened, "layers.0", opened.config.mapped) | own_tensors
     return Folder(fields | speculators_fields(opened), tensors)
 
 
@@ -108,9 +108,9 @@ class PEagleModel(CachedModel):
 
     @classmethod
     def recognises(cls, path: Path, fields: Mapping[str, Any]) -> bool:
-        own = fields.get("architectures") in [[name] for name in OWN]
+        named = fields.get("architectures") in [[name] for name in OWN]
         marked = any(fields.get(name) not in (None, False) for name in _MARKS)
-        return own or marked or fields.get("speculators_model_type") == "peagle"
+        return named or marked or fields.get("speculators_model_type") == "peagle"
 
     @classmethod
     def read(
@@ -128,9 +128,9 @@ class PEagleModel(CachedModel):
 
     @classmethod
     def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> PEagleCost | None:
-        if (found := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
+        if (numbers := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
             return None
-        return PEagleCost(levels=found[0], layers=found[1], vocabulary=found[2])
+        return PEagleCost(levels=numbers[0], layers=numbers[1], vocabulary=numbers[2])
 
     @property
     def levels(self) -> int:

@@ -1,8 +1,8 @@
-"""The P-EAGLE drafter (2026, arXiv 2602.01469): EAGLE-3's network over the text and, behind it, rows of mask tokens.
+"""The P-EAGLE drafter (2026, arXiv 2602.01469): EAGLE-3's network over the text and then rows of mask tokens.
 
-The row of the root ranks the first token, the mask row at the j-th position behind it the token j further on. A
-mask row reads the mask token's embedding and, in place of the teacher's states, a learnt vector; it sees the text and
-the mask rows before it, and leaves nothing in the caches.
+The root's row ranks the first token. The j-th mask row after it ranks the token j further on. A mask row reads the mask
+token's embedding and a learnt vector instead of the teacher's states. It sees the text and the mask rows before it, and
+writes no cache.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ class PEagle(Eagle3):
         embedded_MH = self.embed(torch.full_like(order_M, self.config.mask_token), teacher)
         hidden_MH = self.fused(self.mask_hidden[0]).expand(masks, -1)
         later_MM = order_M[None] > order_M[:, None]
-        found, _ = self.rows(embedded_MH, hidden_MH, written.committed_1 + order_M, None, later_MM, written)
-        return torch.cat((written.normed, found.normed_RH))
+        rows, _ = self.rows(embedded_MH, hidden_MH, written.committed_1 + order_M, None, later_MM, written)
+        return torch.cat((written.normed, rows.normed_RH))
