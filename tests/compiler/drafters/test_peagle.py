@@ -99,8 +99,8 @@ def test_mask_rows_leave_no_trace(written: tuple, decoder: Decoder, warm: Callab
 REFUSED = [
     ({"mask_token_id": None}, {}, "mask_token_id is None; expected the id of the mask token; if the writer left it"),
     ({"mask_token_id": 101}, {}, "mask_token_id is 101; expected an id of the teacher, below 101"),
-    ({"ptd_token_id": 3}, {}, "expected the same id wherever the mask token is named, not 3 and 99"),
-    ({"dflash_config": {"mask_token_id": 3}}, {}, "wherever the mask token is named, not 3 and 99"),
+    ({"ptd_token_id": 3}, {}, "expected the same id in every place that names the mask token, not 3 and 99"),
+    ({"dflash_config": {"mask_token_id": 3}}, {}, "in every place that names the mask token, not 3 and 99"),
     ({"num_depths": 0}, {}, "num_depths is 0; expected 1 to 64"),
     (
         {"speculators_model_type": "eagle3", "ptd_token_id": MASK},
