@@ -118,9 +118,9 @@ ROWS_ATTENTION = Contract(
 )
 """Rows qkv [X, E] attend to caches [1, K, C, D], and are written there at slots S - A .. S - 1.
 
-queries int64 [1, A] are the rows that stand together, positions int64 [1, A] theirs in the half tables cos and sin
-[P, D/2], bias [1, 1, A, S] what each sees beside what lies before it (0 = seen, below -1e30 = masked), results int64
-[T, 2] where each result lies in [1, A, N*D]; last int32 [1] = S - 1, total int32 [] = S. Where nothing is kept before
-the rows (S = A), the operator reads the first position alone, and counts from there. q and k are normalised head by
-head by q_gain and k_gain [D] where they are given. Returns rows [T, N*D] and both caches.
+queries int64 [1, A] are the rows attended to together. positions int64 [1, A] are theirs in the half tables cos and sin
+[P, D/2]. bias [1, 1, A, S] masks slots for each (0 = seen, below -1e30 = masked). results int64 [T, 2] is each result's
+place in [1, A, N*D]. last int32 [1] = S - 1, total int32 [] = S. If no slot precedes the rows (S = A), the operator
+reads the first position only and counts from it. If q_gain and k_gain [D] are given, they normalise q and k head by
+head. Returns rows [T, N*D] and both caches.
 """

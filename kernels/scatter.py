@@ -48,7 +48,7 @@ JOIN_ROWS = Contract(
     fake=_join_rows_fake,
     namespace="draftwood",
 )
-"""Rows behind each other, put to the NPU as ConcatD, for which GE runs nothing where it can lay its inputs out so."""
+"""Joins rows. On the NPU it is ConcatD, which is free if GE can place its inputs next to each other."""
 
 SCATTER_ND_UPDATE = Contract(
     "npu_scatter_nd_update(Tensor input, Tensor indices, Tensor updates) -> Tensor",

@@ -353,7 +353,7 @@ def _distinct(parts: Iterable[Contexts]) -> Contexts:
 def _columns(payload: bytes, header: _Header, where: str) -> Contexts:
     rows, ranks = header.rows, header.ranks
     if len(payload) != 10 * rows + ranks:
-        raise TreeError(f"{where}: expected {10 * rows + ranks} bytes behind its first line, got {len(payload)}")
+        raise TreeError(f"{where}: expected {10 * rows + ranks} bytes after its first line, got {len(payload)}")
     lengths_N, folds_N, tasks_N, bins_N = np.frombuffer(payload, np.uint8, 4 * rows).reshape(4, rows)
     if int(lengths_N.sum(dtype=np.int64)) != ranks:
         raise TreeError(f"{where}: its path lengths add up to {lengths_N.sum(dtype=np.int64)}, expected {ranks}")

@@ -96,7 +96,7 @@ def read_specs(text: str) -> Specs:
     looked_up = tuple(name for name, tree in trees if isinstance(tree, Lookup))
     if any(plan.gears for plan in plans) and text.count(",") > len(looked_up):
         raise TreeError(
-            f"tree {text!r}: a plan with KV lengths stands alone, or beside trees that are looked up; leave the other"
+            f"tree {text!r}: a plan with KV lengths stands alone, or with trees that are looked up; leave the other"
             " trees out, or plan without --latency"
         )
     gears = _own_gears(trees, plans[0])

@@ -161,7 +161,7 @@ class PackedMatrix:
         if not torch.equal(index_H.long(), torch.arange(inputs) // (inputs // self.groups)):
             raise self.fail(
                 name,
-                f"groups inputs out of their order; expected {inputs // self.groups} behind each other in every group;"
+                f"groups inputs out of their order; expected {inputs // self.groups} consecutive ones in every group;"
                 " quantise it with desc_act false or actorder 'weight', or take another version of it",
             )
 
@@ -287,7 +287,7 @@ class Gptq(Packing):
                 return torch.full_like(stored_GO, half)
             raise matrix.fail(
                 "qzeros",
-                f"holds {low} to {high}; expected {half - 1} (v1) or {half} (v2) everywhere, for the description says"
+                f"holds {low} to {high}; expected {half - 1} (v1) or {half} (v2) everywhere, since the description says"
                 " that it is symmetric; take another version of it",
             )
         if not self.less_one:

@@ -48,7 +48,7 @@ def quantised_modules(fields: Fields) -> Chosen | None:
     description = fields.path.parent / DESCRIPTION
     if fields.get(CONFIG) is not None:
         if description.is_file():
-            raise CheckpointError(f"{fields.path}: {CONFIG} stands beside {DESCRIPTION}; expected one of them")
+            raise CheckpointError(f"{fields.path}: {CONFIG} is there and {DESCRIPTION} too; expected one of them")
         return _compressed_tensors(fields) if packing_of(fields) is None else None
     return _msmodelslim(description) if description.is_file() else None
 
@@ -125,7 +125,7 @@ def _msmodelslim(path: Path) -> Chosen:
     for name, kind in tensors.items():
         if kind not in (W8A8_DYNAMIC, UNQUANTISED):
             raise CheckpointError(
-                f"{path}: {name} is {kind!r}; expected {W8A8_DYNAMIC} or {UNQUANTISED} of every tensor, for an"
-                f" activation scale has to be of one row and made at run time; {_WAY_OUT}"
+                f"{path}: {name} is {kind!r}; expected {W8A8_DYNAMIC} or {UNQUANTISED} for every tensor,"
+                f" since an activation scale must be of one row and made at run time; {_WAY_OUT}"
             )
     return lambda module: tensors.get(f"{module}.weight") == W8A8_DYNAMIC

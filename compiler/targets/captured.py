@@ -107,7 +107,7 @@ class Records:
             if advice := next((advice for words, advice in _LACKS.items() if words in str(error).lower()), None):
                 reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:200]
                 raise RequestError(
-                    f"--engine npu-captured: a launch cannot be recorded beside {len(self.kept)} others ({reason}):"
+                    f"--engine npu-captured: a launch cannot be recorded besides {len(self.kept)} others ({reason}):"
                     f" {advice}"
                 ) from error
             raise

@@ -233,8 +233,8 @@ def _lower(
 def _origin(program: ExportedProgram, graph: Graph, name: str) -> str:
     """Operator and source line of a node's program; torchair notes them on the last node of each conversion."""
     nodes = list(graph.nodes.values())
-    behind = nodes[[node.name for node in nodes].index(name) :]
-    noted = next((declared.source for node in behind for declared in node.output_types if declared.source), "")
+    following = nodes[[node.name for node in nodes].index(name) :]
+    noted = next((declared.source for node in following for declared in node.output_types if declared.source), "")
     traced = next((node for node in decomposed(program).graph.nodes if node.name == noted), None)
     line = source_line(traced).rpartition("draftwood/")[2] if traced is not None else ""
     return f"{traced.target} at {line}" if traced is not None else "of no line of the program"

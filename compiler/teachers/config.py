@@ -125,8 +125,8 @@ class TeacherConfig:
         if self.rope_scaling is not None:
             _check_scaling(self.rope_scaling)
             theta, stretched = self.rope_theta, self.rope_scaling.kind in ("dynamic", "yarn")
-            _expect(not stretched or theta > 1, "rope_theta", theta, "more than 1 beside such a rope_type")
-            _expect(not stretched or self.head_dim > 2, "head_dim", self.head_dim, "at least 4 beside such a rope_type")
+            _expect(not stretched or theta > 1, "rope_theta", theta, "more than 1 with such a rope_type")
+            _expect(not stretched or self.head_dim > 2, "head_dim", self.head_dim, "at least 4 with such a rope_type")
 
 
 def _check_scaling(rope: RopeScaling) -> None:

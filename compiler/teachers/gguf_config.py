@@ -138,7 +138,7 @@ def description(header: Header, rope_factors: torch.Tensor | None) -> dict[str, 
     }
     scaling = keys.rope_scaling(context)
     if scaling and rope_factors is not None:
-        keys.fail("rope.scaling.type", f"none beside {ROPE_FACTORS}")
+        keys.fail("rope.scaling.type", f"none with {ROPE_FACTORS}")
     if scaling := scaling or _llama3(header, head_dim, described["rope_theta"], rope_factors):
         described["rope_scaling"] = scaling
     if architecture == "glm4":

@@ -98,5 +98,5 @@ def _recognised(fields: Fields) -> Family:
         fields.fail("architectures", f"one of {', '.join(known)}: {beyond}")
     family = known[named[0]]
     if family.model_types and fields.get("model_type", family.model_types[0]) not in family.model_types:
-        fields.fail("model_type", f"{' or '.join(map(repr, family.model_types))} beside {family.architecture}")
+        fields.fail("model_type", f"{' or '.join(map(repr, family.model_types))} with {family.architecture}")
     return family

@@ -37,7 +37,7 @@ def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling 
     if kind not in ("default", *_READERS) or rope.get("partial_rotary_factor", 1) != 1:
         fields.fail(where, f"rope_type default, {', '.join(_READERS)}, over the whole head")
     if unknown := sorted(rope.values.keys() - _ROPE_FIELDS - _OWN_FIELDS.get(kind, set())):
-        message = f"{fields.path}: {where} has {unknown[0]!r}, which nothing reads beside rope_type {kind!r}; left out"
+        message = f"{fields.path}: {where} has {unknown[0]!r}, which nothing reads with rope_type {kind!r}; left out"
         warnings.warn(message, IgnoredField, stacklevel=2)
     return theta, None if kind == "default" else _READERS[kind](rope, fields)
 

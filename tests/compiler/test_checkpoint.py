@@ -207,7 +207,7 @@ def test_rope_tables_are_those_of_transformers(tmp_path: Path, rope: dict, theta
 
 REFUSED = [
     ({"architectures": ["GemmaForCausalLM"]}, "architectures is .*Gemma"),
-    ({"architectures": ["MistralForCausalLM"]}, "model_type is 'llama'; expected 'mistral' beside Mistral"),
+    ({"architectures": ["MistralForCausalLM"]}, "model_type is 'llama'; expected 'mistral' with Mistral"),
     ({"architectures": None}, "architectures is None"),
     ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*Llama"),
     ({"model_type": "mistral"}, "model_type"),
@@ -277,7 +277,7 @@ def test_what_nothing_reads_is_left_out_with_a_warning(tmp_path: Path) -> None:
     known = read_config(tmp_path)
     rope = {"rope_type": "linear", "factor": 4.0}
     edit_config(tmp_path, rope_parameters=rope | {"attn_factor": 1.5})
-    with pytest.warns(IgnoredField, match="config.json: rope_parameters has 'attn_factor', which nothing reads beside"):
+    with pytest.warns(IgnoredField, match="config.json: rope_parameters has 'attn_factor', which nothing reads with"):
         found = read_config(tmp_path)
     edit_config(tmp_path, rope_parameters=rope)
     assert found == read_config(tmp_path) != known

@@ -131,7 +131,7 @@ def test_yarn_reaches_farther_than_what_was_declared_before_it(tmp_path: Path) -
         ("Qwen3", {**WINDOW, "sliding_window": "wide", "max_window_layers": 0}, "sliding_window is 'wide'; expected a"),
         ("Qwen3", {"num_experts": 8}, "num_experts is 8; expected 0"),
         ("Qwen3", {"layer_types": ["linear_attention"] * 2}, "layer_types is .*; expected 'full_attention' or 'slid"),
-        ("Qwen3", {"model_type": "qwen2"}, "model_type is 'qwen2'; expected 'qwen3' beside Qwen3ForCausalLM"),
+        ("Qwen3", {"model_type": "qwen2"}, "model_type is 'qwen2'; expected 'qwen3' with Qwen3ForCausalLM"),
         ("Glm4", {"partial_rotary_factor": 0.4}, "partial_rotary_factor rotates 3 dimensions; expected an even number"),
         ("Glm4", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "rotates 12 dimensions; .*from 2 to 8"),
         ("Glm4", {"attention_bias": 1}, "attention_bias is 1; expected true or false"),

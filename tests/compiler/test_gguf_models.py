@@ -165,7 +165,7 @@ def test_llama_3s_factors_are_held_to_its_rule_and_stand_alone(save_tiny: Save, 
     (folder := tmp_path / "folder").mkdir()
     save_tiny(folder, rope_theta=500_000.0, rope_scaling=ROPES["llama3"])
     save_gguf(folder, tmp_path / "both.gguf", **rope_keys(ROPES["linear"]))
-    with pytest.raises(CheckpointError, match=r"scaling\.type is 'linear'; expected none beside rope_freqs"):
+    with pytest.raises(CheckpointError, match=r"scaling\.type is 'linear'; expected none with rope_freqs"):
         Checkpoint.open(tmp_path / "both.gguf")
     save_tiny(folder, rope_theta=500_000.0, rope_scaling={**ROPES["llama3"], "low_freq_factor": 2})
     save_gguf(folder, tmp_path / "other.gguf")

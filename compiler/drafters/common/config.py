@@ -97,7 +97,7 @@ def read_window(fields: Fields, layers: int) -> int | None:
         if kinds[0] == "full_attention":
             return None
         if not fields.flag("use_sliding_window", True):
-            fields.fail("use_sliding_window", "true beside layer_types that slide, or no such field")
+            fields.fail("use_sliding_window", "true with layer_types that slide, or no such field")
         if (window := fields.whole("sliding_window")) < _LEAST_WINDOW:
             fields.fail("sliding_window", f"{_LEAST_WINDOW} or more")
         return window

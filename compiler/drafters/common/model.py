@@ -16,7 +16,7 @@ from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.export import check_agreed
 from draftwood.compiler.drafters.common.layers import CachedNetwork
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
-from draftwood.compiler.drafters.common.steps import Behind, extend_step, level_step, tree_step
+from draftwood.compiler.drafters.common.steps import NewRows, extend_step, level_step, tree_step
 from draftwood.compiler.drafters.common.trees import grown
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.model import DraftModel, Lengths, Modules, OpenedDrafter, Trees
@@ -101,14 +101,14 @@ class CachedModel(DraftModel):
         for slots in lengths.slots:
             # A chunk as long as the cache never fits it.
             chunks = [rows for rows in lengths.chunks if rows < slots] or sorted(lengths.chunks)[:1]
-            steps += [extend_step(drafter, decoder, Behind(rows, slots, sizes.dtype)) for rows in chunks]
+            steps += [extend_step(drafter, decoder, NewRows(rows, slots, sizes.dtype)) for rows in chunks]
             # A step for any KV length is also for any number of rows.
-            behind = Behind(sizes.path_rows if slots else 0, slots, sizes.dtype)
+            new_rows = NewRows(sizes.path_rows if slots else 0, slots, sizes.dtype)
             if self.follows_nodes:
                 grows = [(self.draft_name(name), grown(tree)) for name, tree in trees if tree.nodes]
-                steps += [tree_step(drafter, decoder, name, tree, behind) for name, tree in grows]
+                steps += [tree_step(drafter, decoder, name, tree, new_rows) for name, tree in grows]
             else:
-                steps.append(level_step(drafter, decoder, self.levels, self._candidates(trees), behind))
+                steps.append(level_step(drafter, decoder, self.levels, self._candidates(trees), new_rows))
         return steps
 
     def manifest(self, digest: str, teacher: TeacherConfig, trees: Trees) -> m.Drafter:

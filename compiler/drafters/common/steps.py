@@ -93,8 +93,8 @@ class TreeStep(CachedStep):
         return (*self.tree.grow(self.drafter.root(written, self.teacher, noise)), *written.caches)
 
 
-class Behind(NamedTuple):
-    """How many rows a step runs at which KV length, in an element type; 0 and 0 mean any, the graph of a CPU."""
+class NewRows(NamedTuple):
+    """The rows that extend the caches in a step, at a KV length and in an element type; 0 and 0 mean any, on a CPU."""
 
     rows: int
     slots: int
@@ -106,27 +106,27 @@ class Behind(NamedTuple):
         return "fused" if self.slots else "cpu"
 
 
-def extend_step(drafter: CachedNetwork, decoder: Decoder, behind: Behind) -> Step:
+def extend_step(drafter: CachedNetwork, decoder: Decoder, new_rows: NewRows) -> Step:
     """Extends the caches by rows."""
-    rows, slots, dtype = behind
+    rows, slots, dtype = new_rows
     name = f"extend-t{rows}-kv{slots}" if slots else "extend"
     outputs = [tensor("hidden", dtype, drafter.root_states, drafter.config.block.hidden)]
-    return _cached_step(ExtendStep(drafter, decoder, behind.form), name, "extend", outputs, behind)
+    return _cached_step(ExtendStep(drafter, decoder, new_rows.form), name, "extend", outputs, new_rows)
 
 
-def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates: int, behind: Behind) -> Step:
+def level_step(drafter: CachedNetwork, decoder: Decoder, levels: int, candidates: int, new_rows: NewRows) -> Step:
     """The draft step of one pass, after an extension by rows."""
-    module = LevelStep(drafter, decoder, candidates, behind.form)
+    module = LevelStep(drafter, decoder, candidates, new_rows.form)
     outputs = ranked_outputs(levels, candidates, "float32")
-    return _cached_step(module, _at("draft", behind.slots), "draft", outputs, behind, levels)
+    return _cached_step(module, _at("draft", new_rows.slots), "draft", outputs, new_rows, levels)
 
 
 def tree_step(
-    drafter: CachedNetwork, decoder: Decoder, name: str, tree: FixedTree | BudgetTree, behind: Behind
+    drafter: CachedNetwork, decoder: Decoder, name: str, tree: FixedTree | BudgetTree, new_rows: NewRows
 ) -> Step:
     """The draft step for one tree, after an extension by rows."""
-    module = TreeStep(drafter, decoder, tree, behind.form)
-    return _cached_step(module, _at(name, behind.slots), "draft", tree.outputs(), behind, tree.depth)
+    module = TreeStep(drafter, decoder, tree, new_rows.form)
+    return _cached_step(module, _at(name, new_rows.slots), "draft", tree.outputs(), new_rows, tree.depth)
 
 
 def _at(name: str, slots: int) -> str:
@@ -134,10 +134,10 @@ def _at(name: str, slots: int) -> str:
 
 
 def _cached_step(
-    module: CachedStep, name: str, kind: GraphKind, outputs: list[TensorSignature], behind: Behind, levels: int = 0
+    module: CachedStep, name: str, kind: GraphKind, outputs: list[TensorSignature], new_rows: NewRows, levels: int = 0
 ) -> Step:
     """The step of a module, its signature made of what all steps with caches take; one that drafts has levels."""
-    config, (rows, slots, dtype) = module.drafter.config, behind
+    config, (rows, slots, dtype) = module.drafter.config, new_rows
     block, count = config.block, rows or "N"
     inputs = [
         tensor("tokens", "int64", count),

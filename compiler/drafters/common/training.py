@@ -139,7 +139,7 @@ def aux_layers(teacher: FrozenTeacher) -> tuple[int, ...]:
     for low, high in _MARGINS:
         if low < layers // 2 < layers - high:
             return low, layers // 2, layers - high
-    raise RequestError(f"the teacher has {layers} layers; expected 2 or more, for a drafter reads three states of it")
+    raise RequestError(f"the teacher has {layers} layers; expected 2 or more, since a drafter reads three states of it")
 
 
 def teacher_sizes(teacher: FrozenTeacher) -> Sizes:

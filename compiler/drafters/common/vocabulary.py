@@ -60,7 +60,7 @@ def teacher_ids(file: Path, entries: Mapping[str, Entry], read: Reader, vocabula
     whole, order = vocabulary.draft == vocabulary.teacher, torch.arange(vocabulary.draft)
     if "d2t" not in entries and not whole:
         raise CheckpointError(
-            f"{file}: d2t is missing; expected I64 [{vocabulary.head}], for the draft vocabulary is smaller than"
+            f"{file}: d2t is missing; expected I64 [{vocabulary.head}], since the draft vocabulary is smaller than"
             f" the teacher's {vocabulary.teacher}"
         )
     ids = order + read("d2t").long()[: vocabulary.draft] if "d2t" in entries else order

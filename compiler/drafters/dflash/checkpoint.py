@@ -93,7 +93,7 @@ def read_dflash_config(
         from_root=_from_root(fields, nested),
     )
     if block.hidden != teacher.hidden and (not config.own_embedding or config.tied_head):
-        inner.fail("hidden_size", f"{teacher.hidden} as the teacher has, for the drafter lacks matrices of its own")
+        inner.fail("hidden_size", f"{teacher.hidden} as the teacher has, since the drafter lacks matrices of its own")
     return config, vocabulary
 
 

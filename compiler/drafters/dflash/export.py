@@ -47,7 +47,7 @@ def check_block(opened: CachedCheckpoint[Block], layout: str) -> None:
         ),
     }
     refuse(layout, absent)
-    differs = "of its own, where its readers take the teacher's"
+    differs = "of its own, but its readers take the teacher's"
     refuse(layout, {f"an embedding {differs}": config.own_embedding and not _teachers(opened, "embed.weight"),
                     f"an output matrix {differs}": not config.tied_head and not config.mapped
                     and not _teachers(opened, HEAD)})  # fmt: skip

@@ -89,7 +89,7 @@ def _refuse_variants(fields: Fields, nested: Fields) -> None:
             if source.flag(name, plain) != plain:
                 source.fail(name, f"{str(plain).lower()}: the other network is no EAGLE-3, and no server computes it")
         if source.whole("parallel_draft_step", 1) != 1:
-            source.fail("parallel_draft_step", "1; parallel heads beside an EAGLE-3 drafter are not supported")
+            source.fail("parallel_draft_step", "1; parallel heads with an EAGLE-3 drafter are not supported")
 
 
 def _block(
@@ -118,7 +118,7 @@ def _check_shared(fields: Fields, inner: Fields, config: Eagle3Config, teacher: 
     """Raises where the teacher's matrices would not fit, or config.json ties what is not tied."""
     for what, absent in (("an embedding", not config.own_embedding), ("an output matrix", config.tied_head)):
         if absent and config.block.hidden != teacher.hidden:
-            inner.fail("hidden_size", f"{teacher.hidden} as the teacher has, for the drafter has not {what} of its own")
+            inner.fail("hidden_size", f"{teacher.hidden} as the teacher has, since the drafter lacks {what} of its own")
     # A tied output matrix would be the drafter's own embedding; one cut to the draft vocabulary cannot be.
     could_be = config.own_embedding and (config.tied_head or not config.mapped)
     if could_be and inner.flag("tie_word_embeddings", False):
@@ -136,9 +136,7 @@ def _agreed(fields: Fields, nested: Fields, name: str, default: bool | None) -> 
 def _feature_norm(fields: Fields, nested: Fields) -> FeatureNorm:
     whole, each = (bool(_agreed(fields, nested, name, False)) for name in ("norm_before_fc", "fc_norm"))
     if whole and each:
-        fields.fail(
-            "fc_norm", "false beside norm_before_fc true: the states are normalised as one vector or each alone"
-        )
+        fields.fail("fc_norm", "false with norm_before_fc true: the states are normalised as one vector or each alone")
     return "whole" if whole else "each" if each else "none"
 
 

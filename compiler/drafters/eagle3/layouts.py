@@ -87,7 +87,7 @@ def read_writer(fields: Fields, writers: Mapping[str, Writer] = WRITERS, kind: s
     writer = writers[name]
     expected = kind if writer is SPECULATORS else None
     if fields.get("speculators_model_type") != expected:
-        fields.fail("speculators_model_type", f"{expected or 'no such field'} beside {name}")
+        fields.fail("speculators_model_type", f"{expected or 'no such field'} with {name}")
     return writer
 
 

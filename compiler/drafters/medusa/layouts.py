@@ -77,8 +77,8 @@ def check_base(path: Path, teacher: Checkpoint) -> None:
         ours, theirs = stored.read(name), teacher.tensor(name)
         if ours.shape != theirs.shape or not torch.equal(ours.float(), theirs.float()):
             raise CheckpointError(
-                f"{stored.where}: {name} is not that of {teacher.path}; expected the model that the heads stand"
-                " beside as the teacher; give this folder as --model too"
+                f"{stored.where}: {name} is not that of {teacher.path}; expected the model in the heads' folder as the"
+                " teacher; give this folder as --model too"
             )
 
 
@@ -94,7 +94,7 @@ def _whole(fields: Fields, stored: Stored) -> Heads:
     if not entries:
         raise CheckpointError(
             f"{stored.where}: holds no tensors {_PREFIX}*, which medusa_num_heads promises; expected them, or a file"
-            f" {' or '.join(MEDUSA_FILES)} beside config.json"
+            f" {' or '.join(MEDUSA_FILES)} next to config.json"
         )
     files = tuple(sorted({entry.file for entry in entries.values()}))
     return Heads(stored.where, files, entries, _plain(stored.where, entries), stored.read, whole=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftwood.compiler.drafters.common.layers import Waiting
-from draftwood.compiler.drafters.common.steps import Behind, ExtendStep, TreeStep
+from draftwood.compiler.drafters.common.steps import ExtendStep, NewRows, TreeStep
 from draftwood.compiler.drafters.common.steps import tree_step as any_length_step
 from draftwood.compiler.drafters.common.trees import FixedTree
 from draftwood.compiler.drafters.eagle3.model import Eagle3Model
@@ -296,7 +296,7 @@ def test_a_window_ties_the_graph_of_a_cpu_to_no_length(
     tmp_path: Path, make: Any, teacher: Checkpoint, load: Callable, decoder: Decoder
 ) -> None:
     windowed = Variant(tmp_path, make, teacher, load, "speculators", **VARIANTS["window"][1])
-    step = any_length_step(windowed.drafter, decoder, "draft", FixedTree(Topology.chain(2)), Behind(0, 0))
+    step = any_length_step(windowed.drafter, decoder, "draft", FixedTree(Topology.chain(2)), NewRows(0, 0))
     program = trace(step).module()
     tokens, text, block = torch.tensor([5, 6, 7]), torch.tensor([3]), windowed.checkpoint.config.block
     features = torch.randn(3, windowed.checkpoint.config.features, generator=torch.Generator().manual_seed(3))

@@ -173,7 +173,7 @@ REFUSED = [
     ("SafeAILab", fields(target_hidden_size=32), "target_hidden_size is 32; expected 64, the teacher's hidden size"),
     ("speculators", fields(target_hidden_size=96), "target_hidden_size is 96; expected 64"),
     ("SafeAILab", fields(draft_vocab_size=102), "draft_vocab_size is 102; expected 1 to 101"),
-    ("SafeAILab", fields(hidden_size=48), "hidden_size is 48; expected 64 .* not an embedding of its own"),
+    ("SafeAILab", fields(hidden_size=48), "hidden_size is 48; expected 64 .* lacks an embedding of its own"),
     # Aux layers
     ("SafeAILab", nested_fields(**{IDS: [2, 4]}), r"fc.weight has shape \[64, 192\]; expected \[64, 128\]"),
     ("SafeAILab", nested_fields(**{IDS: [2, 4, 9]}), r"\[2, 4, 9\]; expected ascending ids from 0 to 8"),
@@ -198,7 +198,7 @@ REFUSED = [
     ("SafeAILab", fields(norm_before_fc=True), "1 tensors missing, first input_norm.weight; .* shape \\[192\\]"),
     ("SafeAILab", tensors(input_norm__weight=INPUT_NORM), "does not explain: input_norm.weight; .* by its flag"),
     ("SpecForge", fields(fc_norm=True), r"3 tensors missing, first fc_norm.0.weight; .* shape \[64\]"),
-    ("SpecForge", fields(fc_norm=True, norm_before_fc=True), "fc_norm is True; expected false beside norm_before_fc"),
+    ("SpecForge", fields(fc_norm=True, norm_before_fc=True), "fc_norm is True; expected false with norm_before_fc"),
     ("SpecForge", fields(norm_before_fc="yes"), "norm_before_fc is 'yes'; expected true or false"),
     ("SpecForge", fields(norm_output=True), "norm_output is True; expected no such field in the SpecForge layout"),
     ("SpecForge", fields(norm_output=False), "norm_output is False; expected no such field in the SpecForge layout"),

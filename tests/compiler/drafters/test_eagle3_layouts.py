@@ -233,7 +233,7 @@ REFUSED = [
         "speculators",
         inner(layer_types=["sliding_attention"], sliding_window=2048, use_sliding_window=False),
         {},
-        "use_sliding_window is False; expected true beside layer_types that slide",
+        "use_sliding_window is False; expected true with layer_types that slide",
     ),
     ("speculators", inner(use_sliding_window=True), {}, "use_sliding_window is True; expected false, or layer_types"),
     ("speculators", inner(sliding_window=2048), {}, "sliding_window is 2048; expected null, or layer_types that say"),

@@ -161,7 +161,7 @@ def test_ends_that_readers_would_replace_are_refused(
 ) -> None:
     config, tensors = folder_of(make, teacher, "dspark")
     source = make.save(tmp_path, config, tensors | {name: torch.ones(101, 64)})
-    with pytest.raises(RequestError, match=f"an? {of} of its own, where its readers take the teacher's"):
+    with pytest.raises(RequestError, match=f"an? {of} of its own, but its readers take the teacher's"):
         opened = open_drafter(source, teacher)
         opened.model.exported(opened.checkpoint, teacher, "deepspec", "teacher")
 
