@@ -34,11 +34,8 @@ class Violation:
 
 
 def violations(buffers: TreeBuffers) -> list[Violation]:
-    """Every broken invariant of `buffers`, in a fixed order; empty if they are sound.
-
-    `NAMES` lists the invariants. Wrong shapes or dtypes hide the rest. So does an index out of range: later checks
-    would index through it.
-    """
+    """Every broken invariant of `buffers`, in a fixed order; empty if they are sound. `NAMES` lists the invariants.
+    Wrong shapes or dtypes hide the rest. So does an index out of range: later checks would index through it."""
     for stage in (_layout, _index_range):
         broken = list(stage(buffers))
         if broken:

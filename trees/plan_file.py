@@ -53,10 +53,8 @@ class Promise(_Struct, frozen=True):
 
 
 class PlannedTree(_Struct, frozen=True):
-    """A tree's rank paths, its confidence class, and its expected accept length there.
-
-    ``counted_shares`` and ``heldout_shares`` are parallel to the paths: the share of contexts through each node.
-    """
+    """A tree's rank paths, its confidence class, and its expected accept length there. ``counted_shares`` and
+    ``heldout_shares`` are parallel to the paths: the share of contexts through each node."""
 
     name: Name
     confidence_class: int
@@ -84,9 +82,8 @@ class Served(_Struct, frozen=True):
 
 
 class Rivals(_Struct, frozen=True):
-    """Device time per token of ``texts`` texts for the plan and three rivals.
-
-    The rivals are plain batches, the best chain for each number of texts, and trees planned for one text."""
+    """Device time per token of ``texts`` texts for the plan and three rivals. The rivals are plain batches, the best
+    chain for each number of texts, and trees planned for one text."""
 
     texts: int
     share: float

@@ -36,10 +36,8 @@ def build(
     progress: Progress = lambda _: None,
     prove: Callable[[Path], object] = lambda _: None,
 ) -> m.Manifest:
-    """Writes the bundle ``out``; raises UserError before anything is written if the inputs do not fit.
-
-    If ``prove`` raises, nothing is left either.
-    """
+    """Writes the bundle ``out``; raises UserError before anything is written if the inputs do not fit. If ``prove``
+    raises, nothing is left either."""
     check_request(request, out)
     sources = Sources.open(request)
     check_fit(request, sources)
@@ -62,11 +60,8 @@ def build(
 
 
 def _needs_bitwise(request: BuildRequest, sources: Sources) -> bool:
-    """Whether only the bitwise step gives the text of plain decoding.
-
-    Rounding to int8 turns differences of last bits into whole steps, and rows off a tree's first path have other last
-    bits.
-    """
+    """Whether only the bitwise step gives the text of plain decoding. Rounding to int8 turns differences of last bits
+    into whole steps, and rows off a tree's first path have other last bits."""
     config = sources.teacher.config
     return bool(_branching(request)) and bool(config.quantised or config.packed) and "onnx" in request.targets
 

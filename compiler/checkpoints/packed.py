@@ -30,10 +30,8 @@ _FETCH = "fetch the checkpoint again"
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A matrix of whole numbers: uint8 [O, H] below 2 ** ``bits``, zeros uint8 [O, G] and scales [O, G].
-
-    ``minimum_OG`` float32, if there is one, is a group's smallest number; it is added to the product.
-    """
+    """A matrix of whole numbers: uint8 [O, H] below 2 ** ``bits``, zeros uint8 [O, G] and scales [O, G]. ``minimum_OG``
+    float32, if there is one, is a group's smallest number; it is added to the product."""
 
     whole_OH: Tensor
     zero_OG: Tensor
@@ -91,10 +89,8 @@ class Packing(ABC):
 
     @abstractmethod
     def tensors(self, shape: Shape, bits: int, groups: int) -> dict[str, tuple[Shape, tuple[str, ...]]]:
-        """Shape and possible types of each tensor of a matrix [O, H], by the name after the module's.
-
-        Those of ``optional`` are included.
-        """
+        """Shape and possible types of each tensor of a matrix [O, H], by the name after the module's. Those of
+        ``optional`` are included."""
 
     @abstractmethod
     def grouped(self, matrix: PackedMatrix, tensors: Mapping[str, Tensor]) -> Grouped:

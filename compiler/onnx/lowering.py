@@ -51,10 +51,8 @@ def lower_to_onnx(
     path: Path,
     several: Iterable[StepSignature] = (),
 ) -> None:
-    """Writes ``path`` and, next to it, the graphs for ``several`` texts by their names.
-
-    ``weights`` are not stored: the graphs refer to ``weights_file`` in the same folder.
-    """
+    """Writes ``path`` and, next to it, the graphs for ``several`` texts by their names. ``weights`` are not stored: the
+    graphs refer to ``weights_file`` in the same folder."""
     model = _translate(step, program)
     for value in list(model.graph.initializers.values()):
         name = step.weight_name(value.name or "")
@@ -127,10 +125,8 @@ def _translate(step: Step, program: ExportedProgram) -> ir.Model:
 
 
 def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
-    """Drops stack traces, and the sizes of inner values that are run-time symbols.
-
-    Our own line of a trace stays in the node's name, so that a message about the node says where it comes from.
-    """
+    """Drops stack traces, and the sizes of inner values that are run-time symbols. Our own line of a trace stays in the
+    node's name, so that a message about the node says where it comes from."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.graph.doc_string = None

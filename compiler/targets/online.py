@@ -215,10 +215,8 @@ def host(value: Tensor) -> NDArray:
 
 
 def compile_cache(folder: Path, manifest: Manifest, signature: GraphSignature, rank: int = 0) -> Path:
-    """The folder of a compiled step, named by everything that goes into it.
-
-    torchair's own key covers the module's structure and its options, but neither code nor weights.
-    """
+    """The folder of a compiled step, named by everything that goes into it. torchair's own key covers the module's
+    structure and its options, but neither code nor weights."""
     npu, files = required_set(folder, manifest, "ge", rank), manifest.files
     if npu.weights not in files:
         raise BundleError(f"{folder}: no weights are bound; run draftwood bind {folder} --model DIR")

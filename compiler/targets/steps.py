@@ -27,10 +27,8 @@ from draftwood.trees.spec import Budget, Lookup
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes that steps are made for: named trees, KV lengths ascending, prefill chunks, and gears.
-
-    ``bitwise`` adds the step whose rows have the same bits in every tree, if the target has one.
-    """
+    """The shapes that steps are made for: named trees, KV lengths ascending, prefill chunks, and gears. ``bitwise``
+    adds the step whose rows have the same bits in every tree, if the target has one."""
 
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
@@ -91,10 +89,8 @@ def accept_steps(
 def texts_steps(
     shapes: Shapes, sizes: StepSizes, decoder: Decoder, drafter: DraftModel | None, decode_rows: int
 ) -> list[Step]:
-    """The static steps of several texts: verification and acceptance.
-
-    Verification is for every KV length, and for the rows of each gear there and of a plain step.
-    """
+    """The static steps of several texts: verification and acceptance. Verification is for every KV length, and for the
+    rows of each gear there and of a plain step."""
     rows_of = {name: tree.rows for name, tree in shapes.trees}
     rows = {s: {decode_rows} | {rows_of[g.trees[0]] for g in shapes.gears if g.slots == s} - {1} for s in shapes.slots}
     features, rows_read = (decoder.feature_width, drafter.rows_read(sizes.path_rows)) if drafter else (0, 0)

@@ -45,10 +45,8 @@ class Storage:
         return kind == self.plain
 
     def stored(self, entry: WeightEntry) -> WeightEntry:
-        """The entry as a weights file gets it; whole numbers and their scales keep their types.
-
-        Its ``read`` raises CheckpointError if a value leaves the range of the type.
-        """
+        """The entry as a weights file gets it; whole numbers and their scales keep their types. Its ``read`` raises
+        CheckpointError if a value leaves the range of the type."""
         if entry.dtype is not None:
             return entry
         return replace(entry, dtype=self.weights, read=lambda: self._read(entry))

@@ -29,11 +29,8 @@ FUSED_ROTARY = (64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The rows that a static step writes and the slots that it sees.
-
-    ``masked`` is [1, 1, T, C] (True = masked). ``index`` lists the written cache rows: [W*K, 1] over flat caches,
-    [W, 1] over caches with one row a token.
-    """
+    """The rows that a static step writes and the slots that it sees. ``masked`` is [1, 1, T, C] (True = masked).
+    ``index`` lists the written cache rows: [W*K, 1] over flat caches, [W, 1] over caches with one row a token."""
 
     index: Tensor
     masked: Tensor
@@ -112,10 +109,8 @@ class Appended(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The places that a step over blocks writes, [T*K, 3] (block, head, slot), and the order of its rows' sums.
-
-    The fields are inputs of `draftwood.kernels.block_attention`.
-    """
+    """The places that a step over blocks writes, [T*K, 3] (block, head, slot), and the order of its rows' sums. The
+    fields are inputs of `draftwood.kernels.block_attention`."""
 
     written: Tensor
     bias: Tensor

@@ -38,11 +38,8 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayer:
-    """A linear layer, by our name, that stays packed in four or eight bits a weight.
-
-    ``zeros``: blocks or groups of inputs have zeros other than the middle. ``minimum``: a minimum is added to their
-    weights.
-    """
+    """A linear layer, by our name, that stays packed in four or eight bits a weight. ``zeros``: blocks or groups of
+    inputs have zeros other than the middle. ``minimum``: a minimum is added to their weights."""
 
     name: str
     bits: Literal[4, 8]

@@ -36,10 +36,8 @@ Attended = tuple[Tensor, Any, Any]
 
 
 class StepOutput(NamedTuple):
-    """The result of a teacher's step; the caches are the inputs written in place (or their functional twins).
-
-    The branch holds the new rows again, in forms that commit late.
-    """
+    """The result of a teacher's step; the caches are the inputs written in place (or their functional twins). The
+    branch holds the new rows again, in forms that commit late."""
 
     logits_RV: Tensor
     choice_R: Tensor
@@ -49,10 +47,8 @@ class StepOutput(NamedTuple):
 
 
 def moved_rows(moved_L2PKD: Tensor) -> list[Tensor]:
-    """Moved rows [P, K*D], key then value of every layer, for an NPU.
-
-    They are cut along columns: pieces cut along rows would be views, and GE would copy them to join them.
-    """
+    """Moved rows [P, K*D], key then value of every layer, for an NPU. They are cut along columns: pieces cut along rows
+    would be views, and GE would copy them to join them."""
     rows_XPE = moved_L2PKD.flatten(3).flatten(0, 1)
     pieces, moved, width = rows_XPE.shape
     return list(rows_XPE.transpose(0, 1).reshape(moved, pieces * width).split([width] * pieces, 1))
@@ -180,10 +176,8 @@ class Decoder(nn.Module):
         branches_L2BKD: Sequence[Tensor],
         caches: list[Tensor],
     ) -> StepOutput:
-        """Static step of B texts in the NPU's form, over pooled caches [B*C, K*D]; see `place_texts`.
-
-        The outputs have the rows of all texts, text after text; the branch is [L, 2, B, T, K, D].
-        """
+        """Static step of B texts in the NPU's form, over pooled caches [B*C, K*D]; see `place_texts`. The outputs have
+        the rows of all texts, text after text; the branch is [L, 2, B, T, K, D]."""
         texts, rows = tokens_BT.shape
         placement = place_texts(visible_BTT, committed_B, accepted_B, len(paths_P[0]), caches[0].shape[0] // texts)
         moved = [branch.index_select(2, path) for branch, path in zip(branches_L2BKD, paths_P, strict=True)]

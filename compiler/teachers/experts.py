@@ -99,10 +99,8 @@ class MixtureDecoder(Decoder):
 def with_mixture(
     block: Mapping[str, Parts], config: TeacherConfig, ours: str, theirs: str, names: tuple[str, str, str]
 ) -> dict[str, Parts]:
-    """The weights of a layer, with a mixture instead of its MLP if the configuration has one there.
-
-    ``names`` are the files' names for an expert's gate, up and down.
-    """
+    """The weights of a layer, with a mixture instead of its MLP if the configuration has one there. ``names`` are the
+    files' names for an expert's gate, up and down."""
     assert isinstance(config, MixtureConfig)
     if int(ours.rpartition(".")[2]) in config.dense_layers:
         return dict(block)

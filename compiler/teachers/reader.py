@@ -48,10 +48,8 @@ class WholeMatrix(Protocol):
 
 
 class Reader(Protocol):
-    """A teacher's files, opened and checked.
-
-    Tensors have transformers' names and layout, for any format. One tensor at a time is in memory.
-    """
+    """A teacher's files, opened and checked. Tensors have transformers' names and layout, for any format. One tensor at
+    a time is in memory."""
 
     @property
     def path(self) -> Path: ...

@@ -19,10 +19,8 @@ _OWN_FIELDS = {
 
 
 def read_rope(fields: Fields, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """Base and scaling: ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``.
-
-    If both are there they must mean the same. A field that transformers ignores with a warning is treated alike.
-    """
+    """Base and scaling: ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``. If both are there
+    they must mean the same. A field that transformers ignores with a warning is treated alike."""
     spelled = [name for name in ("rope_scaling", "rope_parameters") if fields.get(name)]
     where = spelled[0] if spelled else "rope_scaling"
     for name in spelled:

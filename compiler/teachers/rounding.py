@@ -50,10 +50,8 @@ def rounded_layers(checkpoint: Checkpoint) -> list[str]:
 
 
 def whole_matrices(checkpoint: Checkpoint, bits: Literal[4, 8]) -> Mapping[str, WholeMatrix]:
-    """Matrices that are packed in the files or rounded here to blocks of 32 inputs, by published names.
-
-    The output matrix gets eight bits. So does every matrix that the publisher of a packed teacher left unpacked.
-    """
+    """Matrices that are packed in the files or rounded here to blocks of 32 inputs, by published names. The output
+    matrix gets eight bits. So does every matrix that the publisher of a packed teacher left unpacked."""
     matrices = dict[str, WholeMatrix](checkpoint.packed)
     for layer in rounded_layers(checkpoint):
         width: Literal[4, 8] = 8 if layer == HEAD or checkpoint.packed else bits

@@ -112,10 +112,8 @@ def block_parts(block: TeacherConfig, ours: str, theirs: str, width: int) -> Par
 
 
 def end_parts(config: CachedConfig, vocabulary: Vocabulary, before: str = "") -> Parts:
-    """The weights after the blocks; an output matrix cut from the teacher's has no keys.
-
-    ``before`` is the prefix of the last norm's key.
-    """
+    """The weights after the blocks; an output matrix cut from the teacher's has no keys. ``before`` is the prefix of
+    the last norm's key."""
     hidden = config.block.hidden
     parts: Parts = {"draft_norm.weight": ((f"{before}norm.weight", (hidden,)),)}
     if config.has_head:

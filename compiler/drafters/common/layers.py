@@ -31,11 +31,8 @@ def cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Waiting(NamedTuple):
-    """Text that the caches do not hold yet.
-
-    ``tokens`` come one *after* the tokens of ``features``, so the last one that counts is the root. ``committed`` and
-    ``accepted`` are the steps' inputs.
-    """
+    """Text that the caches do not hold yet. ``tokens`` come one *after* the tokens of ``features``, so the last one
+    that counts is the root. ``committed`` and ``accepted`` are the steps' inputs."""
 
     tokens_P: Tensor
     features_PF: Tensor
@@ -55,10 +52,8 @@ class Extended(Protocol):
 
 @dataclass(frozen=True)
 class Extension(ABC):
-    """An extend pass: P rows after the text.
-
-    ``last`` [1] is the row of the last token that counts. ``unseen`` hides the slots after the text from a tree.
-    """
+    """An extend pass: P rows after the text. ``last`` [1] is the row of the last token that counts. ``unseen`` hides
+    the slots after the text from a tree."""
 
     last_1: Tensor
     unseen_C: Tensor
@@ -98,10 +93,8 @@ class Scattered(Extension):
 
 @dataclass(frozen=True)
 class Appended(Extension):
-    """An extend pass over a CPU's caches [1, K, C, D]: one operator writes the rows up to ``slot`` and attends.
-
-    The operator has no window. With a window, ``masked`` [P, C] marks the slots that a row does not see.
-    """
+    """An extend pass over a CPU's caches [1, K, C, D]: one operator writes the rows up to ``slot`` and attends. The
+    operator has no window. With a window, ``masked`` [P, C] marks the slots that a row does not see."""
 
     cos_PE: Tensor
     sin_PE: Tensor
@@ -212,10 +205,8 @@ class CachedNetwork(nn.Module):
         raise NotImplementedError
 
     def root(self, extended: Extended, teacher: TeacherEnds, noise_DU: Tensor) -> Growth:
-        """The root of a tree of D levels, for drafters whose candidates depend on the nodes above them.
-
-        ``noise`` has a row for every level: nodes of one depth have one position.
-        """
+        """The root of a tree of D levels, for drafters whose candidates depend on the nodes above them. ``noise`` has a
+        row for every level: nodes of one depth have one position."""
         raise NotImplementedError
 
     def levels(self, extended: Extended, teacher: TeacherEnds) -> Tensor:

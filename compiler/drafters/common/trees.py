@@ -35,10 +35,8 @@ class Growth(Protocol):
         """The k best tokens below every row, best first: the teacher's ids int64 [E, k], log-probabilities [E, k]."""
 
     def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Growth:
-        """Runs the rows of these tokens below the rows numbered ``source``.
-
-        ``masked`` covers all rows run so far, without the root, and then these; it hides those off a row's path.
-        """
+        """Runs the rows of these tokens below the rows numbered ``source``. ``masked`` covers all rows run so far,
+        without the root, and then these; it hides those off a row's path."""
 
 
 class _Level(nn.Module):

@@ -64,10 +64,8 @@ class DFlash(CachedNetwork):
         self.stack = nn.ModuleList(DraftLayer(config.block) for _ in range(config.block.layers))
 
     def extend(self, waiting: Waiting, caches: list[Tensor], teacher: TeacherEnds, form: Form = "fused") -> Denoised:
-        """Writes the waiting rows' states into the caches and runs the block after them.
-
-        ``caches`` are flat [K*C, D], or with ``form`` "cpu" [1, K, C, D], key then value of every layer.
-        """
+        """Writes the waiting rows' states into the caches and runs the block after them. ``caches`` are flat [K*C, D],
+        or with ``form`` "cpu" [1, K, C, D], key then value of every layer."""
         at = self.extension(waiting, caches[0], form)
         known_PH = self.feature_norm(self.fc(waiting.features_PF))
         root_1, device = waiting.tokens_P.index_select(0, at.last_1), waiting.tokens_P.device

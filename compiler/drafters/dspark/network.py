@@ -70,11 +70,8 @@ class MarkovHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes of one depth after the heads.
-
-    They hold the latent of their children's bias, the state of the recurrence, and the logarithm of their children's
-    confidence [E, 1] if there is a head for it.
-    """
+    """Nodes of one depth after the heads. They hold the latent of their children's bias, the state of the recurrence,
+    and the logarithm of their children's confidence [E, 1] if there is a head for it."""
 
     drafter: DSpark
     levels_DH: Tensor

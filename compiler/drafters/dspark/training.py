@@ -113,9 +113,7 @@ class DSparkStudent(Student):
 
     def start_from(self, teacher: FrozenTeacher) -> None:
         """Begins with copies of the teacher's last layer, on its last features; the sequential head adds nothing.
-
-        Layers after the first write nothing at first.
-        """
+        Layers after the first write nothing at first."""
         last, hidden = teacher.last_layer(), teacher.config.hidden
         for depth, layer in enumerate(cast(Iterable[DenoisedBlock], self.layers)):
             layer.load_state_dict(last, strict=False)  # all but the norms of heads
@@ -129,10 +127,8 @@ class DSparkStudent(Student):
         self._start_head()
 
     def _start_head(self) -> None:
-        """Begins the bias in the span of the output matrix's largest singular vectors.
-
-        There similar tokens have similar rows. Rows that begin at random would stay random for rare tokens.
-        """
+        """Begins the bias in the span of the output matrix's largest singular vectors. There similar tokens have
+        similar rows. Rows that begin at random would stay random for rare tokens."""
         head, output_VH = self.markov_head, self.output_VH.float() * self.norm.weight.data
         head.markov_w2.weight.data.zero_()
         _take_span(head.markov_w2.weight.data, output_VH, 2 * output_VH.square().mean().sqrt())

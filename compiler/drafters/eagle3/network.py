@@ -161,10 +161,8 @@ class Eagle3(CachedNetwork):
         written: Written,
         teacher: TeacherEnds,
     ) -> tuple[Hidden, Branch]:
-        """Runs tree rows of one depth >= 1 on the hidden states of their parents.
-
-        ``masked`` covers the branch and then these rows (True = masked out); returns both.
-        """
+        """Runs tree rows of one depth >= 1 on the hidden states of their parents. ``masked`` covers the branch and then
+        these rows (True = masked out); returns both."""
         position_R = (written.committed_1 + (depth - 1)).expand(tokens_R.shape[0])
         return self.rows(self.embed(tokens_R, teacher), fed_back_RH, position_R, branch, masked_RS, written)
 
