@@ -39,6 +39,7 @@ class BuildRequest:
     drafter: Path | None
     trees: tuple[tuple[str, Topology | Budget], ...]
     slots: tuple[int, ...]
+    # Of the static graphs for prompts; none where only the CPU's graph with run-time sizes will read any.
     prefill_rows: tuple[int, ...] = PREFILL_ROWS
     targets: tuple[str, ...] = ("onnx",)
     # By target; one that is not named takes what suits it and the teacher.
@@ -105,7 +106,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     for slots in request.slots:
         if slots % SLOT_MULTIPLE or slots <= 0:
             raise RequestError(f"--kv {slots}: expected a positive multiple of {SLOT_MULTIPLE} cache slots")
-    if min(request.prefill_rows) < 1 or min(request.prefill_rows) >= max(request.slots):
+    if request.prefill_rows and not 1 <= min(request.prefill_rows) < max(request.slots):
         raise RequestError(
             f"prefill_rows {min(request.prefill_rows)}: expected chunks of 1 token or more, below KV length"
             f" {max(request.slots)}"

@@ -194,6 +194,9 @@ def test_the_best_precision_is_the_fastest_that_costs_little(
     line = (tiny_teacher, "--prompts", prompts, "--kv", 256, "--out", tmp_path / "b")
     report, said = report_of(capsys, *line)
     assert report["chosen"] == chosen == (tmp_path / "b/made").read_text() and ran == [*fails, chosen]
+    assert "--precision best, whose largest candidate is exact: " in said and "[1/1]" not in said
+    assert f"{chosen}: builds, checks and judges the teacher so" in said
+    assert "times of nbits, 1 of 4 precisions: times its steps here" in said
     assert {one["precision"]: one["ms"][0] for one in report["precisions"]} == pytest.approx(MS)
     assert all((f"left out: {name} failed (2)" in said) for name in fails)
     # It is shown again as it is, and refused once something else is asked for.

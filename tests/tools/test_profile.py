@@ -284,7 +284,8 @@ def test_a_teacher_is_timed_in_a_bundle_that_is_removed(
 ) -> None:
     out = tmp_path / "latency.json"
     line = ["profile", "--model", str(tiny_teacher), "--precision", "nbits", "--kv", "256", "--rows", "1,4"]
-    assert main([*line, "--texts", "1,2", "--out", str(out)]) == 0, capsys.readouterr().err
+    status, said = main([*line, "--texts", "1,2", "--out", str(out)]), capsys.readouterr().err
+    assert status == 0 and "building step\n" in said and "prefill" not in said, said
     table = LatencyTable.from_json(out.read_text(), str(out))
     assert table.texts == (1, 2) and all(table.step_s(rows, 256, texts) > 0 for rows in (1, 4) for texts in (1, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["latency.json"]

@@ -167,7 +167,8 @@ def _check(args: argparse.Namespace) -> list[Prompt]:
     if args.precision == BEST:
         # What rounds least of those that fit into memory is the largest that may be written.
         largest: Precision = next(reversed(fitting(teacher)), "exact")
-        said = check_room(teacher, largest, args.out, copies)
+        largest_said = check_room(teacher, largest, args.out, copies).removeprefix("--precision ")
+        said = f"--precision {BEST}, whose largest candidate is {largest_said}"
     else:
         said = check_room(teacher, args.precision, args.out, copies, runs=not args.device)
     print(said, file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,11 +176,16 @@ def _measured_teacher(args: argparse.Namespace) -> LatencyTable:
             drafter=None,
             trees=read_specs("plain").trees,
             slots=parse_sizes("--kv", args.kv) if args.kv else (1024,),
+            prefill_rows=(),  # most of the work of a build, and nothing that is timed
             precision=args.precision,
             texts=texts[-1],
         )
-        draftwood.build(request, Path(folder) / "bundle", progress=lambda _: None)
+        draftwood.build(request, Path(folder) / "bundle", progress=_say_building)
         return _times(Bundle.open(Path(folder) / "bundle"), args, _TEACHER_ROUNDS)
+
+
+def _say_building(name: str) -> None:
+    print(f"building {name}", file=sys.stderr, flush=True)
 
 
 def _measured(args: argparse.Namespace) -> LatencyTable:

@@ -146,7 +146,7 @@ def _measured(
     found: dict[Precision, Measured] = {}
     slots = args.kv.split(",")[0]
     texts, rows = ({str(step[place]) for step in STEPS} for place in (0, 1))
-    for name in names:
+    for number, name in enumerate(names, 1):
         folder = work / f"timed-{name}"
         folder.mkdir(exist_ok=True)
         out = folder / "latency.json"
@@ -154,7 +154,8 @@ def _measured(
         words = ("profile", "--model", args.model, "--precision", name, *shape, "--out", str(out))
         ms: tuple[float, ...] = ()
         try:
-            run([Stage(f"times, {name}", words, out, "times this precision's steps here")], folder, given)
+            title = f"times of {name}, {number} of {len(names)} precisions"
+            run([Stage(title, words, out, "times its steps here")], folder, given)
         except StageError as error:
             print(f"not timed: {error}", file=sys.stderr, flush=True)
         else:
@@ -182,7 +183,7 @@ def _tried(args: argparse.Namespace, work: Path, given: MadeFrom, form: Form) ->
     out, report = folder / "bundle", folder / "bundle.make/report.json"
     if not out.exists():  # it was moved, and is made again
         report.unlink(missing_ok=True)
-    why = "counts, times, plans, builds and judges the teacher so"
+    why = f"{'counts, times, plans, ' if args.drafter else ''}builds, checks and judges the teacher so"
     try:
         # Its report comes last; what it had made before it was stopped, it knows itself.
         run([Stage(form.name, _words(args, form, out), report, why, judges=True, whole=True)], folder, given)

@@ -115,7 +115,8 @@ def _run(stage: Stage, number: int, count: int, work: Path) -> None:
     Raises:
         StageError: it failed.
     """
-    print(f"[{number}/{count}] {stage.name}: {stage.why}\n    {stage.line}", file=sys.stderr, flush=True)
+    place = f"[{number}/{count}] " if count > 1 else ""
+    print(f"{place}{stage.name}: {stage.why}\n    {stage.line}", file=sys.stderr, flush=True)
     began, printed = time.monotonic(), work / f"{number}.out"
     with printed.open("wb") as out:
         code = subprocess.call([sys.executable, "-P", "-m", "draftwood.tools.cli", *stage.words], stdout=out)
