@@ -1,4 +1,4 @@
-"""What `draftwood check` found of a bundle."""
+"""Results of `draftwood check` on a bundle."""
 
 import json
 from pathlib import Path

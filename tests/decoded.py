@@ -15,7 +15,7 @@ def decoded(
 
 
 def ended(text: Decoding) -> Result:
-    """What a text that takes no more steps has come to."""
+    """The result of a text that takes no more steps."""
     text.end()
     assert text.result is not None
     return text.result

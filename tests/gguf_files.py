@@ -92,7 +92,7 @@ def tensors(folder: Path, config: dict[str, Any], architecture: str) -> dict[str
 
 
 def _rope_factors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
-    """What llama.cpp's converter writes for Llama 3's rope: by how much each frequency is divided."""
+    """llama.cpp's factors for Llama 3's rope: the divisor of each frequency."""
     rope = config.get("rope_scaling") or {}
     if rope.get("rope_type") != "llama3":
         return {}
@@ -159,6 +159,6 @@ def write_tokens(
 
 
 def real_files() -> list[Path]:
-    """Those that DRAFTWOOD_GGUF names: a folder, or files."""
+    """The files that DRAFTWOOD_GGUF names: a folder, or files."""
     given = [Path(name) for name in os.environ.get("DRAFTWOOD_GGUF", "").split(os.pathsep) if name]
     return [file for path in given for file in (sorted(path.glob("*.gguf")) if path.is_dir() else [path])]

@@ -120,7 +120,7 @@ def _said_by_compressed(bits: int, group: int, symmetric: bool) -> dict[str, Any
     return {"quant_method": "compressed-tensors", **named, "config_groups": {"group_0": found}}
 
 
-# By name: what packs a matrix's numbers, and what is said of it.
+# By name: the function that packs a matrix's numbers, and its description.
 LAYOUTS: Mapping[
     str, tuple[Callable[[Numbers, int], dict[str, Tensor]], Callable[[int, int, bool], dict[str, Any]]]
 ] = {

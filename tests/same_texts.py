@@ -55,7 +55,7 @@ def differences(folder: Path, prompts: Sequence[Sequence[int]], new: int) -> dic
 
 
 def fresh(folder: Path, prompts: Sequence[Sequence[int]], new: int, policy: str = "adaptive") -> Texts:
-    """Texts of which nothing was kept, one after the other."""
+    """Texts without kept beginnings, one after the other."""
     with draftwood.open(folder, prefixes=False) as model:
         return [_text(model, new, prompt, policy) for prompt in prompts]
 

@@ -61,7 +61,7 @@ class Block(NamedTuple):
 
 
 class Parsed(Exception):
-    """Raised where a command has understood its arguments, in the place of what it would do."""
+    """Raised by a command that has parsed its arguments, before it does anything."""
 
 
 def blocks(document: Path) -> list[Block]:
@@ -197,7 +197,7 @@ def world(
     tiny_bundle: Path,
     tmp_path: Path,
 ) -> Callable[[str], Path]:
-    """Makes what a document's command reads, where nothing before it has; small, and of the names documents use."""
+    """Makes the files that a document's command reads and no earlier command made; small, with the documents' names."""
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     folders = {
         "--teacher MODEL": three_layer_teacher,

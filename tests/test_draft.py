@@ -85,7 +85,7 @@ class Clone:
         return done.stdout.split()
 
     def installs(self) -> list[str]:
-        """What pip was asked for since the last time, without what is the same every time."""
+        """pip's requests since the last call, without the parts that never change."""
         lines = [line for line in self.calls.read_text().splitlines() if line.startswith("-m pip")]
         self.calls.write_text("")
         return [line.partition("constraints.txt ")[2] for line in lines]

@@ -101,7 +101,7 @@ def test_a_build_goes_one_way() -> None:
 
 
 def test_every_folder_of_modules_is_installed() -> None:
-    """What is not named in pyproject.toml works in a clone and is missing in an installation."""
+    """A folder that pyproject.toml does not name works in a clone and is missing in an installation."""
     named = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     found = {".".join(("draftwood", *path.parent.relative_to(ROOT).parts)) for path in files}

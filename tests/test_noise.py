@@ -20,7 +20,7 @@ IDS = np.concatenate([np.arange(20_000), np.arange(2**31 - 5000, 2**31)]).astype
 
 
 def uniforms(ids, seed, position):
-    """What the cipher makes of ids, int64 below 2^32."""
+    """The cipher's results for ids, int64 below 2^32."""
     upper, lower = rounds(ids >> 16, ids & 0xFFFF, key_of(seed, position))
     return upper.astype(np.int64) << 16 | lower
 
@@ -136,7 +136,7 @@ def test_three_numbers_in_a_row_are_independent():
 
 
 def test_the_noise_is_standard_gumbel():
-    """1.2 million numbers: the exponentials behind them in 64 equally likely cells, and their moments."""
+    """1.2 million numbers: their exponentials in 64 equally likely cells, and their moments."""
     rows = np.stack([gumbel_row(4096, key_of(seed, 3)) for seed in range(300)])
     uniform = np.exp(-np.exp(-rows))
     assert excess(np.bincount((uniform.reshape(-1) * 64).astype(int), minlength=64)) < 6

@@ -22,7 +22,7 @@ RELEASE = "1.33"
 
 
 def understood(words: list[str]) -> Any:
-    """What the command line makes of the words; SystemExit where it does not take them."""
+    """The command line's parse of the words; SystemExit if it refuses them."""
     return cli._parse(words[0], importlib.import_module(f"draftwood.tools.commands.{words[0]}"), words)
 
 

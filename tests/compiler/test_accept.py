@@ -169,7 +169,7 @@ def test_every_tree_of_up_to_five_nodes_gives_the_plain_text(filters: dict) -> N
 
 
 def accepted_tokens(tree: Topology, sampling: Sampling, text: tuple[int, ...]) -> tuple[int, ...]:
-    """One step behind a text, whose last token is the root."""
+    """One step after a text, whose last token is the root."""
     parents, depths, mask = tables(tree)
     rows = [text]
     for row in range(1, tree.rows):

@@ -1,4 +1,4 @@
-"""The decoder against transformers: prompts, trees behind a text, the deferred commit, and faults that must show.
+"""The decoder against transformers: prompts, trees after a text, the deferred commit, and faults that must show.
 
 The oracle knows neither trees nor caches: every row's own path from the root is run as plain text.
 """
@@ -317,7 +317,7 @@ def test_rows_do_not_depend_on_the_tree_around_them(teacher: Callable, form: For
 
 
 def test_place() -> None:
-    # Two rows behind five committed slots, one path slot of two in use, two heads of eight slots.
+    # Two rows after five committed slots, one path slot of two in use, two heads of eight slots.
     place_at = partial(place, torch.tensor([[True, False], [True, True]]), torch.tensor([5]))
     placed = place_at(torch.tensor([1]), moved=2, slots=8, kv_heads=2)
     assert placed.index[:, 0].tolist() == [4, 12, 7, 15, 5, 13, 6, 14]

@@ -107,7 +107,7 @@ def test_what_is_rebuilt_from_the_manifest_lowers_to_equal_bytes(
     topologies = {name: topology for name, (topology, _) in bundle.trees.items()}
     steps = rebuild_drafts(manifest, manifest.graph_set("onnx"), topologies, modules)
     assert list(steps) == GRAPHS[kind]
-    shutil.copyfile(file, tmp_path / file.name)  # a graph is checked with its weights beside it
+    shutil.copyfile(file, tmp_path / file.name)  # a graph is checked with its weights next to it
     for name, step in steps.items():
         lower_to_onnx(step, trace(step), spans, file.name, tmp_path / f"{name}.onnx")
         assert (tmp_path / f"{name}.onnx").read_bytes() == (bundle.folder / "onnx" / f"{name}.onnx").read_bytes()

@@ -140,7 +140,7 @@ def rotated(x_NTD: Tensor) -> Tensor:
 
 
 def reference(t: dict[str, Tensor], ids: list[int]) -> Tensor:
-    """Logits [V] behind a text, straight from the published tensors: no cache, no graph, no class of ours."""
+    """Logits [V] after a text, straight from the published tensors: no cache, no graph, no class of ours."""
     x = t["emb"].T[ids] * SCALE
     for i in range(L):
         w = {name: t[f"b{i}.{name}"] for name in NAMES}

@@ -120,7 +120,7 @@ def test_the_manifest_knows_what_the_plan_knew(plan: Plan, planned_bundle: Bundl
             (trees,) = (one.trees for one in plan.gears if one.name == gear.name)
             own = [tree.promise.counted for tree in plan.trees if tree.name in trees]
             promised = sum(one.tokens * one.contexts for one in own) / sum(one.contexts for one in own)
-            # Of both sampling classes together, of which there are equally many contexts.
+            # Both sampling classes together; they have equally many contexts.
             both = (tokens[0][gears.shape[g]] + tokens[1][gears.shape[g]]) / 2
             assert both == pytest.approx(promised, rel=0.1)
 

@@ -1,5 +1,4 @@
-"""Teachers of GGUF files beside transformers' own: logits and greedy texts, by architecture, by kind of block, by rope,
-and of real files."""
+"""GGUF teachers against transformers' own, random and real: logits and greedy texts by architecture, block and rope."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def read(path: Path, folder: Path) -> Tokenizer:
 
 
 def cut(text: str, expressions: list[str]) -> list[str]:
-    """What an expression matches and what lies between, each cut by the next one."""
+    """An expression's matches and the text between them, each cut by the next expression."""
     if not expressions:
         return [text] if text else []
     found, at = [], 0

@@ -117,7 +117,7 @@ def both(step: Step, session: onnxruntime.InferenceSession, inputs: dict[str, Te
 
 def assert_equal(pairs: dict[str, tuple], seen: int | None = None) -> None:
     for name, (ours, theirs) in pairs.items():
-        if "_cache" in name and seen is not None:  # what lies behind is undefined unless the buffer is shared
+        if "_cache" in name and seen is not None:  # later slots are undefined unless the buffer is shared
             ours, theirs = ours[:, :, :seen], theirs[:, :, :seen]
         if ours.dtype == np.int64:
             assert np.array_equal(ours, theirs), name

@@ -1,4 +1,4 @@
-"""What is built is opened, proved and decoded: kinds of drafters x kinds of trees x precisions x targets."""
+"""Built bundles are opened, proved and decoded: kinds of drafters x kinds of trees x precisions x targets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def drafters(
     save_one_pass: dict[str, Callable[[Path], None]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path | None]:
-    """Of every kind, for the tiny teacher."""
+    """A drafter of every kind, for the tiny teacher."""
     root, found = tmp_path_factory.mktemp("drafters"), {"none": None, "medusa": tiny_heads} | tiny_drafters
     for kind, save in save_one_pass.items():
         save(root / kind)

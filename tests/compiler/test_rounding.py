@@ -47,7 +47,7 @@ def test_four_bits_err_at_most_as_much_as_even_steps(seed: int, kind: str, power
     matrix *= 2.0**power
     four = rounded_to_four(matrix)
     assert four.whole_OH.max() < 16 and four.bits == 4
-    # fp32's own rounding of the numbers, beside what a search saves.
+    # fp32's own rounding of the numbers, compared with the gain of a search.
     least = matrix.double().square().unflatten(1, (-1, BLOCK)).sum(-1) * 1e-11
     found = errors(four.product(), matrix)
     assert (found <= errors(spread(matrix), matrix) * 1.0001 + least).all()

@@ -132,7 +132,7 @@ def json_damaged(text: bytes, rng: random.Random) -> bytes:
 
 
 def json_lines_damaged(text: bytes, rng: random.Random) -> bytes:
-    """The same of one line of JSON lines."""
+    """The damage of `json_damaged` to one line of JSON lines."""
     lines = text.splitlines(keepends=True)
     if not lines or rng.random() < 0.2:
         return damaged(text, rng)
@@ -180,7 +180,7 @@ def _set(holder: Any, key: Any, rng: random.Random) -> None:
 
 
 def _near(holder: Any, key: Any, rng: random.Random) -> None:
-    """A number beside the right one; of anything else a copy of a value elsewhere."""
+    """A number next to the right one; for anything else a copy of a value elsewhere."""
     value = holder[key]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         holder[key] = rng.choice((value + 1, value - 1, value * 2, -value, value * 1_000_003))
@@ -251,7 +251,7 @@ def safetensors_damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def not_finite(data: bytes, rng: random.Random) -> bytes:
-    """NaN, infinity or a huge number in place of an fp32 number behind the header."""
+    """NaN, infinity or a huge number instead of an fp32 number after the header."""
     start = 8 + int.from_bytes(data[:8], "little")
     at = start + 4 * rng.randrange(max((len(data) - start) // 4, 1))
     value = struct.pack("<f", rng.choice((float("nan"), float("inf"), float("-inf"), 3e38)))

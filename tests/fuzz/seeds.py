@@ -1,4 +1,4 @@
-"""What is mutated: small files of every kind that Draftwood reads, all of them right."""
+"""The seeds of mutations: small, correct files of every kind that Draftwood reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TEACHER: dict[str, Any] = {
 }
 # Of a teacher whose layers an NPU's kernel of four bits takes, too.
 WIDE = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32}
-# Layouts of int8 matrices, beside those of packed ones.
+# Layouts of int8 matrices, besides those of packed ones.
 INT8: dict[str, Layout] = {"int-quantized": "compressed-tensors", "msmodelslim": "msmodelslim"}
 RAGGED = Topology.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: of every subject the seeds it mutates, how, and what reads the result."""
+"""The subjects of fuzzing: for each its seeds, its mutations, and the reader of the result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CANARY = "CANARY"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``seeds`` names the folders of which one is linked into a case; ``share`` is how often it is drawn."""
+    """``seeds`` names folders, one of which is linked into a case; ``share`` is how often it is drawn."""
 
     name: str
     seeds: tuple[str, ...]
@@ -144,7 +144,7 @@ def vouched(folder: Path, path: Path) -> str:
 
 
 def _surplus(folder: Path, rng: random.Random) -> str:
-    """A name beside those that the manifest lists."""
+    """A name that the manifest does not list."""
     places = [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
     path = rng.choice(places) / rng.choice(("extra.json", "chat_template.jinja", ".hidden", "weights.bin", "é\n"))
     path.write_bytes(rng.randbytes(30))
@@ -152,7 +152,7 @@ def _surplus(folder: Path, rng: random.Random) -> str:
 
 
 class _Runs:
-    """What a pickle runs when it is loaded in full."""
+    """Code that a pickle runs when it is loaded in full."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -253,7 +253,7 @@ def _layout(folder: Path, rng: random.Random) -> str:
 
 
 def _described(folder: Path, rng: random.Random) -> str:
-    """Half of the time, where config.json has a description, a damaged one or that of another layout; says which."""
+    """Half of the time, if config.json has a description, damages it or takes another layout's; says which."""
     path = folder / "config.json"
     config = json.loads(path.read_bytes())
     if CONFIG not in config or rng.random() < 0.5:

@@ -129,7 +129,7 @@ def _of_file(path: str) -> list[Topology | Budget]:
 
 
 def _refusal(read: Callable[[str], list[Topology | Budget]], name: str) -> UserError | None:
-    """What a reader of trees refused with, if it did."""
+    """The message with which a reader of trees refused, if it did."""
     try:
         for tree in read(name):
             _sound(tree)
@@ -260,7 +260,7 @@ def tuned(folder: Path, rng: random.Random) -> str:
 
 
 def lock(folder: Path, rng: random.Random) -> str:
-    """Makes a folder beside whose name something lies where its lock is to be."""
+    """Makes a folder whose lock's name is already taken."""
     victim = (folder / "victim").read_bytes()
     try:
         with staged(folder / "out") as made:
@@ -276,7 +276,7 @@ def lock(folder: Path, rng: random.Random) -> str:
 
 
 def drafter(folder: Path, rng: random.Random) -> str:
-    """Opens a drafter beside a right teacher and reads every weight."""
+    """Opens a drafter with a right teacher and reads every weight."""
     opened = open_drafter(folder, Checkpoint.open(folder.parent / "teacher"))
     for name in opened.checkpoint.names():
         opened.checkpoint.weight(name)

@@ -40,7 +40,7 @@ OUTCOMES = ("refused", "ran", "traceback", "hang", "abort", "wrong", "executed")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case: ``what`` one of `OUTCOMES`, ``mutation`` what was done, ``says`` what came of it."""
+    """A case's outcome: ``what`` is one of `OUTCOMES`, ``mutation`` the mutation, ``says`` the result."""
 
     subject: str
     seed: int
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def known_by(self) -> str:
-        """What happened, and the flags that make it happen again."""
+        """The outcome, and the flags that repeat it."""
         return f"{self.what}: --only {self.subject} --seed {self.seed} --case {self.number}"
 
 
@@ -111,7 +111,7 @@ def _forked(seeds: Path, subject: Subject, seed: int, number: int, place: Path) 
 
 
 def _listen(reading: int, child: int) -> tuple[bytes, bool]:
-    """What the case writes until it closes its end, and whether it did within the time limit."""
+    """The case's output until it closes its end, and whether it did so within the time limit."""
     said, until = b"", time.monotonic() + WALL_SECONDS
     with selectors.DefaultSelector() as selector, os.fdopen(reading, "rb", buffering=0) as pipe:
         selector.register(pipe, selectors.EVENT_READ)
@@ -140,7 +140,7 @@ def _case(seeds: Path, subject: Subject, seed: int, number: int, place: Path, wr
 
 
 def _link_seeds(seeds: Path, subject: Subject, rng: random.Random, place: Path) -> None:
-    """The seed as hard links, and beside it what a target takes for granted."""
+    """Hard links to the seed, and the other files that a target needs."""
     shutil.copytree(seeds / rng.choice(subject.seeds), place / "case", copy_function=os.link)
     (place / "teacher").symlink_to(seeds / "teacher")
     (place / "bundle").symlink_to(seeds / "bundles" / "medusa")

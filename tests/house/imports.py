@@ -74,7 +74,7 @@ def room_imports(found: Modules) -> Edges:
 
 
 def circles(edges: Edges) -> list[list[str]]:
-    """Groups of names of which each imports each other, over however many steps; none where imports run one way."""
+    """Groups of names that import each other over any number of steps; empty if imports run one way."""
     import networkx as nx
 
     return sorted(

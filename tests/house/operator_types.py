@@ -286,7 +286,7 @@ def _configured(text: str, lists: Mapping[str, str]) -> Iterator[tuple[str, tupl
 
 
 def _listed(text: str, lists: Mapping[str, str]) -> Columns:
-    """What is said of one operand: types, layouts, or whose it follows; lists go by their name or stand there."""
+    """The definition of one operand: types, layouts, or the operand that it follows; lists by name or inline."""
     found = {}
     for match in _CHOSEN.finditer(text):
         said = match[2] if match[2] is not None else lists.get(match[3], match[3])

@@ -17,7 +17,7 @@ RUNTIME = {"rtol": 0.0, "atol": 1e-5}
 
 
 class Case(NamedTuple):
-    """Rows behind ``base`` tokens; ``paths`` are the own slots that each row sees, in the order of their tokens."""
+    """Rows after ``base`` tokens; ``paths`` are the tree slots that each row sees, in the order of their tokens."""
 
     query: np.ndarray
     key: np.ndarray
@@ -36,7 +36,7 @@ def case(dim: int, base: int, rows: int, seed: int) -> Case:
 
 
 def alone(one: Case, row: int) -> Case:
-    """A row with its path's tokens in the slots behind the text, as plain decoding has it."""
+    """A row with its path's tokens in the slots after the text, as in plain decoding."""
     path, key, value = one.paths[row], one.key.copy(), one.value.copy()
     own = slice(one.base, one.base + len(path))
     key[:, own], value[:, own] = (cache[:, [one.base + slot for slot in path]] for cache in (one.key, one.value))
@@ -44,7 +44,7 @@ def alone(one: Case, row: int) -> Case:
 
 
 def arguments(one: Case) -> dict[str, np.ndarray]:
-    """What the operator takes, written from its contract."""
+    """The operator's arguments, written from its contract."""
     settled, rows = one.base // B, len(one.paths)
     blocks = -(-(one.base + rows) // B)
     key, value = (x.reshape(KV_HEADS, -1, B, x.shape[-1]).swapaxes(0, 1).copy() for x in (one.key, one.value))

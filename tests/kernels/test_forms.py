@@ -56,7 +56,7 @@ def attention_arguments(rows: int = 3, slots: int = 10, wide: int = 0) -> tuple[
 
 
 def append_arguments(rows: int = 3, seen: int = 7, slots: int = 16) -> tuple[tuple, dict]:
-    """Rows behind seen - rows slots of text; every row but the first two is hidden from the later ones."""
+    """Rows after seen - rows slots of text; every row but the first two is hidden from the later ones."""
     bias = torch.zeros(1, 1, rows, seen)
     for row in range(rows):
         bias[0, 0, row, seen - rows + 2 : seen - rows + row] = -1e38
@@ -67,7 +67,7 @@ def append_arguments(rows: int = 3, seen: int = 7, slots: int = 16) -> tuple[tup
 
 
 def block_arguments(rows: int = 3) -> tuple[tuple, dict]:
-    """Rows behind a settled block and ten tokens of an open one; test_block_attention.py has other cases."""
+    """Rows after a settled block and ten tokens of an open one; test_block_attention.py has other cases."""
     bias = torch.full((rows, 64), -1e38)
     bias[:, :11] = 0
     bias[torch.arange(rows), 10 + torch.arange(rows)] = 0
@@ -539,7 +539,7 @@ def test_append_attention_in_onnxruntime(symbolic: dict[str, Path], rows: int, s
     got = onnx_run(symbolic["append_attention"], "append_attention", arguments)
     wanted = call("append_attention", arguments)
     assert_close(got[0], wanted[0], RUNTIME)
-    for side in (1, 2):  # what lies behind the seen slots is undefined when the buffers are not shared
+    for side in (1, 2):  # slots after the seen ones are undefined if the buffers are not shared
         assert np.array_equal(got[side][:, :, :seen], wanted[side][:, :, :seen])
 
 

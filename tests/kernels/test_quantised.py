@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_beside_any_others(weights: tuple[Tensor, Tensor
 def test_the_onnx_form_is_the_reference_bit_for_bit(
     weights: tuple[Tensor, Tensor, Tensor], bias: bool, tmp_path: Path
 ) -> None:
-    """The bias too: a scale that came behind it would make it another."""
+    """The bias too: a scale applied after it would change it."""
     layer = Layer(weights, bias)
     session = exported(layer, tmp_path / "layer.onnx", "MatMulInteger", exact=bias or products_saturate())
     for rows in (1, 2, 16):

@@ -113,7 +113,7 @@ def test_onnxruntime_computes_the_reference(dim: int, normed: bool, tmp_path: Pa
     for case in CASES.values():
         given = layer.arguments(*case)
         got = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})
-        seen = int(given[-1])  # what lies behind is undefined where the buffers are not shared
+        seen = int(given[-1])  # later slots are undefined if the buffers are not shared
         for ours, wanted in zip(got, layer(*given), strict=True):
             cut = slice(None) if ours.ndim == 2 else (slice(None), slice(None), slice(seen))
             np.testing.assert_allclose(ours[cut], wanted.numpy()[cut], **TOLERANCE)

@@ -19,7 +19,7 @@ import draftwood
 
 
 class Terminal:
-    """A program behind a pseudo-terminal."""
+    """A program on a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -74,7 +74,7 @@ def terminal(tiny_bundle: Path) -> Iterator[Terminal]:
 
 
 def answer(bundle: Path, *turns: str) -> str:
-    """What the library answers to the last of some turns of a user, the answers before it counted."""
+    """The library's answer to a user's last turn, after the earlier turns and answers."""
     messages: list[dict[str, str]] = []
     with draftwood.open(bundle, threads=1) as model:
         for turn in turns:

@@ -1,4 +1,4 @@
-"""Faults in what a draft reads are told from the truth, and the truth from nothing."""
+"""Faults in a draft's inputs are told from correct inputs, which are never taken for faults."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_faults_of_a_draft_are_caught(kind: str, opened: type[StagedEngine], tin
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_launches_of_several_texts_are_held_to_eager_texts_alone(kind: str, tiny_bundles: dict[str, Path]) -> None:
-    """By their graph, in full and beside a place that nobody has; and another text's caches are told apart."""
+    """By their graph, full and with an unused place; and another text's caches are noticed."""
     bundle = Bundle.open(tiny_bundles[kind])
     pair = Pair("cpu", EagerEngine(bundle), CpuEngine(bundle, 1), TOLERANCE)
     assert pair.engine.batches == (2, 4)

@@ -1,4 +1,4 @@
-"""What `draftwood inspect` shows of trees and bundles."""
+"""Output of `draftwood inspect` for trees and bundles."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_a_damaged_bundle(tiny_bundle: Path, capsys: pytest.CaptureFixture[str],
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:
-    """What the command tells people, by the words on the left."""
+    """The command's lines for people, by the words on the left."""
     assert main(["inspect", *map(str, arguments)]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     return dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines)

@@ -1,4 +1,4 @@
-"""What a long job was made from: any change is noticed and named, and nothing else."""
+"""The inputs of a long job: any change is noticed and named, and nothing else."""
 
 import os
 from pathlib import Path

@@ -37,7 +37,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def report_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict, str]:
-    """What `make` found, as it keeps it beside the bundle, and what it said on the way."""
+    """The report of `make`, as it is kept next to the bundle, and its messages on the way."""
     code = main(["make", *map(str, words), "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""What is read of CANN's lists: rows, layouts, configurations of single chips, functions that were read by hand."""
+"""Reading of CANN's lists: rows, layouts, configurations of single chips, functions that were read by hand."""
 
 from draftwood.compiler.ge.element_types import element_types
 from draftwood.tests.house.operator_types import BY_HAND, SOURCES, _configured, _rows

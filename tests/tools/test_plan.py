@@ -1,4 +1,4 @@
-"""What `draftwood plan` writes and says of statistics."""
+"""Files and reports of `draftwood plan` for statistics."""
 
 import argparse
 import json

@@ -59,7 +59,7 @@ def test_the_table_is_shown_to_people(tiny_bundle: Path, tmp_path: Path, capsys:
 
 
 def test_steps_are_timed_in_the_state_of_a_real_text(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind half the KV length, behind a commit of the tree before, and with the tree's own mask."""
+    """With half the KV length filled, after a commit of the last tree, and with the tree's own mask."""
     engine = CpuEngine(Bundle.open(tiny_bundle))
     subjects = latency._subjects(engine, set(), 256)
     states: dict[int, list[int]] = defaultdict(list)

@@ -61,7 +61,7 @@ def test_a_checkpoint_with_its_report(quantize: Callable, tiny_teacher: Path) ->
 
 @pytest.fixture
 def uneven_teacher(tiny_teacher: Path, tmp_path: Path) -> Path:
-    """The tiny teacher with three columns of large rows behind its first norm."""
+    """The tiny teacher with three columns of large rows after its first norm."""
     folder = shutil.copytree(tiny_teacher, tmp_path / "uneven")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.input_layernorm.weight"][:3] = torch.tensor([60.0, 300.0, 0.01])

@@ -169,7 +169,7 @@ def test_the_built_in_prompts_on_two_ranks(tmp_path: Path) -> None:
             logits_V = engine.prefill(engine.begin(128), ids).logits_RV[0].astype(np.float64)
             second, first = np.argsort(logits_V)[-2:]
             assert {first, second} == {text[at] for text in texts[n]}, n
-            step = 2.0 ** (math.floor(math.log2(abs(logits_V[first]))) - 7)  # bf16 has seven bits behind the point
+            step = 2.0 ** (math.floor(math.log2(abs(logits_V[first]))) - 7)  # bf16 has seven bits after the point
             assert logits_V[first] - logits_V[second] <= step, n
 
 
@@ -275,7 +275,7 @@ def of_torchair(bundle: Bundle, rank: int) -> Any:
 
 
 def rank_of_a_test(folder: str, how: str) -> None:
-    """What each process of `torchrun` does."""
+    """The work of each process of `torchrun`."""
     if how == "check":
         register("ranks", RanksEngine)  # also where this tree is not the one that is installed
         sys.exit(main(["check", folder, "--engine", "ranks"]))

@@ -214,7 +214,7 @@ def test_speculation_on_transformers_takes_fewer_steps(bundle: Bundle, teacher: 
 def test_drafters_with_caches_draft_alike_from_transformers_features(
     tiny_draft_bundles: dict[str, Path], teacher: HfTeacher, kind: str, temperature: float
 ) -> None:
-    """Equal steps, for a drafter fed with wrong features would change no token, only draft worse."""
+    """Equal steps, since a drafter with wrong features would change no token, only draft worse."""
     bundle = Bundle.open(tiny_draft_bundles[kind])
     reference, compiled = HfEngine(bundle, teacher), CpuEngine(bundle)
     slots = max(gear.slots for gear in bundle.manifest.gears)
@@ -246,7 +246,7 @@ class CausalMask(CpuEngine):
 
 
 class LosesARow(CpuEngine):
-    """Overwrites one committed value behind the sixth token, as a misrouted commit would."""
+    """Overwrites one committed value after the sixth token, like a misrouted commit."""
 
     def verify(self, states: Any, drafts: Any) -> Any:
         if states[0].length > 6:

@@ -20,7 +20,7 @@ MODELS = {
 
 
 def save_sizes(path: Path, shapes: Mapping[str, Sequence[int]], kinds: Mapping[str, str]) -> None:
-    """A safetensors file that is one hole behind its header; zeros, and no space on the disk."""
+    """A safetensors file with a hole after its header; zeros, and no space on the disk."""
     header, at = {}, 0
     for name, shape in shapes.items():
         kind = kinds.get(name, "BF16")

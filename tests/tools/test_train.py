@@ -430,7 +430,7 @@ def test_training_is_deterministic_and_can_be_lengthened(folder: Path, tmp_path:
 
 
 def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
-    # Saved where it is logged: at the first record behind so many steps.
+    # Saved when it is logged: at the first record after so many steps.
     settings = {"batch": 16, "levels": 2, "save_every": 3, "log_every": 4}
     folders = [folder / "counting", folder / "counted"]
 
@@ -442,7 +442,7 @@ def test_a_resumed_step_equals_an_uninterrupted_one(folder: Path, tmp_path: Path
 
     train("eagle3", *folders, tmp_path / "whole", steps=8, **settings)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("draftwood.tools.training.trainer.accuracy", stop)  # called right behind the first checkpoint
+        patch.setattr("draftwood.tools.training.trainer.accuracy", stop)  # called right after the first checkpoint
         train("eagle3", *folders, tmp_path / "cut", steps=8, **settings)
     assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 4
     train("eagle3", *folders, tmp_path / "cut", steps=8, **settings)
@@ -588,7 +588,7 @@ def test_position_convention(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_narrow_layer_begins_as_part_of_the_teachers_last() -> None:
-    """What was cut away is what had no effect here: a query head, a key head, and units that write nothing."""
+    """The parts cut away have no effect here: a query head, a key head, and units that write nothing."""
     torch.manual_seed(4)
     wide = Sizes(16, 12, 4, 2, 8, 1e-5, 1e4)
     narrow = replace(wide, intermediate_size=5, num_attention_heads=1, num_key_value_heads=1)

@@ -1,4 +1,4 @@
-"""What drafters learn from: texts, states and losses."""
+"""Inputs of a drafter's training: texts, states and losses."""
 
 import json
 import shutil

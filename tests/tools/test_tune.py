@@ -1,4 +1,4 @@
-"""What `tune` times, and what of it is kept."""
+"""Times of `tune`, and the part that it keeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_a_late_token_takes_is_timed_where_the_drafter_has_caches(tiny_bund
 def test_steps_of_several_texts_are_timed_as_a_decoding_takes_them(
     kind: str, tiny_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every gear behind both lengths, each text committed as it goes, back where there is no room."""
+    """Every gear after both lengths; each text is committed, and set back when there is no room."""
     engine = CpuEngine(Bundle.open(tiny_bundles[kind]), 1)
     seen: dict[str, list[list[int]]] = {gear.name: [] for gear in engine.bundle.manifest.gears}
     honest = engine.step

@@ -1,4 +1,4 @@
-"""What tests of the planner share: contexts, latency tables, and a tree's gain by walking every path in turn."""
+"""Shared samples of the planner's tests: contexts, latency tables, and a tree's gain by walking every path in turn."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from draftwood.trees.plan_file import Expected
 
 
 def accept_length(contexts: Contexts, tree: Topology) -> Expected:
-    """What a tree gains a step on contexts, of which there are some."""
+    """A tree's gain in tokens a step on contexts, of which there is at least one."""
     visits_FT = visits(contexts, tree)
     found = mean_of_folds(visits_FT.sum(1), visits_FT[:, 0])
     assert found is not None

@@ -20,7 +20,7 @@ SIZES = (1, 2, 4)
 
 
 def coverings(texts):
-    """Every multiset of launches of which none could be left out."""
+    """Every multiset of launches without a superfluous one."""
     for count in range(1, texts + 1):
         for launches in itertools.combinations_with_replacement(range(len(SIZES)), count):
             if sum(SIZES[b] for b in launches) >= texts:

@@ -1,4 +1,4 @@
-"""What is believed of a text before its first step, by its length."""
+"""Priors of a text before its first step, by its length."""
 
 import random
 
@@ -15,7 +15,7 @@ CHAIN = Topology.chain(4)
 
 
 def texts(*kinds: tuple[int, int, float], seed: int = 0) -> Contexts:
-    """Of every kind so many texts of 40 steps behind so many tokens, whose candidates are right so often."""
+    """So many texts of each kind: 40 steps after so many tokens, with candidates that are right at that rate."""
     source, found = random.Random(seed), Calibration()
     for number, tokens, accuracy in kinds:
         for text in range(number):

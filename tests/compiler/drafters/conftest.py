@@ -163,7 +163,7 @@ ARCHITECTURES = {
     "Automodel": "LlamaEagle3DraftModel",
     "DeepSpec": "Qwen3Eagle3Model",
 }
-# What a writer adds beside the sizes, as its own code does.
+# Fields that a writer adds to the sizes, as its own code does.
 OWN_FIELDS: dict[str, dict] = {
     "ModelOpt": {
         "rope_scaling": {"rope_type": "default", "rope_theta": THETA},
@@ -308,7 +308,7 @@ class Oracle:
         return y + self.get(bias) if bias in self.tensors else y
 
     def one_head(self, side: str, x: np.ndarray, at: str, index: int) -> np.ndarray:
-        """One head of a projection, behind its norm where there is one."""
+        """One head of a projection, after its norm if there is one."""
         y = self.project(side, x, at)[index * HEAD_DIM : (index + 1) * HEAD_DIM]
         norm = f"{at}.self_attn.{side}_norm.weight"
         return self.norm(y, self.get(norm)) if norm in self.tensors else y
@@ -341,7 +341,7 @@ class Oracle:
         return self.get(f"{at}.mlp.down_proj.weight") @ (gate / (1 + np.exp(-gate)) * up)
 
     def denoised(self, features: np.ndarray, tokens: Sequence[int], layers: int) -> list[np.ndarray]:
-        """DFlash's block of ``tokens`` behind a text of these states: all rows' hidden states behind the last norm."""
+        """DFlash's block of ``tokens`` after a text of these states: all rows' hidden states after the last norm."""
         known = [self.norm(self.fused(states), self.get("hidden_norm.weight")) for states in features]
         rows = [self.embedded(token) for token in tokens]
         for at in (f"layers.{i}" for i in range(layers)):

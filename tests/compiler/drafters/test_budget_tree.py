@@ -51,7 +51,7 @@ def draft(drafter: Eagle3, decoder: Decoder, inputs: list, budget: tuple) -> Bud
 
 
 def given(step: TreeStep, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a draft step takes: the inputs with noise behind the fourth, none here."""
+    """The arguments of a draft step: the inputs, with no noise after the fourth."""
     return [*inputs[:4], torch.zeros(step.tree.depth, step.drafter.config.draft_vocabulary), *inputs[4:]]
 
 

@@ -16,7 +16,7 @@ ROWS = [
     for line in DOCUMENT.read_text().split("## ")[0].splitlines()
     if line.startswith("| ") and not line.startswith("| kind")
 ]
-# What tells a folder beside its architecture.
+# Marks of a folder besides its architecture.
 MARKS: dict[str, dict] = {
     "medusa_num_heads": {"medusa_num_heads": 3},
     "eagle3": {"speculators_model_type": "eagle3"},

@@ -94,7 +94,7 @@ class Reference:
         self.ids = tensors.get("d2t", torch.zeros(len(output), dtype=torch.int64)).numpy() + np.arange(len(output))
 
     def heads(self, path: list[int], levels: list[np.ndarray]) -> tuple[np.ndarray, float | None]:
-        """What the path's tokens, the root's first, add to its level's logits; the logarithm of the confidence."""
+        """The bias of the path's tokens, root first, on their levels' logits, and the logarithm of the confidence."""
         state, token, latent, get = np.zeros(RANK), np.zeros(RANK), np.zeros(RANK), self.get
         for level, last in zip(levels, path, strict=False):
             latent = token = get("markov_w1.weight")[last]
@@ -117,7 +117,7 @@ class Reference:
         return self.oracle.get(self.at[0] + name)
 
     def tree(self, features: np.ndarray, root: int, topology: Topology, noise: np.ndarray) -> tuple[list, list]:
-        """Tokens and cumulative scores of a tree's rows behind the root."""
+        """Tokens and cumulative scores of a tree's rows after the root."""
         rows = self.oracle.denoised(features, [root] + [MASK] * (ROWS - 1), LAYERS)
         levels, paths, scores = rows[0 if self.from_root else 1 :], [[root]], [0.0]
         for row in range(1, topology.rows):

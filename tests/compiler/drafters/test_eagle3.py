@@ -128,7 +128,7 @@ def tree_step(variant: Variant, decoder: Decoder, tree: Topology, form: str = "f
 
 
 def given(step: TreeStep, inputs: list[torch.Tensor], spread: float = 0.0) -> list[torch.Tensor]:
-    """What a draft step takes: the inputs with noise behind the fourth, random and so large."""
+    """The arguments of a draft step: the inputs, with random noise of this size after the fourth."""
     noise = (
         torch.randn(step.tree.depth, step.drafter.config.draft_vocabulary, generator=torch.Generator().manual_seed(8))
         * spread

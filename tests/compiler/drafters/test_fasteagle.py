@@ -113,7 +113,7 @@ def inputs_of(model: Model, decoder: Decoder, warm: Callable, form: str = "fused
 
 
 def given(step: LevelStep, inputs: list[torch.Tensor], spread: float = 0.0) -> list[torch.Tensor]:
-    """What a draft step takes: the inputs with noise behind the fourth, random and so large."""
+    """The arguments of a draft step: the inputs, with random noise of this size after the fourth."""
     noise = (
         torch.randn(LEVELS, step.drafter.config.draft_vocabulary, generator=torch.Generator().manual_seed(8)) * spread
     )

@@ -1,4 +1,4 @@
-"""Families x kinds x targets: every cell of docs/drafters.md's table is a bundle that is built and held against eager.
+"""Families x kinds x targets: every cell of docs/drafters.md's table is built as a bundle and compared with eager.
 
 In ONNX the text with a tree is the text without; for the NPU every graph is proved, checked and interpreted.
 """

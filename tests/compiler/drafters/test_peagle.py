@@ -71,7 +71,7 @@ def written(
 
 
 def silent(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a draft step takes: the inputs with no noise, for every level and token, behind the fourth."""
+    """The arguments of a draft step: the inputs, with no noise after the fourth, for every level and token."""
     return [*inputs[:4], torch.zeros(1, 1), *inputs[4:]]
 
 

@@ -104,7 +104,7 @@ def pangu_request(tiny_source: Path) -> "BuildRequest":
 
 @pytest.fixture(scope="session")
 def pangu_bundle(pangu_request: "BuildRequest", kept: Callable[..., Path]) -> Path:
-    """What is built of it. Read only."""
+    """The bundle of that request. Read only."""
     from draftwood.compiler.bundle.build import build
 
     return kept("pangu", partial(build, pangu_request))

@@ -27,7 +27,7 @@ READS = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int
 
 
 class HostRead(RuntimeError):
-    """What ends a capture on a device."""
+    """A read by the host, which ends a capture on a device."""
 
 
 class Call:
@@ -67,7 +67,7 @@ class NPUGraph:
 
 
 def destroy(calls: list[Call]) -> None:
-    """What is left in a record's own memory becomes nothing that anybody could take for a result."""
+    """Overwrites a record's own memory with numbers that cannot pass for a result."""
     for value in (one for call in calls for one in call.made):
         value.fill_(torch.nan if value.is_floating_point() else 1 if value.dtype == torch.bool else 77)
 
@@ -108,7 +108,7 @@ class Recording(TorchDispatchMode):
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operator that writes its operands returns: them."""
+    """The result of an operator that writes its operands: these operands."""
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     places = [named[a.name] for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return None if not func._schema.returns else places[0] if len(places) == 1 else tuple(places)

@@ -113,7 +113,7 @@ def test_a_replay_is_the_launch_to_the_bit(bundle: Bundle, opened: Callable, mon
     assert found.length == wanted.length and found.root == wanted.root
     for mine, theirs in ((found.kv, wanted.kv), (found.draft, wanted.draft)):
         for got, want in zip(mine.buffers, theirs.buffers, strict=True):
-            length = found.length - 8  # rows behind it may wait to be moved
+            length = found.length - 8  # later rows may wait to be moved
             assert got[:, :length].abs().sum() > 0 and torch.equal(got[:, :length], want[:, :length])
 
 

@@ -1,4 +1,4 @@
-"""Every family as a GE graph, interpreted in fp32: a prompt and two trees behind it, against transformers."""
+"""Every family as a GE graph, interpreted in fp32: a prompt and two trees after it, against transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ FAMILIES = {
 
 
 class Interpreted:
-    """Verify steps of seven rows as the NPU's graph computes them, one behind another."""
+    """Verify steps of seven rows, computed by the NPU's graph one after another."""
 
     def __init__(self, decoder: torch.nn.Module) -> None:
         step = verify_step(decoder, StepSizes(branch_rows=7, path_rows=PATH_ROWS, dtype="float32"), 7, SLOTS)

@@ -1,4 +1,4 @@
-"""What audits of the NPU's graphs found, and the test that fails without the repair of each."""
+"""Findings of audits of the NPU's graphs, each with the test that fails without its repair."""
 
 import ast
 from pathlib import Path

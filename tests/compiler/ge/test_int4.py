@@ -49,7 +49,7 @@ def noise(*shape: int, seed: int) -> Tensor:
 
 
 def layer(kind: torch.dtype, group: int) -> dict[str, Tensor]:
-    """Operands behind the rows, by name."""
+    """Operands after the rows, by name."""
     whole = torch.randint(0, 16, (O, H), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     zeros = torch.randint(0, 16, (H // group, O), generator=torch.Generator().manual_seed(2))
     scale = (noise(H // group, O, seed=3).abs() * 0.01).to(kind)
@@ -132,7 +132,7 @@ Packed = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def packed(save_llama: Callable, tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """Writes a packed teacher whose layers the kernel takes, with Medusa heads beside it, and gives its folder."""
+    """Writes a packed teacher with layers for the kernel, and Medusa heads next to it, and gives its folder."""
 
     def save(layout: str = "awq", **asked: object) -> Path:
         folder = tmp_path_factory.mktemp("int4")
@@ -226,7 +226,7 @@ def test_every_tree_gives_the_plain_text(bundle: Bundle) -> None:
 
 
 def test_the_graph_of_a_device_is_the_one_that_was_proved(bundle: Bundle) -> None:
-    """Compiled as for a device, where sums are asked to be deterministic, and compared with the file."""
+    """Compiled as for a device with deterministic sums, and compared with the file."""
     before = torch.are_deterministic_algorithms_enabled()
     try:
         executor = TorchairExecutor(bundle.folder, bundle.manifest, device="cpu", eagerly=True)

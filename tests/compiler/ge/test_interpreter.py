@@ -37,7 +37,7 @@ DEPTHS = (0, 1, 1, 2, 2)
 
 
 class Pair:
-    """A tiny teacher in one type, its steps lowered and interpreted beside the eager modules."""
+    """A tiny teacher in one type, its steps lowered and interpreted, and its eager modules."""
 
     def __init__(self, folder: Path, load_decoder: Callable[..., Decoder], dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -89,7 +89,7 @@ def pair(request: pytest.FixtureRequest, tiny_source: Path, load_decoder: Callab
 
 
 def tree_inputs(tokens: Tensor, committed: int, accepted: int, path: Tensor, branch: Tensor) -> list[Tensor]:
-    """What a verify or decode step takes before its caches."""
+    """The inputs of a verify or decode step before its caches."""
     rows = len(tokens)
     visible = torch.zeros(rows, rows, dtype=torch.bool)
     for row in range(rows):
@@ -349,7 +349,7 @@ def test_a_write_into_a_value_of_the_graph_leaves_all_others_alone(copy: str) ->
         (node("read", "Neg", "x=cache"), WRITE),
         (WRITE, node("read", "Neg", "x=cache")),
         (WRITE, node("read", "ScatterNdUpdate", "var=cache indices=row updates=new")),
-        # A reshaped value may be a copy on a device: what it holds behind the write is not defined.
+        # A reshaped value may be a copy on a device: its contents after the write are not defined.
         (
             node("flat", "Reshape", "x=cache shape=size"),
             node("write", "ScatterNdUpdate", "var=cache indices=row updates=new", after="flat"),

@@ -38,7 +38,7 @@ def lowered(config: TeacherConfig) -> tuple[Step, Graph]:
 
 
 def lowered_bytes(config: TeacherConfig) -> tuple[Step, bytes]:
-    """The same step, and its ``.air`` file."""
+    """The lowered step, and its ``.air`` file."""
     with shapes_only(torch.bfloat16) as mode:
         decoder = make_decoder(config, 1024).requires_grad_(False)
     held = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
@@ -61,7 +61,7 @@ def test_a_layer_is_12_kernels_and_turns_nothing_around(verified: tuple[Step, Gr
 
 
 def test_new_rows_join_moved_ones_without_a_kernel(verified: tuple[Step, Graph]) -> None:
-    """And do not where GE could not have both made behind each other."""
+    """They need one if GE cannot place both next to each other."""
     graph = verified[1]
     joins = {node.name for node in graph.nodes.values() if node.type == "ConcatD"}
     assert len(joins) == 4 and graph.laid_out() == joins
@@ -90,7 +90,7 @@ def test_torchairs_own_protobuf_counts_the_same() -> None:
         (graph,) = ge_ir().ModelDef.FromString(lowered_bytes(replace(CONFIG, layers=layers))[1]).graph
         counts.append(Counter(op.type for op in graph.op if op.type not in free))
     layer = counts[1] - counts[0]
-    assert layer.pop("ConcatD") == 2  # of which GE makes no task
+    assert layer.pop("ConcatD") == 2  # GE makes no task of them
     assert layer.total() == 12 and layer["MatMulV2"] == 4 and not layer["Transpose"] + layer["GatherV2"]
     assert counts[1].total() - 2 * (layer.total() + 2) == 24
 

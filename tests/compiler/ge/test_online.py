@@ -92,7 +92,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list:
-    """What torchair has converted on the route of a device, one GE graph after the other."""
+    """The GE graphs that torchair converted on the route of a device, in order."""
     graphs: list = []
     converter = importlib.import_module("torchair.npu_fx_compiler")._NpuGraphConverter
     run = converter.run

@@ -1,4 +1,4 @@
-"""What operators demand beside their element types is found broken where it is."""
+"""Operators' rules besides element types: each violation is found at its node."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ def found(
     attributes: dict[str, object] | None = None,
     **given: tuple[int, ...],
 ) -> list[str]:
-    """What a node of its own breaks beside its element types; its operands have these shapes."""
+    """The violations of a single node besides its element types; its operands have these shapes."""
     one = node(kind, *given, **(attributes or {}), **({"layout": 1} if kind == "ApplyRotaryPosEmb" else {}))
     sources = {name: Node(name, "Add", (), {}, (), (Declared("y", None, None),)) for name in given}
     graph = Graph("g", {**sources, "n": one})

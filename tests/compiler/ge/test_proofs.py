@@ -45,7 +45,7 @@ def test_every_lowered_graph_is_proved(lowered: Any, name: str) -> None:
 )
 def test_broken_graphs(lowered: Any, extra: Node, message: str) -> None:
     graph, signature = lowered.graphs[NAME], lowered.signatures[NAME]
-    if extra.name == "turn":  # whichever view lies behind the write
+    if extra.name == "turn":  # the view after the write, of either kind
         view = next(n for n, _ in graph.readers("ScatterNdUpdate_0"))
         extra = node("turn", "Transpose", view.name)
     with pytest.raises(LoweringError, match=message):

@@ -132,7 +132,7 @@ Given = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def broken_rules(**changed: tuple[torch.dtype, tuple[int, ...]]) -> list[str]:
-    """Levels and messages of a product of its own, some operands of which are of another type or shape."""
+    """Levels and messages for a single product, with some operands of another type or shape."""
     given = {"x1": (torch.int8, (7, 64)), "x2": (torch.int8, (64, 32)), "scale": (torch.float32, (32,))}
     given |= {"pertoken_scale": (torch.float32, (7,)), "bias": (torch.bfloat16, (32,))} | changed
     return broken_by("QuantBatchMatmulV3", given, (torch.bfloat16, (7, given["x2"][1][-1])))

@@ -1,4 +1,4 @@
-"""Several texts in one launch of the NPU's graphs: every text is its own text alone, whoever is beside it."""
+"""Several texts in one launch of the NPU's graphs: every text is the same as alone, next to any others."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_texts_that_come_and_go_are_plain_texts(engine: GeEngine, alone: list[tu
         going = [text for text in going if not text.finished]
     for text, plain in zip(texts, alone, strict=True):
         assert ended(text).token_ids == plain
-    assert {1, 3} <= sizes  # also an odd number, beside a place that nobody has
+    assert {1, 3} <= sizes  # also an odd number, with an unused place
 
 
 def begun(engine: GeEngine, count: int) -> list[SequenceState]:
@@ -148,7 +148,7 @@ def logits(engine: GeEngine, count: int, shift: int = 0) -> list[np.ndarray]:
 
 
 def apart(engine: GeEngine, count: int, shift: int) -> list[np.ndarray]:
-    """The same, each text in a launch of its own."""
+    """Each text in a launch of its own."""
     honest = engine.on_device._verified
     verify = engine.on_device.verify
     try:

@@ -59,7 +59,7 @@ def test_linked_weights_stay_where_they_are(tmp_path: Path) -> None:
 
 
 def test_biases_of_bf16_products_lie_in_float32() -> None:
-    """Those of int8 layers keep their type, and so do those of fp16 products; a module has all in its layer's type."""
+    """Biases of int8 layers and of fp16 products keep their type; a module has all in its layer's type."""
     half, whole = torch.bfloat16, torch.int8
 
     def entry(name: str, dtype: torch.dtype) -> WeightEntry:

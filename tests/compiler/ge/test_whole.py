@@ -128,7 +128,7 @@ def test_the_tree_of_the_confidence_class_is_chosen_inside() -> None:
 
 
 def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
-    """Both ways together, beside what stays on the device."""
+    """Both ways together; everything else stays on the device."""
     wholes = [graph for graph in bundle.manifest.graphs_of("ge") if graph.kind == "whole"]
     stays = {"branch", "branch.out", "logits", "features", "features.in", "features.out"}
     for graph in wholes:
@@ -140,7 +140,7 @@ def test_less_than_four_kilobytes_cross(bundle: Bundle) -> None:
 
 
 def test_check_holds_it_against_its_parts(bundle: Bundle, engine) -> None:
-    """Bit for bit, for the interpreter takes the same operators; and a cache that is not written shows."""
+    """Bit for bit, since the interpreter runs equal operators; and a cache that is not written shows."""
     from draftwood.tools.comparison.compare import Pair
     from draftwood.tools.comparison.device_steps import compare_whole
     from draftwood.tools.comparison.faults import graph_mutations

@@ -89,7 +89,7 @@ def entries(weights: dict[str, Tensor]) -> list[WeightEntry]:
 
 
 def step(decoder: Any, config: TeacherConfig, rank: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits and features of a tree of four rows behind a prompt of five, with one row moved."""
+    """Logits and features of a tree of four rows after a prompt of five, with one row moved."""
     heads = decoder.config.kv_heads
     zeros = [torch.zeros(heads * 32, config.head_dim) for _ in range(2 * config.layers)]
     branch = torch.zeros(config.layers, 2, 4, heads, config.head_dim)

@@ -1,4 +1,4 @@
-"""What is measured of texts that join others is what happens."""
+"""Measurements of texts that join others agree with the decoding."""
 
 from pathlib import Path
 

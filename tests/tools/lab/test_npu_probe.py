@@ -95,7 +95,7 @@ def test_the_core_of_a_kernel_is_the_profilers(tmp_path: Path) -> None:
 
 
 def test_two_devices_add_up() -> None:
-    """Over gloo in place of HCCL; a backend that is not there is told."""
+    """Over gloo instead of HCCL; a missing backend is reported."""
     (good,) = two_devices("gloo")
     assert good["works"] and good["seen"] == "sum 3.0, parts [1.0, 2.0]", good
     (bad,) = two_devices("nothing")

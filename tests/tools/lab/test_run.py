@@ -20,7 +20,7 @@ from draftwood.tools.lab.suite import Suite, read_suite
 
 
 def exact(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """What of a row does not depend on the clock; which tree is taken does, so only plain text and equality."""
+    """The part of a row that does not depend on the clock: plain text and equality, since trees depend on it."""
     texts: dict[str, list[Any]] = {row["key"]: [] for row in rows}
     for text in decoded(rows):
         texts[text.key].append((text.way, text.figures["tokens"], text.figures["equal"]))

@@ -40,7 +40,7 @@ SUITE = Suite(
 
 @pytest.fixture
 def suite(tiny_bundle: Path, tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """Over one bundle under two names, with programs that answer or fail in the place of others."""
+    """A suite over one bundle under two names, with programs of the test that answer or fail."""
     save_gguf(tiny_teacher, tmp_path / "m.gguf")
     server = tmp_path / "bin" / served.LLAMA
     server.parent.mkdir()

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's interface get: the library's own texts, whole and in chunks, and errors they understand."""
+"""Answers to clients of OpenAI's interface: the library's texts, whole and in chunks, and errors they understand."""
 
 import json
 import re

@@ -35,7 +35,7 @@ TEXTS: list[tuple[Form, str, list[Any]]] = [
 
 
 def found(form: Form, pieces: list[str], most: int | None = None) -> list[Any]:
-    """What is found, adjoining texts as one."""
+    """The pieces found, with adjoining texts joined."""
     calls, merged = Calls(form, ["weather"], most), list[Any]()
     for one in [one for piece in pieces for one in calls.push(piece)] + calls.finish():
         if isinstance(one, str) and merged and isinstance(merged[-1], str):

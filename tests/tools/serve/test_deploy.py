@@ -146,7 +146,7 @@ def replicas_of(first: int) -> list[int]:
 
 
 def children(process: int) -> list[int]:
-    """Of all its threads, each of which may end at any moment."""
+    """Children of all its threads, each of which may end at any moment."""
     found: list[int] = []
     for thread in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -301,7 +301,7 @@ def test_the_replicas_of_a_cluster_stay_for_the_next_front(
 
 
 def stream(server: Any, session: str) -> http.client.HTTPResponse:
-    """A stream of which a line was read."""
+    """A stream after its first line was read."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     headers = {"content-type": "application/json", "x-session-id": session}
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"stream": True}), headers)

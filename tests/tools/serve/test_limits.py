@@ -1,4 +1,4 @@
-"""What the server bears: full queues, clients that go, that are slow or many, and an engine that is killed."""
+"""The server's limits: full queues, clients that leave or are slow or many, and an engine that is killed."""
 
 import http.client
 import json
@@ -119,7 +119,7 @@ def test_a_body_that_is_too_large(server: Any, chunked: bool) -> None:
 
 
 def preflight(server: Any, origin: str) -> http.client.HTTPResponse:
-    """What a browser asks before a page of another origin may send a request with a key."""
+    """A browser's question before a page of another origin may send a request with a key."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     asked = {"method": "POST", "headers": "authorization"}
     headers = {f"access-control-request-{name}": value for name, value in asked.items()}

@@ -1,4 +1,4 @@
-"""The page in a browser: a chat, the tree of its steps, and plain decoding beside it with the same text."""
+"""The page in a browser: a chat, the tree of its steps, and plain decoding next to it with the same text."""
 
 import shutil
 from collections.abc import Callable, Iterator

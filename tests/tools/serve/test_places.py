@@ -22,7 +22,7 @@ from .conftest import MESSAGES, TOOLS
 
 
 class Engine:
-    """Answers at once; raises at the call that it is told to."""
+    """Answers at once; raises at a chosen call."""
 
     def __init__(self, served: ServedModel, raises: str = "") -> None:
         self.alive, self.ready, self.pid = True, Ready(context=100, calls=None), 0
@@ -44,7 +44,7 @@ class Engine:
 
 
 async def asked(raises: str, body: Any, patch: pytest.MonkeyPatch, at: tuple[Any, str] | None = None) -> Any:
-    """What a request raises, where something in between does."""
+    """The error of a request, if a layer below raises one."""
     metrics = Metrics()
     served = ServedModel("m", EngineArguments(bundle="b", waiting=4), ModelMetrics(metrics, "m"))
     served._take(Engine(served, raises))  # type: ignore[arg-type]

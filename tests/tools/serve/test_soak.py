@@ -60,12 +60,12 @@ KINDS = {
     "long prompt": 2,
     "no json": 2,
 }
-# What each kind is answered, where it waits for an answer.
+# The expected answer of each kind that waits for one.
 EXPECTED = {"stream": 200, "whole": 200, "slow": 200, "oversized": 413, "long prompt": 400, "no json": 400}
 
 
 def texts() -> list[dict[str, Any]]:
-    """What is asked for: every built-in prompt, with every sampling in turn, a third of them held to a schema."""
+    """The requests: every built-in prompt, with every sampling in turn, a third of them held to a schema."""
     from draftwood.tools.prompts import BUILT_IN, read_prompts
 
     found: list[dict[str, Any]] = []
@@ -79,7 +79,7 @@ def texts() -> list[dict[str, Any]]:
 
 
 class Clients:
-    """What all clients have seen."""
+    """The results of all clients."""
 
     def __init__(self, port: int, until: float) -> None:
         self._port, self._until, self._texts = port, until, texts()

@@ -109,7 +109,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny_bundle: Path) -> None:
         process.kill()
 
 
-# More than sockets hold, which is some 4 MB: every token with the twenty likeliest beside it, in 64 texts.
+# More than sockets hold, which is some 4 MB: every token with the twenty likeliest, in 64 texts.
 LARGE = {"prompt": ["the cat sat"] * 4, "max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 16}
 
 
