@@ -19,6 +19,7 @@ from draftwood.kernels.mlp import SWIGLU
 from draftwood.kernels.nbits import NBITS_LINEAR
 from draftwood.kernels.norm import ADD_RMS_NORM, RMS_NORM
 from draftwood.kernels.quantised import QUANTISED_LINEAR
+from draftwood.kernels.ranking import BEST, PICKED
 from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT, ROUNDED_LINEAR
 from draftwood.kernels.rows_attention import ROWS_ATTENTION
@@ -41,7 +42,17 @@ NPU_CONTRACTS = (
 )
 CPU_CONTRACTS = (ROTARY_ROWS, APPEND_ATTENTION, ROWS_ATTENTION, BLOCK_ATTENTION, NBITS_LINEAR)
 # Our own, put to the NPU by converters of ours.
-GE_CONTRACTS = (ROTARY_PAIR, LINEAR, BATCHED_LINEAR, QUANTISED_LINEAR, ROUNDED_LINEAR, GROUPED_LINEAR, JOIN_ROWS)
+GE_CONTRACTS = (
+    ROTARY_PAIR,
+    LINEAR,
+    BATCHED_LINEAR,
+    QUANTISED_LINEAR,
+    ROUNDED_LINEAR,
+    GROUPED_LINEAR,
+    JOIN_ROWS,
+    BEST,
+    PICKED,
+)
 # Our own, of standard operators in ONNX and of several operators of the NPU.
 COMPOSED_CONTRACTS = (EXPERTS,)
 

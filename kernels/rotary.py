@@ -50,10 +50,15 @@ def _rotary_pair_fake(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
+def _rotary_pair_onnx(q, k, cos, sin):  # type: ignore[no-untyped-def]
+    return _rotary_mul_onnx(q, cos, sin), _rotary_mul_onnx(k, cos, sin)
+
+
 ROTARY_PAIR = Contract(
     "rotary_pair(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)",
     reference=_rotary_pair,
     fake=_rotary_pair_fake,
+    onnx=_rotary_pair_onnx,
     namespace="draftwood",
 )
 """q [1, T, N, D] and k [1, T, K, D] by cos, sin [1, T, 1, D]: the NPU's ApplyRotaryPosEmb.

@@ -6,6 +6,7 @@ on a device and the one that is lowered here have it alike.
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -61,21 +62,40 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
     def topk(
         x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, meta_outputs: Any = None
     ) -> tuple[Any, Any]:
+        values, places = ranked(x, k, sorted=sorted, dim=dim, largest=largest)
+        return values, ge.Cast(places, dst_type=_INT64)
+
+    def best(x: Any, k: int, meta_outputs: Any = None) -> Any:
+        return ranked(x, k, sorted=True, dim=-1, largest=True)
+
+    def ranked(x: Any, k: int, **how: Any) -> tuple[Any, Any]:
         # With torchair's int64 k no kernel of the AI Core takes it, and GE would leave it to the AI CPU.
-        count = ge.Const(k, dtype=ge.DataType.DT_INT32)
-        values, indices = ge.TopKV2(x, count, sorted=sorted, dim=dim, largest=largest)
+        values, places = ge.TopKV2(x, ge.Const(k, dtype=ge.DataType.DT_INT32), **how)
         # torch_npu 2.13 alone writes it, no CANN knows it, and without it all releases make one graph.
         values.node.attr.pop("sort_policy", None)
-        return values, ge.Cast(indices, dst_type=_INT64)
+        return values, places
+
+    def picked(x: Any, places: Any, meta_outputs: Any = None) -> Any:
+        return ge.GatherElements(x, places, dim=x.rank - 1)
+
+    def mul(x: Any, y: Any, meta_outputs: Any = None) -> Any:
+        # torchair does not say of which type a product is, and casts it to the one that it has.
+        x, y = promote(x, y, target_dtype=meta_outputs.dtype)
+        out = ge.Mul(x, y)
+        out.desc.dtype = ge._ge_dtype_to_ge_proto_dtype(meta_outputs.dtype)
+        return out
 
     def cat(tensors: Any, dim: int = 0, meta_outputs: Any = None) -> Any:
         # Of ConcatV2, torchair's form, a kernel takes float32 alone, until GE has made the axis an attribute.
         return ge.ConcatV2D(tensors, concat_dim=dim, N=len(tensors))
 
+    promote = import_module("torchair._ge_concrete_graph.utils").dtype_promote
     # torchair has a converter of amax, which only says that there is none.
     for name, theirs in {"amax": amax, "topk": topk, "cat": cat}.items():
         torchair.register_fx_node_ge_converter(getattr(torch.ops.aten, name).default)(theirs)
-    for converter in (rotary_pair, linear, batched_linear, grouped_linear, quantised_linear, rounded_linear, join_rows):
+    torchair.register_fx_node_ge_converter(torch.ops.aten.mul.Tensor)(mul)
+    products = (linear, batched_linear, grouped_linear, quantised_linear, rounded_linear)
+    for converter in (rotary_pair, *products, join_rows, best, picked):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.config import CachedConfig
 from draftwood.compiler.drafters.common.trees import Growth
-from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement
+from draftwood.compiler.teachers.block import Form, Layer, Norm, Placement, rotated_pair
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
@@ -131,11 +131,9 @@ class DraftLayer(Layer):
 
     def rotated(self, x: Tensor, cos_R1D: Tensor, sin_R1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [R, N, D], k and v [R, K, D] of rows x at the positions of the rotary factors."""
-        config, rotary = self.config, torch.ops.npu.npu_rotary_mul
-        q, k, v = self.project(x)
-        q_RND = rotary(q.unflatten(-1, (config.heads, config.head_dim)), cos_R1D, sin_R1D)
-        k_RKD = rotary(k.unflatten(-1, (config.kv_heads, config.head_dim)), cos_R1D, sin_R1D)
-        return q_RND, k_RKD, v.unflatten(-1, (config.kv_heads, config.head_dim))
+        q, k, v = (rows.unflatten(-1, (-1, self.config.head_dim)) for rows in self.project(x))
+        q, k = (rows.squeeze(0) for rows in rotated_pair(q[None], k[None], cos_R1D[None], sin_R1D[None]))
+        return q, k, v
 
     def attend_tree(
         self,
@@ -145,7 +143,7 @@ class DraftLayer(Layer):
         branch: tuple[Tensor, Tensor] | None = None,
         masked_RS: Tensor | None = None,
     ) -> Tensor:
-        """Rows [R, N*D]: one softmax over the written cache and the rows' own K/V ``branch`` [S, K, D], if any.
+        """Rows [R, N*D]: one softmax over the written cache and the rows' own K/V ``branch`` [K, S, D], if any.
 
         ``unseen`` [C] or [R, C] hides a part of the cache. The two parts are never joined, so the cache is not copied.
         Scores and softmax are fp32.
@@ -153,17 +151,15 @@ class DraftLayer(Layer):
         config = self.config
         query_KGRD = q_RND.transpose(0, 1).reshape(config.kv_heads, -1, config.head_dim)
         sides = [[c.view(config.kv_heads, -1, config.head_dim) for c in cache]]
-        sides += [[side.transpose(0, 1) for side in branch]] if branch else []
+        sides += [list(branch)] if branch else []
         grouped = (-1, q_RND.shape[0])
-        scores = [
-            cast_to(query_KGRD @ keys.transpose(-1, -2), torch.float32).unflatten(1, grouped) * config.head_dim**-0.5
-            for keys, _ in sides
-        ]
+        scores = [(query_KGRD @ keys.transpose(-1, -2)).unflatten(1, grouped) for keys, _ in sides]
         # A row sees itself, in the branch or in the cache, so no row is masked altogether.
         scores[0] = scores[0].masked_fill(unseen, float("-inf"))
         if masked_RS is not None:
             scores[1] = scores[1].masked_fill(masked_RS, float("-inf"))
-        weights_KGRX = torch.softmax(torch.cat(scores, -1) if branch else scores[0], -1)
+        scores_KGRX = cast_to(torch.cat(scores, -1) if branch else scores[0], torch.float32)
+        weights_KGRX = torch.softmax(scores_KGRX * config.head_dim**-0.5, -1)
         weights = cast_to(weights_KGRX, q_RND.dtype).flatten(1, 2)
         shares = weights.split([part.shape[-1] for part in scores], -1) if branch else [weights]
         outs = [share @ values for share, (_, values) in zip(shares, sides, strict=True)]
@@ -236,14 +232,14 @@ class CachedNetwork(nn.Module):
 
     def chosen(self, logits_RU: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """``best`` of logits."""
-        top_Rk, ids_Rk = logits_RU.topk(k, -1)
+        top_Rk, ids_Rk = torch.ops.draftwood.best(logits_RU.log_softmax(-1), k)
         if self.config.mapped:
-            ids_Rk = self.teacher_ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk)
-        return ids_Rk, top_Rk - logits_RU.logsumexp(-1, keepdim=True)
+            return self.teacher_ids.index_select(0, ids_Rk.flatten()).view_as(ids_Rk), top_Rk
+        return ids_Rk.long(), top_Rk
 
-    def rotary(self, position_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [R, 1, D]; a position is held inside the tables."""
-        held_R = position_R.clamp(0, self.draft_cos.shape[0] - 1)
+    def rotary(self, position_R: Tensor, inside: bool = False) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [R, 1, D]; a position is held inside the tables, where not all are ``inside``."""
+        held_R = position_R if inside else position_R.clamp(0, self.draft_cos.shape[0] - 1)
         cos_R1D, sin_R1D = (t.index_select(0, held_R)[:, None] for t in (self.draft_cos, self.draft_sin))
         return cos_R1D, sin_R1D
 
@@ -269,7 +265,8 @@ class CachedNetwork(nn.Module):
         slot_P = torch.where(order_P < accepted_1, position_P, torch.full_like(order_P, slots - 1))
         index = (slot_P[:, None] + order(kv_heads) * slots).reshape(-1, 1)
         masked = self.hidden_from(position_P, order_C)[None, None]
-        return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *self.rotary(position_P), form)
+        factors = self.rotary(position_P, inside=slots <= self.draft_cos.shape[0])
+        return Scattered(last_1, order_C >= committed_1, Placement(index, masked), *factors, form)
 
     def hidden_from(self, position_P: Tensor, order_C: Tensor) -> Tensor:
         """Whether a slot comes after a row of the text or before the row's window, bool [P, C]."""

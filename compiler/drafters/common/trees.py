@@ -34,21 +34,30 @@ class Growth(Protocol):
     def best(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best tokens below every row, best first: the teacher's ids int64 [E, k], log-probabilities [E, k]."""
 
-    def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Growth:
-        """Runs the rows of these tokens below the rows numbered ``source``. ``masked`` covers all rows run so far,
-        without the root, and then these; it hides those off a row's path."""
+    def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> Growth:
+        """Runs the rows of these tokens below the rows numbered ``source`` (None: each below its own). ``masked`` covers
+        all rows run so far, without the root, and then these; it hides those off a row's path (None: no row)."""
+
+
+def taken(x: Tensor, places: Tensor | None) -> Tensor:
+    """Rows of x at places; None means all of them in order, for which nothing has to run."""
+    return x if places is None else x.index_select(0, places)
+
+
+def _places(places: list[int], count: int) -> Tensor | None:
+    return None if places == list(range(count)) else torch.tensor(places, dtype=torch.int64)
 
 
 class _Level(nn.Module):
-    """Index tables of one depth; they are constants of the trace."""
+    """Index tables of one depth; they are constants of the trace. None is one that changes nothing."""
 
-    pick_n: Tensor
-    parent_n: Tensor
-    expanded_E: Tensor
-    source_E: Tensor
-    masked_ES: Tensor
+    pick_n: Tensor | None
+    parent_n: Tensor | None
+    expanded_E: Tensor | None
+    source_E: Tensor | None
+    masked_ES: Tensor | None
 
-    def __init__(self, width: int, tables: dict[str, Tensor]) -> None:
+    def __init__(self, width: int, tables: dict[str, Tensor | None]) -> None:
         super().__init__()
         self.width = width
         for name, table in tables.items():
@@ -75,15 +84,15 @@ class FixedTree(nn.Module):
         scores: list[Tensor] = []
         for depth, level in enumerate(cast(Iterable[_Level], self.levels), 1):
             ids_Ek, logp_Ek = rows.best(level.width)
-            tokens.append(ids_Ek.flatten().index_select(0, level.pick_n))
-            gained_n = logp_Ek.flatten().index_select(0, level.pick_n)
-            scores.append(scores[-1].index_select(0, level.parent_n) + gained_n if scores else gained_n)
+            tokens.append(taken(ids_Ek.flatten(), level.pick_n))
+            gained_n = taken(logp_Ek.flatten(), level.pick_n)
+            scores.append(taken(scores[-1], level.parent_n) + gained_n if scores else gained_n)
             if depth < len(self.levels):
-                rows = rows.below(tokens[-1].index_select(0, level.expanded_E), level.source_E, level.masked_ES)
+                rows = rows.below(taken(tokens[-1], level.expanded_E), level.source_E, level.masked_ES)
         return torch.cat(tokens), torch.cat(scores)
 
 
-def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:
+def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor | None]]:
     """Candidates a parent, and the tables of the nodes at ``depth``.
 
     ``pick`` reads their tokens from the candidates [E, k] of the depth above. ``parent`` reads their parents' scores
@@ -98,12 +107,13 @@ def _tables(topology: Topology, depth: int) -> tuple[int, dict[str, Tensor]]:
     expanded_so_far = [row for row in range(1, topology.rows) if row in with_children and depths[row] <= depth]
     width = max(ranks[row] for row in here) + 1
     visible = torch.from_numpy(tensorize(topology).mask.copy())
+    masked_ES = ~visible[expanded][:, expanded_so_far]
     return width, {
-        "pick_n": torch.tensor([ran.index(parents[row]) * width + ranks[row] for row in here]),
-        "parent_n": torch.tensor([above.index(parents[row]) for row in here]),
-        "expanded_E": torch.tensor([here.index(row) for row in expanded], dtype=torch.int64),
-        "source_E": torch.tensor([ran.index(parents[row]) for row in expanded], dtype=torch.int64),
-        "masked_ES": ~visible[expanded][:, expanded_so_far],
+        "pick_n": _places([ran.index(parents[row]) * width + ranks[row] for row in here], len(ran) * width),
+        "parent_n": _places([above.index(parents[row]) for row in here], len(above)),
+        "expanded_E": _places([here.index(row) for row in expanded], len(here)),
+        "source_E": _places([ran.index(parents[row]) for row in expanded], len(ran)),
+        "masked_ES": masked_ES if masked_ES.any() else None,
     }
 
 

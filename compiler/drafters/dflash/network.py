@@ -76,8 +76,9 @@ class DFlash(CachedNetwork):
         for i, layer in enumerate(cast(Iterable[DraftLayer], self.stack)):
             pair = at.write(layer, known_PH, caches[2 * i : 2 * i + 2])
             normed_BH, residual_BH = layer.enter(added_BH, residual_BH)
-            q_BND, k_BKD, v_BKD = layer.rotated(normed_BH, cos_B1D, sin_B1D)
-            attended = layer.attend_tree(q_BND, pair, at.unseen_C, (k_BKD, v_BKD))
+            q_BND, *pair_BKD = layer.rotated(normed_BH, cos_B1D, sin_B1D)
+            k_KBD, v_KBD = (rows.transpose(0, 1) for rows in pair_BKD)
+            attended = layer.attend_tree(q_BND, pair, at.unseen_C, (k_KBD, v_KBD))
             added_BH, residual_BH = layer.feed_forward(attended, residual_BH)
             written += pair
         assert added_BH is not None, "a drafter has a layer at least"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.layers import Extended, cast_to
+from draftwood.compiler.drafters.common.trees import taken
 from draftwood.compiler.drafters.dflash.network import Denoised, DFlash, DFlashConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds
 
@@ -90,8 +91,8 @@ class Nodes:
             logp_Ek = logp_Ek - logp_Ek[:, :1] + self.confidence_E1
         return ids_Ek, logp_Ek
 
-    def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Nodes:
-        state_ER = self.state_ER.index_select(0, source_E)
+    def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> Nodes:
+        state_ER = taken(self.state_ER, source_E)
         depth = self.depth + 1
         run = self.drafter.run(tokens_E, self.levels_DH[depth : depth + 1], state_ER)
         return replace(self, depth=depth, latent_ER=run[0], state_ER=run[1], confidence_E1=run[2])

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.drafters.common.config import CachedConfig
-from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting
+from draftwood.compiler.drafters.common.layers import CachedNetwork, DraftLayer, Waiting, cast_to
+from draftwood.compiler.drafters.common.trees import taken
 from draftwood.compiler.teachers.block import Form, Norm
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.compiler.teachers.decoder import TeacherEnds
@@ -64,7 +65,7 @@ class Hidden(NamedTuple):
     fed_back_RH: Tensor
 
 
-# Keys and values of the tree rows run so far, a pair [S, K, D] a block; the root's are in the caches.
+# Keys and values of the tree rows run so far, a pair [K, S, D] a block; the root's are in the caches.
 Branch = list[tuple[Tensor, Tensor]]
 
 
@@ -97,8 +98,8 @@ class Rows:
     def best(self, k: int) -> tuple[Tensor, Tensor]:
         return self.drafter.best(self.hidden.normed_RH, self.teacher, k, self.noise[self.depth])
 
-    def below(self, tokens_E: Tensor, source_E: Tensor, masked_ES: Tensor) -> Rows:
-        fed_back_EH, depth = self.hidden.fed_back_RH.index_select(0, source_E), self.depth + 1
+    def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> Rows:
+        fed_back_EH, depth = taken(self.hidden.fed_back_RH, source_E), self.depth + 1
         hidden, branch = self.drafter.level(
             tokens_E, fed_back_EH, depth, self.branch, masked_ES, self.written, self.teacher
         )
@@ -149,7 +150,7 @@ class Eagle3(CachedNetwork):
         return Written(root, written, waiting.committed_1, at.unseen_C)
 
     def root(self, extended: Written, teacher: TeacherEnds, noise_DU: Tensor) -> Rows:  # type: ignore[override]
-        return Rows(self, extended, teacher, tuple(noise_DU.split(1)), extended.root)
+        return Rows(self, extended, teacher, tuple(cast_to(noise_DU, torch.float32).split(1)), extended.root)
 
     def level(
         self,
@@ -157,13 +158,13 @@ class Eagle3(CachedNetwork):
         fed_back_RH: Tensor,
         depth: int,
         branch: Branch | None,
-        masked_RS: Tensor,
+        masked_RS: Tensor | None,
         written: Written,
         teacher: TeacherEnds,
     ) -> tuple[Hidden, Branch]:
         """Runs tree rows of one depth >= 1 on the hidden states of their parents. ``masked`` covers the branch and then
-        these rows (True = masked out); returns both."""
-        position_R = (written.committed_1 + (depth - 1)).expand(tokens_R.shape[0])
+        these rows (True = masked out; None: nothing is); returns both."""
+        position_R = written.committed_1 + torch.full((tokens_R.shape[0],), depth - 1, device=tokens_R.device)
         return self.rows(self.embed(tokens_R, teacher), fed_back_RH, position_R, branch, masked_RS, written)
 
     def rows(
@@ -172,7 +173,7 @@ class Eagle3(CachedNetwork):
         hidden_RH: Tensor,
         position_R: Tensor,
         branch: Branch | None,
-        masked_RS: Tensor,
+        masked_RS: Tensor | None,
         written: Written,
     ) -> tuple[Hidden, Branch]:
         """Runs rows that write no cache: they see the text and the branch's rows that ``masked`` leaves visible."""
@@ -182,10 +183,11 @@ class Eagle3(CachedNetwork):
             unseen = unseen | self.before_window(position_R, torch.arange(unseen.shape[0], device=unseen.device))
 
         def attend(i: int, layer: DraftLayer, x: Tensor) -> Tensor:
-            q_RND, k_SKD, v_SKD = layer.rotated(x, cos_R1D, sin_R1D)
+            q_RND, *new = layer.rotated(x, cos_R1D, sin_R1D)
+            k_KSD, v_KSD = (rows.transpose(0, 1) for rows in new)
             if branch is not None:
-                k_SKD, v_SKD = torch.cat((branch[i][0], k_SKD)), torch.cat((branch[i][1], v_SKD))
-            pairs.append((k_SKD, v_SKD))
+                k_KSD, v_KSD = torch.cat((branch[i][0], k_KSD), 1), torch.cat((branch[i][1], v_KSD), 1)
+            pairs.append((k_KSD, v_KSD))
             return layer.attend_tree(q_RND, written.caches[2 * i : 2 * i + 2], unseen, pairs[i], masked_RS)
 
         return self._through(self.block.join(embedded_RH, hidden_RH), attend), pairs

@@ -43,6 +43,14 @@ def ArgMaxV2(x: Tensor, dimension: int, *, dtype: Literal[3, 9] = 9) -> Tensor:
 
 
 @operator
+def LogSoftmaxV2(logits: Tensor, *, axes: list[int] = [-1]) -> Tensor:  # noqa: B006 (a default)
+    one_type(FLOATS, logits)
+    if len(axes) != 1:
+        raise Refusal(f"attribute axes = {axes}; the interpreter covers one axis")
+    return torch.log_softmax(logits, axes[0])
+
+
+@operator
 def SoftmaxV2(x: Tensor, *, axes: list[int] = [-1], half_to_float: bool = False) -> Tensor:  # noqa: B006 (a default)
     one_type(FLOATS, x)
     if len(axes) != 1:

@@ -260,12 +260,13 @@ def wrong_ids(inputs: list, step: TreeStep) -> None:
 
 def causal_mask(inputs: list, step: TreeStep) -> None:
     for level in step.tree.levels:
-        level.masked_ES = torch.zeros_like(level.masked_ES)
+        level.masked_ES = None
 
 
 def wrong_parents(inputs: list, step: TreeStep) -> None:
     for level in step.tree.levels:
-        level.source_E = torch.zeros_like(level.source_E)
+        if level.source_E is not None:
+            level.source_E = torch.zeros_like(level.source_E)
 
 
 @pytest.mark.parametrize("harm", [wrong_tokens, wrong_features, wrong_length, wrong_ids, causal_mask, wrong_parents])

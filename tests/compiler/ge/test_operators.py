@@ -104,7 +104,11 @@ FLOAT_CASES: Cases = {
     "reductions": lambda x, y: (x.sum(), x.sum(-1), x.max(), y.amax(0, keepdim=True)),
     "winners": lambda x, y: (x.argmax(-1), x.argmax()),
     "ranks": lambda x, y: (*x.topk(3, -1), *x.topk(2, 0, largest=False), *x.sort(-1, descending=True), *y.sort(0)),
-    "softmax": lambda x, y: (x.softmax(-1), y.softmax(0)),
+    "the best": lambda x, y: (
+        *torch.ops.draftwood.best(x, 2),
+        torch.ops.draftwood.picked(y, torch.ops.draftwood.best(x, 3)[1]),
+    ),
+    "softmax": lambda x, y: (x.softmax(-1), y.softmax(0), x.log_softmax(-1)),
     "matrices": lambda x, y: (x @ y.t(), x.t() @ y),
     "batches": lambda x, y: x[None].expand(2, 3, 5) @ y.t()[None].expand(2, 5, 3),
     "norm": lambda x, y: torch.ops.npu.npu_rms_norm(x, y[0], 1e-5),
