@@ -24,6 +24,7 @@ from draftwood.kernels.rotary import ROTARY_MUL, ROTARY_PAIR, ROTARY_ROWS
 from draftwood.kernels.rounded import ADD_RMS_NORM_DYNAMIC_QUANT, DEQUANT_SWIGLU_QUANT, ROUNDED_LINEAR
 from draftwood.kernels.rows_attention import ROWS_ATTENTION
 from draftwood.kernels.scatter import JOIN_ROWS, SCATTER_ND_UPDATE, SCATTER_ND_UPDATE_
+from draftwood.kernels.whole import ADD_SCALED, MULTIPLY_ADD
 
 NPU_CONTRACTS = (
     RMS_NORM,
@@ -52,6 +53,8 @@ GE_CONTRACTS = (
     JOIN_ROWS,
     BEST,
     PICKED,
+    MULTIPLY_ADD,
+    ADD_SCALED,
 )
 # Our own, of standard operators in ONNX and of several operators of the NPU.
 COMPOSED_CONTRACTS = (EXPERTS,)

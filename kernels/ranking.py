@@ -32,6 +32,10 @@ def _picked(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(-1, places.long())
 
 
+def _picked_onnx(x, places):  # type: ignore[no-untyped-def]
+    return op.GatherElements(x, places, axis=-1)
+
+
 def _picked_fake(x: Tensor, places: Tensor) -> Tensor:
     return x.new_empty(places.shape)
 
@@ -49,6 +53,7 @@ PICKED = Contract(
     "picked(Tensor x, Tensor places) -> Tensor",
     reference=_picked,
     fake=_picked_fake,
+    onnx=_picked_onnx,
     namespace="draftwood",
 )
 """x [R, U] at places int32 [R, k]: [R, k]."""

@@ -28,7 +28,7 @@ from draftwood.kernels.rounded import swiglu_fits
 # T rows of a step, C cache slots, H hidden, I intermediate, V vocabulary
 
 HEAD = "lm_head"
-_PLACE_OPS = 12  # small operators that compute positions, cache rows and the mask, as the lowered graphs have them
+_PLACE_OPS = 11  # small operators that compute positions, cache rows and the mask, as the lowered graphs have them
 
 
 def layer_ops(config: TeacherConfig, rows: int, slots: int, wide: int = 1, flat: bool = False) -> list[Op]:

@@ -78,12 +78,19 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
     def picked(x: Any, places: Any, meta_outputs: Any = None) -> Any:
         return ge.GatherElements(x, places, dim=x.rank - 1)
 
-    def mul(x: Any, y: Any, meta_outputs: Any = None) -> Any:
-        # torchair does not say of which type a product is, and casts it to the one that it has.
-        x, y = promote(x, y, target_dtype=meta_outputs.dtype)
-        out = ge.Mul(x, y)
+    def multiply_add(added: Any, x: Any, y: Any, meta_outputs: Any = None) -> Any:
+        return typed(ge.Addcmul(added, x, y, ge.Const(1, dtype=meta_outputs.dtype)), meta_outputs)
+
+    def add_scaled(x: Any, y: Any, factor: float, meta_outputs: Any = None) -> Any:
+        return typed(ge.Axpy(x, y, alpha=factor), meta_outputs)
+
+    def typed(out: Any, meta_outputs: Any) -> Any:
+        # torchair does not say of which type a result is, and casts it to the one that it has.
         out.desc.dtype = ge._ge_dtype_to_ge_proto_dtype(meta_outputs.dtype)
         return out
+
+    def mul(x: Any, y: Any, meta_outputs: Any = None) -> Any:
+        return typed(ge.Mul(*promote(x, y, target_dtype=meta_outputs.dtype)), meta_outputs)
 
     def cat(tensors: Any, dim: int = 0, meta_outputs: Any = None) -> Any:
         # Of ConcatV2, torchair's form, a kernel takes float32 alone, until GE has made the axis an attribute.
@@ -95,7 +102,7 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         torchair.register_fx_node_ge_converter(getattr(torch.ops.aten, name).default)(theirs)
     torchair.register_fx_node_ge_converter(torch.ops.aten.mul.Tensor)(mul)
     products = (linear, batched_linear, grouped_linear, quantised_linear, rounded_linear)
-    for converter in (rotary_pair, *products, join_rows, best, picked):
+    for converter in (rotary_pair, *products, join_rows, best, picked, multiply_add, add_scaled):
         operator = getattr(torch.ops.draftwood, converter.__name__).default
         torchair.register_fx_node_ge_converter(operator)(converter)
 

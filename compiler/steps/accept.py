@@ -45,12 +45,13 @@ def walked(
     `draftwood.trees.acceptance.walk` in a graph's operators. A padded row is its own and has depth 0.
     """
     order_T = torch.arange(tokens_T.shape[0], device=tokens_T.device)
-    carries_T = tokens_T == drawn_T.index_select(0, parents_T)
+    differs_T = tokens_T != drawn_T.index_select(0, parents_T)
     # Of siblings that carry the token the first alone counts; the root is no sibling of its children.
-    elder_TT = (parents_T[:, None] == parents_T) & (order_T < order_T[:, None]) & (order_T > 0)
-    matched_T = (carries_T & ~(elder_TT & carries_T).any(1)) | (order_T == 0)
-    reached_T = ~(visible_TT & ~matched_T).any(1)
-    last_1 = torch.where(reached_T, depths_T, -1).float().argmax(0)[None]
+    older_TT = (order_T < order_T[:, None]) & (order_T > 0)
+    taken_T = ((parents_T[:, None] == parents_T) & older_TT & ~differs_T).any(1)
+    barred_T = (differs_T | taken_T) & (order_T > 0)
+    unreached_T = (visible_TT & barred_T).any(1)
+    last_1 = torch.where(unreached_T, -1, depths_T).float().argmax(0)[None]
     depth_1 = depths_T.index_select(0, last_1)
     place_P = torch.arange(places, device=tokens_T.device).minimum(depth_1)
     on_path_PT = visible_TT.index_select(0, last_1) & (depths_T == place_P[:, None])

@@ -9,28 +9,40 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.noise import BLOCK, LANE, LEAST, ROUNDS, Key, rounds
+from draftwood.noise import BLOCK, LANE, LEAST
 
 # L levels (positions), B blocks, X ids of a block, T rows, n ids, U draft vocabulary
 
-# Below it the series of -log(1 - u), above it the logarithm itself: neither loses digits there.
-_SMALL = 1 / 16
+_HALF = 1 << 16
+# The bits of a round that count, as a number of 24 bits.
+_MIDDLE = 0xFFFF00
 
 
-def block_noise(keys: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+def round_numbers(keys: Tensor) -> Tensor:
+    """What the cipher reckons with, int32 [2, rounds, L], of keys int32 [3, rounds, L], those of the positions.
+
+    A round's ``(y + first) * (y + second) + added`` is ``y * (y + sum) + rest``: an operator fewer, and no number on
+    the way leaves int32, for the sum is between -2^16 and -49152, and y between 0 and 2^16.
+    """
+    first, second, added = keys.unbind(0)
+    return torch.stack((first + second, torch.ops.draftwood.multiply_add(added, first, second)))
+
+
+def block_noise(numbers: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     """Of every block of 64 ids the least E, float32 [L, B], and the id in the block that has it, int32 [L, B].
 
-    ``keys`` int32 [3, rounds, L], those of the positions.
+    ``numbers`` are `round_numbers`.
     """
-    blocks_B = torch.arange(blocks, dtype=torch.int32, device=keys.device)
-    high_B, low_B = blocks_B >> 16, blocks_B & 0xFFFF
-    upper, lower = rounds(torch.cat((high_B + LEAST, high_B + LANE)), torch.cat((low_B, low_B)), _key(keys))
-    return _exponential(upper[:, :blocks], lower[:, :blocks]) / BLOCK, lower[:, blocks:] & (BLOCK - 1)
+    order = torch.arange(blocks, dtype=torch.int32, device=numbers.device)
+    high_2B = torch.stack(((order >> 16) + LEAST, (order >> 16) + LANE))
+    upper, lower = ciphered(high_2B[:, None], (order & (_HALF - 1)).expand(2, 1, -1), numbers)
+    return _exponential(upper, lower)[0] / BLOCK, lower[1] & (BLOCK - 1)
 
 
-def own_noise(keys: Tensor, ids_Tn: Tensor) -> Tensor:
-    """An exponential of each id's own, float32 [T, n], for ids int32 [T, n] and the keys of every row's position."""
-    return _exponential(*rounds(ids_Tn >> 16, ids_Tn & 0xFFFF, _key(keys)))
+def own_noise(numbers: Tensor, ids_Tn: Tensor) -> Tensor:
+    """An exponential of each id's own, float32 [T, n], for ids int32 [T, n] and the numbers of every row's position."""
+    high_Tn = torch.ops.draftwood.add_scaled(ids_Tn.new_zeros(1, 1), ids_Tn & -_HALF, 1 / _HALF)
+    return _exponential(*ciphered(high_Tn, ids_Tn & (_HALF - 1), numbers))
 
 
 def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> Tensor:
@@ -38,34 +50,36 @@ def level_noise(keys: Tensor, vocabulary: int, ids_U: Tensor | None = None) -> T
 
     ``ids`` int64 [U]. `draftwood.runtime.speculation.shared_noise` gives the same to graphs that take it from the host.
     """
-    blocks = -(-vocabulary // BLOCK)
-    least_LB, lane_LB = block_noise(keys, blocks)
+    blocks, numbers = -(-vocabulary // BLOCK), round_numbers(keys)
+    least_LB, lane_LB = block_noise(numbers, blocks)
     if ids_U is None:
         lanes_X = torch.arange(BLOCK, dtype=torch.int32, device=keys.device)
         # Of one arange so long torchair makes an operator that only the AI CPU has.
         ids_BX = torch.arange(blocks, dtype=torch.int32, device=keys.device)[:, None] * BLOCK + lanes_X
-        own_LBX = own_noise(keys, ids_BX.view(1, -1)).unflatten(1, (blocks, BLOCK))
+        own_LBX = own_noise(numbers, ids_BX.view(1, -1)).unflatten(1, (blocks, BLOCK))
         nearest_LBX = torch.where(lane_LB[..., None] == lanes_X, 0.0, own_LBX)
         return -torch.log(nearest_LBX + least_LB[..., None]).flatten(1)[:, :vocabulary]
     found = ids_U.to(torch.int32)
-    own_LU, block_U = own_noise(keys, found[None]), ids_U // BLOCK
+    own_LU, block_U = own_noise(numbers, found[None]), ids_U // BLOCK
     least_LU, lane_LU = (table.index_select(1, block_U) for table in (least_LB, lane_LB))
     return -torch.log(torch.where(lane_LU == (found & (BLOCK - 1)), 0.0, own_LU) + least_LU)
 
 
-def _key(keys: Tensor) -> Key:
-    """The rounds' numbers [L, 1], each a tensor of its own."""
-    numbers = keys.flatten(0, 1)[..., None].unbind(0)
-    return Key(*(numbers[i : i + ROUNDS] for i in range(0, len(numbers), ROUNDS)))  # type: ignore[arg-type]
+def ciphered(upper: Tensor, lower: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """`draftwood.noise.rounds` in operators of an NPU, where a shift to the right is a share of what a mask leaves."""
+    each = numbers.flatten(0, 1)[..., None].unbind(0)
+    for total, rest in zip(each[: len(each) // 2], each[len(each) // 2 :], strict=True):
+        mixed = torch.ops.draftwood.multiply_add(rest, lower, lower + total) & _MIDDLE
+        upper, lower = lower, torch.ops.draftwood.add_scaled(upper, mixed, 2.0**-8) & (_HALF - 1)
+    return upper, lower
 
 
 def _exponential(upper: Tensor, lower: Tensor) -> Tensor:
-    """-log(1 - u), u in the middle of its step of 2^-32; 1 - u is made of whole numbers, so nothing cancels."""
+    """-log(1 - u), u in the middle of its step of 2^-32, as log(1 + u / (1 - u)): so it loses no digits near 0, nor
+    near 1, for 1 - u is made of whole numbers and nothing cancels."""
     high, low = upper.to(torch.float32), lower.to(torch.float32)
-    u, rest = _uniform(high, low), _uniform(-high + float(0xFFFF), -low + float(0xFFFF))
-    series = u * (u * (u * (u * (u * (u / 6 + 1 / 5) + 1 / 4) + 1 / 3) + 1 / 2) + 1)
-    return torch.where(u < _SMALL, series, -torch.log(rest))
-
-
-def _uniform(high: Tensor, low: Tensor) -> Tensor:
-    return high * 2.0**-16 + (low + 0.5) * 2.0**-32
+    above = torch.ops.draftwood.add_scaled(high, low + 0.5, 1 / _HALF)
+    # Of a number that is no tensor torchair makes an operator that no CANN has.
+    most_high, most_low = high.new_full((), _HALF - 1), low.new_full((), _HALF - 0.5)
+    below = torch.ops.draftwood.add_scaled(most_high - high, most_low - low, 1 / _HALF)
+    return torch.log1p(above / below)

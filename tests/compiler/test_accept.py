@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from draftwood.compiler.onnx.lowering import lower_to_onnx
 from draftwood.compiler.steps.accept import accept_step, walked
 from draftwood.compiler.steps.draw import Settings, greedy, sampled
-from draftwood.compiler.steps.noise import block_noise, level_noise, own_noise
+from draftwood.compiler.steps.noise import block_noise, ciphered, level_noise, own_noise, round_numbers
 from draftwood.compiler.steps.step import StepSizes
 from draftwood.compiler.steps.tracing import trace
-from draftwood.noise import BLOCK, gumbel_row, key_of, keys_of
+from draftwood.noise import BLOCK, LANE, LEAST, Key, gumbel_row, key_of, keys_of, rounds
 from draftwood.runtime.engines.inputs import fill_settings
 from draftwood.runtime.speculation.sampling import Sampling, distribution, draw
 from draftwood.trees import Topology, tensorize, walk
@@ -97,13 +97,23 @@ def test_what_cannot_be_sure_is_not() -> None:
 
 def test_the_noise_differs_from_the_hosts_by_rounding_alone() -> None:
     """Of 9000 ids a position; the margin of a draw is a hundred times what is allowed here."""
-    keys = torch.from_numpy(np.stack(keys_of(5, range(40, 44)))[..., 0])
+    keys = round_numbers(torch.from_numpy(np.stack(keys_of(5, range(40, 44)))[..., 0]))
     least, lane = block_noise(keys, -(-9000 // BLOCK))
     ids = torch.arange(9000, dtype=torch.int32)
     own = torch.where(lane[:, ids // BLOCK] == ids % BLOCK, 0.0, own_noise(keys, ids.expand(4, -1)))
     got = -torch.log(own + least[:, ids // BLOCK]).numpy()
     want = np.stack([gumbel_row(9000, key_of(5, position)) for position in range(40, 44)])
     assert np.abs(got - want).max() < 1e-5
+
+
+def test_the_whole_numbers_are_the_hosts() -> None:
+    """Bit for bit, of ids up to 2^22 and of what stands for blocks above all ids."""
+    keys, ids = np.stack(keys_of(5, range(40, 44))), RNG(2).integers(0, 1 << 22, 5000).astype(np.int32)
+    numbers = round_numbers(torch.from_numpy(keys[..., 0]))
+    for high in (ids >> 16, (ids >> 16) + LEAST, (ids >> 16) + LANE):
+        halves = torch.from_numpy(high).expand(4, -1), torch.from_numpy(ids & 0xFFFF).expand(4, -1)
+        for got, want in zip(ciphered(*halves, numbers), rounds(high, ids & 0xFFFF, Key(*keys)), strict=True):
+            assert np.array_equal(got.numpy(), want)
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.8}], ids=str)

@@ -54,6 +54,8 @@ BY_HAND: Mapping[str, tuple[str, str, int, list[Row]]] = {
     "Add": (f"{_TBE}/add.py", "x1 x2 y", 2, _same("x1 x2 y", "f2 i4 f4 u1 i1 b2 i8 b1") + _MIXED),
     "Mul": (f"{_TBE}/mul.py", "x1 x2 y", 2, _same("x1 x2 y", "f2 i4 f4 u1 i1 b2 i8 b1") + _MIXED),
     "RealDiv": (f"{_TBE}/real_div.py", "x1 x2 y", 2, [*_same("x1 x2 y", "f2 f4 i4 b2"), ("b1", "b1", "f4")]),
+    "Addcmul": (f"{_TBE}/addcmul.py", "input_data x1 x2 value y", 4, _same("input_data x1 x2 value y", "f2 f4 i4 b2")),
+    "Axpy": (f"{_TBE}/axpy.py", "x1 x2 y", 2, _same("x1 x2 y", "f2 f4 i4 b2")),
     **dict.fromkeys(("ConcatD", "ConcatV2D"), (f"{_TBE}/concat_d.py", "x y", 1, _same("x y", _JOINED))),
     "Pack": (f"{_TBE}/pack.py", "x y", 1, _same("x y", _JOINED)),
     "Unpack": (f"{_TBE}/unpack.py", "x y", 1, _same("x y", "f2 f4 i4 i1 i8 u1 u8 b2")),

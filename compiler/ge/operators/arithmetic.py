@@ -63,6 +63,7 @@ for _name, _function, _types in (
 for _name, _single, _types in (
     ("Neg", torch.neg, NUMBERS),
     ("Abs", torch.abs, NUMBERS),
+    ("Log1p", torch.log1p, FLOATS),
     ("Tanh", torch.tanh, FLOATS),
     ("Sigmoid", torch.sigmoid, FLOATS),
     ("LogicalNot", torch.logical_not, BOOLS),
@@ -74,6 +75,19 @@ for _name, _single, _types in (
 def Mul(x1: Tensor, x2: Tensor) -> Tensor:
     # The definition of Mul and Pow has three types: the result's is the promotion of the operands'.
     return torch.mul(x1, x2)
+
+
+@operator
+def Addcmul(input_data: Tensor, x1: Tensor, x2: Tensor, value: Tensor) -> Tensor:
+    one_type(NUMBERS, input_data, x1, x2, value)
+    return input_data + value * (x1 * x2)
+
+
+@operator
+def Axpy(x1: Tensor, x2: Tensor, *, alpha: float) -> Tensor:
+    """Whole numbers by way of float32, as the store's kernel has it (ai_core/tbe/impl/dynamic/axpy.py)."""
+    kind = one_type(FLOATS | {torch.int32}, x1, x2)
+    return (x1.float() + alpha * x2.float()).to(kind)
 
 
 def _line(x: Tensor, scale: float, shift: float) -> Tensor:
