@@ -118,7 +118,7 @@ def _open(bound_TB: Tensor) -> tuple[Tensor, Tensor]:
     rows, blocks = bound_TB.shape
     if blocks <= OPENED:
         every_B = torch.arange(blocks, dtype=torch.int32, device=bound_TB.device)
-        return every_B.repeat(rows, 1), torch.full((rows, 1), _LEAST, device=bound_TB.device)
+        return every_B.expand(rows, blocks), torch.full((rows, 1), _LEAST, device=bound_TB.device)
     best_Tn, opened_Tn = torch.ops.draftwood.best(bound_TB, OPENED)
     return opened_Tn, best_Tn[:, -1:]
 

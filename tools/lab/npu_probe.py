@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftwood.compiler.ge.torchair_bridge import compile_step, device_of, profiled
+from draftwood.compiler.steps.noise import ciphered, round_numbers
+from draftwood.noise import keys_of
 from draftwood.tools.lab.acl_probe import Verdict
 
 # N query heads, K key/value heads, T rows, C slots, D head dimension, V vocabulary
@@ -110,18 +113,17 @@ def _written() -> Probe:
     )
 
 
-class Wrapped(nn.Module):
-    """The whole numbers that noise is made of: products that wrap around, cut, shifted."""
+class Ciphered(nn.Module):
+    """The whole numbers that noise is made of, as acceptance has them."""
 
-    def forward(self, keys: Tensor) -> tuple[Tensor, ...]:
-        mixed = keys * 1540483477
-        mixed = mixed + keys
-        return mixed, mixed & 65535, (mixed & 0x7FFFFFFF) >> 13
+    def forward(self, keys: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        return ciphered(ids[:1] & 3, ids & 65535, round_numbers(keys))
 
 
-def _wrapped() -> Probe:
-    keys = torch.arange(1, 8193, dtype=torch.int32) * 262139
-    return Probe("int32 that wraps around", Wrapped(), (keys,))
+def _ciphered() -> Probe:
+    keys = torch.from_numpy(np.stack(keys_of(7, range(4)))[..., 0])
+    ids = torch.arange(1, 8193, dtype=torch.int32).repeat(4, 1)
+    return Probe("the noise's int32 (Addcmul, Axpy, BitwiseAnd)", Ciphered(), (keys, ids))
 
 
 class Cut(nn.Module):
@@ -183,7 +185,7 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "attention-2": lambda: _attention(2),
     "in-place": _written,
     "rotary": _turned,
-    "int32": _wrapped,
+    "int32": _ciphered,
     "slices": _cut,
     "products": _products,
     "int8": _rounded,
