@@ -197,6 +197,11 @@ class Layer(nn.Module):
         keys = self.config.kv_heads * self.config.head_dim
         return self.config.heads * self.config.head_dim, keys, keys
 
+    @property
+    def own_projection(self) -> bool:
+        """Whether ``project`` is a family's own, which no operator does in its stead."""
+        return type(self).project is not Layer.project
+
     def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, N*D], k and v [T, K*D], before rotary."""
         config = self.config
@@ -273,7 +278,7 @@ class Layer(nn.Module):
     def turned(self, x_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """NPU's form: q [1, T, N, D], k and v [T, K*D], by the tables that ``attend_rows`` gets."""
         config, heads = self.config, (-1, self.config.head_dim)
-        if turns_whole(config):
+        if cos.shape[2] > 1:
             rows_1TMD = self.qkv(x_TH).unflatten(-1, heads).unsqueeze(0)
             rows = torch.ops.npu.npu_rotary_mul(rows_1TMD, cos, sin).flatten(2).squeeze(0)
             q, k, v = rows.split(self.widths, -1)
@@ -317,9 +322,9 @@ class Layer(nn.Module):
         """CPU form over caches [1, K, C, D]: (rows [T, N*D], both caches), by half tables [P, D/2]."""
         config = self.config
         # A family's own projection stays outside the attention operator.
-        projects = type(self).project is not Layer.project
-        rows_TE = torch.cat(self.project(x_TH), -1) if projects else self.qkv(x_TH)
-        gains = (self.q_norm.weight, self.k_norm.weight) if config.qk_norm and not projects else (None, None)
+        rows_TE = torch.cat(self.project(x_TH), -1) if self.own_projection else self.qkv(x_TH)
+        normed = config.qk_norm and not self.own_projection
+        gains = (self.q_norm.weight, self.k_norm.weight) if normed else (None, None)
         out_TE, key_cache, value_cache = torch.ops.draftwood.rows_attention(
             rows_TE, key_cache, value_cache, cos_PE, sin_PE, *appended, *gains,
             config.heads, config.kv_heads, config.rms_norm_eps,

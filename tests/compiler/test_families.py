@@ -207,3 +207,32 @@ def test_unknown_families_are_refused(tensors: dict, tmp_path: Path) -> None:
         described_config({"family": "toy"})
     with pytest.raises(BundleError, match="teacher of family llama: its configuration is damaged"):
         described_config({"family": "llama", "layers": "two"})
+
+
+class DoubledLayer(Layer):
+    """Queries are twice as long, with heads that an NPU turns as whole rows where nothing else is to be done."""
+
+    def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x_TH)
+        return 2 * q, k, v
+
+
+class DoubledDecoder(Decoder):
+    def make_layer(self, index: int) -> Layer:
+        return DoubledLayer(self.config)
+
+
+def test_an_npus_form_keeps_a_familys_own_projection() -> None:
+    """With one key head the caches of both forms have one shape."""
+    values = Toy().values(Fields(Path("config.json"), {"depth": L, "scale": SCALE})) | {"head_dim": 64, "kv_heads": 1}
+    decoder = DoubledDecoder(ToyConfig(**values), 16).requires_grad_(False)
+    for tensor in (*decoder.parameters(), *decoder.buffers()):
+        tensor.normal_(0, 0.3, generator=torch.Generator().manual_seed(tensor.numel()))
+    zero, rows = torch.zeros(1, dtype=torch.int64), torch.arange(2)
+    inputs = (rows + 5, rows, torch.ones(2, 2).tril().bool(), zero, zero, zero, torch.zeros(L, 2, 2, 1, 64))
+    got, want = (
+        decoder.step(*inputs, [torch.zeros(16, 64) for _ in range(2 * L)], form=form).logits_RV
+        for form in ("npu", "eager")
+    )
+    # fp32 in another order of sums, of numbers of order 1; without the factor 2 logits differ by 6e-2.
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-3)
