@@ -277,7 +277,7 @@ class Layer(nn.Module):
 
     def turned(self, x_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """NPU's form: q [1, T, N, D], k and v [T, K*D], by the tables that ``attend_rows`` gets."""
-        config, heads = self.config, (-1, self.config.head_dim)
+        heads = (-1, self.config.head_dim)
         if cos.shape[2] > 1:
             rows_1TMD = self.qkv(x_TH).unflatten(-1, heads).unsqueeze(0)
             rows = torch.ops.npu.npu_rotary_mul(rows_1TMD, cos, sin).flatten(2).squeeze(0)

@@ -2,11 +2,15 @@
 
 from collections import Counter
 from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 import torch
 
 from draftwood.compiler.device.steps import layer_ops, step_ops
+from draftwood.compiler.drafters.common.steps import Behind, tree_step
+from draftwood.compiler.drafters.common.trees import grown
+from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Edge, Graph
 from draftwood.compiler.ge.interpreter import shapes
@@ -14,6 +18,7 @@ from draftwood.compiler.ge.lowering import lower_to_ge
 from draftwood.compiler.ge.proofs import prove_in_place
 from draftwood.compiler.ge.torchair_bridge import ge_ir
 from draftwood.compiler.ge.weights import plan_weights
+from draftwood.compiler.steps.accept import Draws, accept_step
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import shapes_only, trace
 from draftwood.compiler.steps.verify import verify_step
@@ -22,6 +27,8 @@ from draftwood.compiler.teachers.experts import MixtureConfig
 from draftwood.compiler.teachers.registry import make_decoder, read_config
 from draftwood.tools.demo import SHAPES
 from draftwood.tools.show.npu_graphs import kernels
+from draftwood.trees import Topology
+from draftwood.trees.spec import Budget
 
 CONFIG = replace(read_config(SHAPES["shape:openpangu-embedded-7b"]), layers=2)
 
@@ -134,3 +141,52 @@ def test_every_cache_is_written_once_by_whole_rows(verified: tuple[Step, Graph])
     assert len(proof) == 4
     rows = Counter(known[one.cache][0][1] for one in proof)
     assert rows == {(1024, CONFIG.kv_heads * CONFIG.head_dim): 4}
+
+
+def test_a_sampled_acceptance_is_190_kernels() -> None:
+    """384 and more while the cipher shifted by way of float32 and its products were cast to what they are."""
+    sizes = StepSizes(branch_rows=16, path_rows=5, dtype="bfloat16")
+    counts = {}
+    for draws in get_args(Draws):
+        with shapes_only(torch.bfloat16):
+            step = accept_step(draws, 16, sizes, 151936, 3 * 4096, 5)
+            program = trace(step)
+        air = lower_to_ge(step, program, plan_weights({}, torch.bfloat16, "w", {}, {}, {}))
+        graph = Graph.of(ge_ir().ModelDef.FromString(air).graph[0])
+        assert list(check_constraints(graph, shapes(graph))) == []
+        counts[draws] = len(graph.kernels)
+        # Nothing casts a value to the type that it has, and nothing places that an operator takes as they are.
+        assert graph.counts()["Cast"] <= 10
+    assert counts == {"greedy": 30, "sampled": 190}
+
+
+@pytest.mark.parametrize(("tree", "most"), [(Topology.backbone(3, 1), 118), (Budget(16, 5, 4), 278)], ids=str)
+def test_a_draft_of_eagle3_runs_nothing_for_its_own_tables(tree: Topology | Budget, most: int) -> None:
+    """172 and 348 while a chain's index tables were read and every level summed its exponentials in seven kernels."""
+    block = replace(
+        CONFIG,
+        layers=1,
+        hidden=256,
+        intermediate=512,
+        heads=4,
+        kv_heads=2,
+        head_dim=128,
+        vocabulary=1024,
+        bos=None,
+        eos=(),
+    )
+    config = Eagle3Config(
+        block=block, target_hidden=256, aux_layers=(1, 2, 3), draft_vocabulary=512, own_embedding=False, tied_head=False
+    )
+    with shapes_only(torch.bfloat16) as mode:
+        decoder, drafter = make_decoder(block, 128).requires_grad_(False), Eagle3(config, 128).requires_grad_(False)
+    step = tree_step(drafter, decoder, "draft", grown(tree), Behind(5, 128, "bfloat16"))
+    held = {name: value for module in (decoder, drafter) for name, value in module.state_dict().items()}
+    others = {name: value.dtype for name, value in held.items() if value.dtype != torch.bfloat16}
+    sizes = {name: tuple(value.shape) for name, value in held.items()}
+    index = plan_weights(sizes, torch.bfloat16, "w", dict.fromkeys(held, ()), {}, others)
+    with mode:
+        program = trace(step)
+    graph = Graph.of(ge_ir().ModelDef.FromString(lower_to_ge(step, program, index)).graph[0])
+    assert [f for f in check_constraints(graph, shapes(graph)) if f.level == "error"] == []
+    assert len(graph.kernels) == most and len(prove_in_place(graph, step.signature)) == 2
