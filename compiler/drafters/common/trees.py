@@ -35,8 +35,11 @@ class Growth(Protocol):
         """The k best tokens below every row, best first: the teacher's ids int64 [E, k], log-probabilities [E, k]."""
 
     def below(self, tokens_E: Tensor, source_E: Tensor | None, masked_ES: Tensor | None) -> Growth:
-        """Runs the rows of these tokens below the rows numbered ``source`` (None: each below its own). ``masked`` covers
-        all rows run so far, without the root, and then these; it hides those off a row's path (None: no row)."""
+        """Runs the rows of these tokens below the rows numbered ``source`` (None: each below its own).
+
+        ``masked`` covers all rows run so far, without the root, and then these; it hides those off a row's path (None:
+        no row).
+        """
 
 
 def taken(x: Tensor, places: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood.compiler.device.steps import layer_ops, step_ops
-from draftwood.compiler.drafters.common.steps import Behind, tree_step
+from draftwood.compiler.drafters.common.steps import NewRows, tree_step
 from draftwood.compiler.drafters.common.trees import grown
 from draftwood.compiler.drafters.eagle3.network import Eagle3, Eagle3Config
 from draftwood.compiler.ge.constraints import check_constraints
@@ -180,7 +180,7 @@ def test_a_draft_of_eagle3_runs_nothing_for_its_own_tables(tree: Topology | Budg
     )
     with shapes_only(torch.bfloat16) as mode:
         decoder, drafter = make_decoder(block, 128).requires_grad_(False), Eagle3(config, 128).requires_grad_(False)
-    step = tree_step(drafter, decoder, "draft", grown(tree), Behind(5, 128, "bfloat16"))
+    step = tree_step(drafter, decoder, "draft", grown(tree), NewRows(5, 128, "bfloat16"))
     held = {name: value for module in (decoder, drafter) for name, value in module.state_dict().items()}
     others = {name: value.dtype for name, value in held.items() if value.dtype != torch.bfloat16}
     sizes = {name: tuple(value.shape) for name, value in held.items()}
