@@ -6,7 +6,6 @@ on a device and the one that is lowered here have it alike.
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +15,8 @@ import torch
 _FLOAT, _FLOAT16, _INT64, _UINT64, _BF16 = 0, 1, 9, 10, 27
 
 
-def register_converters(torchair: ModuleType, ge: Any) -> None:
-    """Registers the converters of all operators of ours; ``ge`` are torchair's GE operators."""
+def register_converters(torchair: ModuleType, ge: Any, promote: Any) -> None:
+    """Registers the converters of all operators of ours, with torchair's GE operators and its casts to one type."""
 
     def rotary_pair(q: Any, k: Any, cos: Any, sin: Any, meta_outputs: Any = None) -> Any:
         return ge.ApplyRotaryPosEmb(q, k, cos, sin, layout=1, rotary_mode="half")
@@ -96,7 +95,6 @@ def register_converters(torchair: ModuleType, ge: Any) -> None:
         # Of ConcatV2, torchair's form, a kernel takes float32 alone, until GE has made the axis an attribute.
         return ge.ConcatV2D(tensors, concat_dim=dim, N=len(tensors))
 
-    promote = import_module("torchair._ge_concrete_graph.utils").dtype_promote
     # torchair has a converter of amax, which only says that there is none.
     for name, theirs in {"amax": amax, "topk": topk, "cat": cat}.items():
         torchair.register_fx_node_ge_converter(getattr(torch.ops.aten, name).default)(theirs)

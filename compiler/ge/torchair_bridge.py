@@ -284,7 +284,8 @@ def _torchair() -> ModuleType:
 
 
 def _with_ours(torchair: ModuleType) -> ModuleType:
-    register_converters(torchair, importlib.import_module("torchair._ge_concrete_graph.ge_apis"))
+    ge, utils = (importlib.import_module(f"torchair._ge_concrete_graph.{name}") for name in ("ge_apis", "utils"))
+    register_converters(torchair, ge, utils.dtype_promote)
     return torchair
 
 
