@@ -174,7 +174,7 @@ def test_nothing_of_the_host_is_in_a_record(opened: Callable, monkeypatch: pytes
     sent, upload = [], HostInputs.upload
     monkeypatch.setattr(HostInputs, "upload", lambda self, arrays: (sent.append(self), upload(self, arrays))[1])
     decoded(engine)
-    blocks = [one for step in engine.executor._steps.values() for one in step._taken.values()]
+    blocks = [block for step in engine.executor._steps.values() for block in step._downloads.values()]
     near = {block._near.untyped_storage().data_ptr() for block in (*sent, *blocks) if len(block._near)}
     assert near and npu.calls and not any(near & call.memory for call in npu.calls)
     far = {block._far.untyped_storage().data_ptr() for block in sent if len(block._far)}
