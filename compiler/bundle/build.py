@@ -93,7 +93,7 @@ def _lower(
         weights=tuple(map(precision.stored, sources.weights(max(request.slots)))),
         precision=precision,
         mode=request.weights,
-        held=sources.teacher.reader.linkable,
+        files=sources.teacher.reader.linkable,
         soc=request.soc,
         ranks=request.ranks if target.splits else 1,
         progress=progress,

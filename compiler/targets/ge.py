@@ -162,7 +162,7 @@ def _linked(lowering: Lowering, wide: Container[str]) -> dict[str, tuple[Path, i
     """Weights that the teacher's files hold in the form needed: one tensor of the right type."""
     if not lowering.precision.keeps(lowering.config.dtype):
         return {}
-    files = lowering.held
+    files = lowering.files
     return {
         e.name: (files[e.parts[0]].file.resolve(), byte_offset(files[e.parts[0]].file, e.parts[0]))
         for e in lowering.rank_weights(0)

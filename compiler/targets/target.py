@@ -42,7 +42,7 @@ class Lowering:
     precision: Storage
     mode: WeightMode
     # The places of the teacher's tensors in its files, by published name.
-    held: Mapping[str, Entry]
+    files: Mapping[str, Entry]
     # The chip that an NPU's compile commands name.
     soc: str
     # On how many devices an NPU's graphs run together.

@@ -198,8 +198,8 @@ class Decoder(nn.Module):
     ) -> StepOutput:
         """All blocks in the NPU's form; the branch lies flat, [L*2*T, K*D]."""
         cos, sin = (t[None, :, None] for t in self.rotary(positions_T))
-        own = any(layer.own_projection for layer in cast(Iterable[Layer], self.layers))
-        if turns_whole(self.config) and not own:
+        projects = any(layer.own_projection for layer in cast(Iterable[Layer], self.layers))
+        if turns_whole(self.config) and not projects:
             cos, sin = whole_tables(cos, sin, self.config)
 
         news: list[Tensor] = []
