@@ -93,7 +93,8 @@ def _candidates(logits_TV: Tensor, levels_T: Tensor, settings: Settings, free_1:
     highest_TB = height_TBX.amax(-1)
     bound_TB = torch.where(free_1, highest_TB - torch.log(least_LB).index_select(0, level_T), highest_TB)
     opened_Tn, unseen_T1 = _open(bound_TB)
-    whole = partial(torch.tensor, dtype=torch.int32, device=levels_T.device)
+    # Not torch.tensor: a device compiles it as another constant than a file has.
+    whole = partial(torch.full, (), dtype=torch.int32, device=levels_T.device)
     order_T1 = torch.arange(rows, dtype=torch.int32, device=levels_T.device)[:, None] * blocks
     height_TS = height_TBX.view(-1, BLOCK).index_select(0, (order_T1 + opened_Tn).flatten()).view(rows, -1)
     noted = torch.ops.draftwood.multiply_add(opened_Tn, level_T[:, None], whole(blocks)).flatten()
