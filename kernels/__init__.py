@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.kernels.attention import APPEND_ATTENTION, FUSED_INFER_ATTENTION_SCORE, eager_attention
 from draftwood.kernels.block_attention import BLOCK_ATTENTION
+from draftwood.kernels.border import BORDER
 from draftwood.kernels.contract import Contract, register
 from draftwood.kernels.experts import EXPERTS, FINALIZE_ROUTING, GATING, GROUPED_LINEAR, INIT_ROUTING
 from draftwood.kernels.int4 import WEIGHT_QUANT_BATCHMATMUL
@@ -58,8 +59,10 @@ GE_CONTRACTS = (
 )
 # Our own, of standard operators in ONNX and of several operators of the NPU.
 COMPOSED_CONTRACTS = (EXPERTS,)
+# In traces that are cut; no graph keeps it.
+MARKS = (BORDER,)
 
-register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS)
+register(NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS + MARKS)
 
 
 def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -69,7 +72,7 @@ def onnx_forms(cpu: bool) -> dict[Callable[..., Any], Callable[..., Any]]:
     opset 18.
     """
     forms: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for contract in NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS:
+    for contract in NPU_CONTRACTS + CPU_CONTRACTS + GE_CONTRACTS + COMPOSED_CONTRACTS + MARKS:
         form = (contract.onnx_cpu if cpu else None) or contract.onnx
         if form is not None:
             forms[contract.operator] = form

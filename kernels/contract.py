@@ -34,6 +34,9 @@ ort: Any = _Opset("draftwood.kernels.onnxruntime_ops", "opset")
 standard: Any = _Opset("draftwood.kernels.onnxruntime_ops", "standard")
 """Builds those that onnxruntime adds to the standard ones."""
 
+marks: Any = _Opset("draftwood.kernels.onnxruntime_ops", "marks")
+"""Builds marks, which no graph keeps."""
+
 _libraries: list[torch.library.Library] = []  # a Library unregisters its operators when collected
 
 

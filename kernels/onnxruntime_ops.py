@@ -11,6 +11,8 @@ from onnx.defs import OpSchema
 from onnxscript.values import Opset
 
 DOMAIN, VERSION = "com.microsoft", 1
+# Of marks, which no graph keeps.
+MARKS = "draftwood.marks"
 _Option = OpSchema.FormalParameterOption
 _Attribute = OpSchema.Attribute
 _Kind = OpSchema.AttrType
@@ -104,6 +106,7 @@ _SCHEMAS = (
         {},
     ),
     _schema("QuickGelu", _inputs("X:T"), _inputs("Y:T"), {"alpha": _Kind.FLOAT}),
+    _schema("Border", _inputs("input:T"), _inputs("output:T"), {"number": _Kind.INT, "side": _Kind.INT}, domain=MARKS),
     _schema(
         "FusedMatMul",
         _inputs("A:T", "B:T"),
@@ -116,6 +119,6 @@ for _one in _SCHEMAS:
     if not onnx.defs.has(_one.name, _one.domain):
         onnx.defs.register_schema(_one)
 
-opset, standard = Opset(DOMAIN, VERSION), Opset("", VERSION)
+opset, standard, marks = Opset(DOMAIN, VERSION), Opset("", VERSION), Opset(MARKS, VERSION)
 """Build onnxruntime's operators in a translation, as ``opset18`` builds the standard ones: those of its own domain, and
 those that it adds to the standard one."""

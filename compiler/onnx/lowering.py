@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
+from draftwood.compiler.onnx.stamping import ShortStep, stamp
 from draftwood.compiler.onnx.texts import for_texts
 from draftwood.compiler.onnx.tidying import finish, tidy
 from draftwood.compiler.onnx.weights import WeightSpan
@@ -50,10 +51,11 @@ def lower_to_onnx(
     weights_file: str,
     path: Path,
     several: Iterable[StepSignature] = (),
+    short: ShortStep | None = None,
 ) -> None:
     """Writes ``path`` and, next to it, the graphs for ``several`` texts by their names. ``weights`` are not stored: the
-    graphs refer to ``weights_file`` in the same folder."""
-    model = _translate(step, program)
+    graphs refer to ``weights_file`` in the same folder. ``program`` is the trace of ``step``, or of ``short``."""
+    model = _translate(step, program) if short is None else stamp(_translate(short.step, program), short, step)
     for value in list(model.graph.initializers.values()):
         name = step.weight_name(value.name or "")
         if name is not None:

@@ -42,10 +42,10 @@ def tidy(model: ir.Model) -> None:
     for _ in range(ROUNDS):
         fold_constants_ir(model, onnx_shape_inference=True)
         rewrite(model, RULES)
-    lifted = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
-    Sequential(lifted, common.DeduplicateInitializersPass())(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def finish(model: ir.Model) -> None:
-    """Removes repeated computations in place, then merges nodes of different operators."""
-    Sequential(common.CommonSubexpressionEliminationPass(), common.OutputFixPass(), common.NameFixPass())(model)
+    """Removes in place what is held or computed twice; nodes that two operators' forms share are then one."""
+    once = (common.DeduplicateInitializersPass(), common.CommonSubexpressionEliminationPass())
+    Sequential(*once, common.OutputFixPass(), common.NameFixPass())(model)

@@ -8,12 +8,14 @@ from draftwood import manifest as m
 from draftwood.compiler.onnx.weights import write_weights
 from draftwood.compiler.steps.any_size import cpu_step
 from draftwood.compiler.steps.bitwise import bitwise_step
+from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.steps.tracing import trace
 from draftwood.compiler.targets.modules import load_modules
-from draftwood.compiler.targets.steps import draft_steps, static_steps
+from draftwood.compiler.targets.steps import Shapes, draft_steps, static_steps
 from draftwood.compiler.targets.storage import FP32, Storage, nbits, w8a8
 from draftwood.compiler.targets.target import Lowering, Target
 from draftwood.compiler.teachers.config import TeacherConfig
+from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.errors import RequestError
 
 FOLDER = "onnx"
@@ -43,7 +45,9 @@ class OnnxTarget(Target):
             )
 
     def lower(self, lowering: Lowering) -> tuple[m.GraphSet, ...]:
-        from draftwood.compiler.onnx.lowering import lower_to_onnx  # an NPU's machine need not have ONNX
+        # An NPU's machine need not have ONNX.
+        from draftwood.compiler.onnx.lowering import lower_to_onnx
+        from draftwood.compiler.onnx.stamping import ShortStep, Unlike, shortened
 
         lowering.progress("weights")
         file = lowering.folder / WEIGHTS_FILE
@@ -52,8 +56,10 @@ class OnnxTarget(Target):
         modules = load_modules(file, lowering.config, lowering.drafter)
         types = lowering.precision.types
         shapes, sizes = lowering.shapes, lowering.shapes.sizes(types.activations)
-        steps = [cpu_step(modules[0], types.activations), *static_steps(shapes, sizes, modules[0])]
-        steps += [bitwise_step(modules[0], types.activations)] * shapes.bitwise
+        steps = self._teacher_steps(lowering.shapes, modules[0], sizes)
+        short = shortened(modules[0])
+        cut = self._teacher_steps(lowering.shapes, short.decoder, sizes) if short else []
+        shorts = {step.signature.name: ShortStep(short, step) for step in cut if short}
         drafts = [draft_steps(shapes, sizes, lowering.drafter, modules, static) for static in (False, True)]
         # A drafter without caches has the same step in both.
         steps += {step.signature.name: step for both in drafts for step in both}.values()
@@ -62,8 +68,12 @@ class OnnxTarget(Target):
             signature = step.signature
             lowering.progress(signature.name)
             several = [m.texts_signature(signature, texts) for texts in shapes.batches if _shares(signature, texts)]
-            path = lowering.folder / FOLDER / f"{signature.name}.onnx"
-            lower_to_onnx(step, trace(step), spans, Path(WEIGHTS_FILE).name, path, several)
+            path, traced = lowering.folder / FOLDER / f"{signature.name}.onnx", shorts.get(signature.name)
+            rest = spans, Path(WEIGHTS_FILE).name, path, several
+            try:
+                lower_to_onnx(step, trace(traced.step if traced else step), *rest, traced)
+            except Unlike:
+                lower_to_onnx(step, trace(step), *rest)
             signatures += [signature, *several]
         graphs = m.GraphSet(
             target=self.name,
@@ -76,6 +86,11 @@ class OnnxTarget(Target):
             graphs=tuple(s.frozen_in(f"{FOLDER}/{s.name}.onnx") for s in signatures),
         )
         return (graphs,)
+
+    def _teacher_steps(self, shapes: Shapes, decoder: Decoder, sizes: StepSizes) -> list[Step]:
+        """With run-time sizes, and static."""
+        steps = [cpu_step(decoder, sizes.dtype), *static_steps(shapes, sizes, decoder)]
+        return steps + [bitwise_step(decoder, sizes.dtype)] * shapes.bitwise
 
 
 def _shares(step: m.StepSignature, texts: int) -> bool:

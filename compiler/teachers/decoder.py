@@ -69,6 +69,9 @@ class Decoder(nn.Module):
     any they are the state after the last norm, of the rows with logits.
     """
 
+    # Whether a trace has marks between the blocks.
+    borders = False
+
     def __init__(self, config: TeacherConfig, positions: int, aux_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.config, self.aux_layers = config, aux_layers
@@ -254,11 +257,13 @@ class Decoder(nn.Module):
         written: list[Any] = []
         states: list[Tensor] = []
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
+            added_TH, residual_TH = self._border(i, added_TH, residual_TH)
             normed_TH, residual_TH = layer.enter(added_TH, residual_TH)
             states += [residual_TH] * (i in self.aux_layers)
             out, *pair = attend(i, layer, normed_TH)
             added_TH, residual_TH = layer.feed_forward(out, residual_TH)
             written += pair
+        added_TH, residual_TH = self._border(self.config.layers, added_TH, residual_TH)
         assert added_TH is not None, "a teacher has at least one layer"
         states += [added_TH + residual_TH] * (self.config.layers in self.aux_layers)
         if rows_R is not None:
@@ -267,6 +272,13 @@ class Decoder(nn.Module):
         logits_RV = self.head(hidden_RH)
         features = torch.cat(states, -1) if states else hidden_RH
         return StepOutput(logits_RV, logits_RV.argmax(-1), features, written)
+
+    def _border(self, number: int, added_TH: Tensor | None, residual_TH: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What passes from block ``number - 1`` to ``number``, marked for who cuts the trace there."""
+        if not self.borders:
+            return added_TH, residual_TH
+        mark = torch.ops.draftwood.border
+        return None if added_TH is None else mark(added_TH, number, 0), mark(residual_TH, number, 1)
 
 
 class TeacherEnds(nn.Module):

@@ -1,0 +1,359 @@
+"""A graph of many blocks from the trace of a few: each kind of block is traced once, and stamped.
+
+A short decoder holds the first block, one block of every kind, those whose entering states a drafter reads, and one
+that it does not read. Its graph has marks between the blocks. The nodes from a mark to the next are a block. They are
+copied for every block of its kind, with that block's weights and caches. A node that joins outputs of all blocks of the
+short decoder joins those of all blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch import nn
+
+from draftwood.compiler.steps.step import Step
+from draftwood.compiler.teachers.decoder import Decoder
+from draftwood.kernels.onnxruntime_ops import MARKS
+from draftwood.manifest import TensorSignature
+
+# The number in a name of a block's weight or cache.
+_WEIGHT = re.compile(r"((?:\w+\.)*decoder\.layers\.)(\d+)(\..*)")
+_CACHE = re.compile(r"((?:settled_)?(?:key|value)_cache\.)(\d+)((?:\.out)?)")
+# Constants of a block that are no weights: sizes, axes, numbers.
+_SMALL = 16
+# The place of a value or node: a block's number, or one of these.
+_SHARED, _AFTER = -1, -2
+
+
+class Unlike(Exception):
+    """A trace folded a block's weights into a constant, so that another block's graph cannot be made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A decoder of a few of another's blocks: ``kept`` are their numbers there, ``source`` is for each block of the
+    other the place in ``kept`` of one of its kind."""
+
+    decoder: Decoder
+    kept: tuple[int, ...]
+    source: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortStep:
+    """A step of a short decoder."""
+
+    short: Short
+    step: Step
+
+
+def shortened(decoder: Decoder) -> Short | None:
+    """The short decoder over the same weights; None where it would save nothing."""
+    kinds = [_kind(layer) for layer in decoder.layers]
+    first = {kind: number for number, kind in reversed(list(enumerate(kinds))) if number}
+    chosen = {0, *first.values(), *(number for number in decoder.aux_layers if number < len(kinds))}
+    # A join of these states has fewer inputs than one of all blocks.
+    others = [number for number in range(1, len(kinds)) if number not in decoder.aux_layers]
+    if not others or len(chosen | {others[0]}) + 1 > len(kinds) // 2:
+        return None
+    kept = tuple(sorted(chosen | {others[0]}))
+    place = {kinds[number]: at for at, number in reversed(list(enumerate(kept))) if number}
+    source = tuple(kept.index(n) if n in kept else place[kind] for n, kind in enumerate(kinds))
+    short = copy(decoder)
+    short._modules = {**decoder._modules, "layers": nn.ModuleList(decoder.layers[number] for number in kept)}
+    short.config = copy(decoder.config)
+    # Not by ``replace``: what else it says is of all blocks.
+    object.__setattr__(short.config, "layers", len(kept))
+    short.aux_layers = tuple(len(kept) if a == len(kinds) else kept.index(a) for a in decoder.aux_layers)
+    short.borders = True
+    return Short(short, kept, source)
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """What two blocks have in common whose graphs differ in their weights alone."""
+    modules = tuple(
+        (name, type(module), tuple(sorted((k, v) for k, v in vars(module).items() if isinstance(v, int | float | str))))
+        for name, module in layer.named_modules()
+    )
+    return modules, tuple((name, value.shape, value.dtype) for name, value in layer.state_dict().items())
+
+
+def stamp(model: ir.Model, short: ShortStep, step: Step) -> ir.Model:
+    """The graph of ``step`` from that of the same step of its decoder cut short, tidied."""
+    return _Stamp(model, short.short, step, short.step).model()
+
+
+class _Stamp:
+    """One graph being made."""
+
+    def __init__(self, model: ir.Model, short: Short, step: Step, traced: Step) -> None:
+        self.old, self.short, self.step, self.traced = model, short, step, traced
+        self.users = _users(model.graph)
+        self.place = _places(model.graph, self.users, len(short.kept))
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        # New values by old ones: of what is shared or comes after the blocks, and of each block.
+        self.outside: dict[ir.Value, ir.Value | None] = {}
+        self.inside: list[dict[ir.Value, ir.Value | None]] = [{} for _ in short.source]
+        olds = {spec.name: old for spec, old in zip(traced.signature.inputs, model.graph.inputs, strict=True)}
+        self.inputs = {spec.name: _input(spec, short, olds) for spec in step.signature.inputs}
+        # Old values that have a part for each block: inputs whose signature says so, and what is made of them.
+        shapes = {spec.name: spec.shape for spec in step.signature.inputs}
+        self.joined = {olds[spec.name] for spec in traced.signature.inputs if shapes[spec.name] != spec.shape}
+
+    def model(self) -> ir.Model:
+        graph, values = self.old.graph, self.outside
+        values.update({value: self.inputs[value.name or ""] for value in graph.inputs if not _numbered(value.name)})
+        for node in graph:
+            if self.place[node] == _SHARED:
+                self._put_outside(node, [self._value(value) for value in node.inputs])
+        passed: dict[int, ir.Value | None] = {}
+        for number, at in enumerate(self.short.source):
+            passed = self._block(number, at, passed)
+        for node in graph:
+            if self.place[node] == _AFTER:
+                self._after(node, passed)
+        outputs = self._outputs()
+        new = ir.Graph(
+            list(self.inputs.values()), outputs, nodes=self.nodes, initializers=list(self.initializers.values()),
+            opset_imports={d: v for d, v in graph.opset_imports.items() if d != MARKS}, name=graph.name,
+        )  # fmt: skip
+        model = ir.Model(new, ir_version=self.old.ir_version, producer_name=self.old.producer_name)
+        RemoveUnusedNodesPass()(model)
+        return model
+
+    def _block(self, number: int, at: int, passed: Mapping[int, ir.Value | None]) -> dict[int, ir.Value | None]:
+        """Block ``number`` as a copy of the short decoder's block ``at``; what it passes on, by side."""
+        values = self.inside[number]
+        left: dict[int, ir.Value | None] = {}
+        for node in self.old.graph:
+            if node.domain == MARKS:
+                border, side = (node.attributes[name].as_int() for name in ("number", "side"))
+                if border == at:
+                    source = node.inputs[0]
+                    values[node.outputs[0]] = passed[side] if number else self._value(source, number, at)
+                elif border == at + 1:
+                    left[side] = self._value(node.inputs[0], number, at)
+            elif self.place[node] == at:
+                self._copy(node, number, at)
+        return left
+
+    def _after(self, node: ir.Node, passed: Mapping[int, ir.Value | None]) -> None:
+        """A node after the blocks; one that joins an output of all blocks gets those of all."""
+        if node.domain == MARKS:
+            self.outside[node.outputs[0]] = passed[node.attributes["side"].as_int()]
+            return
+        owners = [self._owner(value) for value in node.inputs]
+        blocks = [owner for owner in owners if owner >= 0]
+        joins = sorted(set(blocks)) == list(range(len(self.short.kept))) and len(blocks) == len(owners)
+        if joins:
+            width = len(blocks) // len(self.short.kept)
+            inputs = [
+                self._value(node.inputs[at * width + i], number, at)
+                for number, at in enumerate(self.short.source)
+                for i in range(width)
+            ]
+        else:
+            inputs = [
+                self._value(value, self.short.kept[owner], owner) if owner >= 0 else self._value(value)
+                for value, owner in zip(node.inputs, owners, strict=True)
+            ]
+            if any(value in self.joined for value in node.inputs):
+                inputs = [self._grown(value) for value in node.inputs]
+        self._put_outside(node, inputs, joins)
+
+    def _put_outside(self, node: ir.Node, inputs: Sequence[ir.Value | None], joins: bool = False) -> None:
+        """A node of no block; what has a part for each block has one for each of all."""
+        self._put(node, inputs, self.outside, "")
+        if joins or any(value in self.joined for value in node.inputs):
+            for value in node.outputs:
+                new = self.outside[value]
+                assert new is not None
+                if (sizes := list(new.shape or [])) and sizes[0] == len(self.short.kept):
+                    new.shape = ir.Shape([len(self.short.source), *sizes[1:]])
+                    self.joined.add(value)
+
+    def _owner(self, value: ir.Value | None) -> int:
+        """The short decoder's block that gives a value, or where else it is from."""
+        producer = value.producer() if value is not None else None
+        return _SHARED if producer is None else self.place[producer]
+
+    def _copy(self, node: ir.Node, number: int, at: int) -> None:
+        """A node of block ``number``."""
+        inputs = [self._value(value, number, at) for value in node.inputs]
+        if node.op_type == "Gather" and node.inputs[0] in self.joined:
+            # The block's part of what has one for each, as ``branch_L2TKD[index]``.
+            inputs[1] = self._constant(np.array(number, np.int64), f"block.{number}")
+        self._put(node, inputs, self.inside[number], f".{number}", number, at)
+
+    def _body(self, graph: ir.Graph, number: int, at: int) -> ir.Graph:
+        """The body of a loop, which reads values around it."""
+        body = graph.clone(allow_outer_scope_values=True)
+        for node in body.all_nodes():
+            for place, value in enumerate(node.inputs):
+                if value is not None and value.graph is self.old.graph:
+                    node.replace_input_with(place, self._value(value, number, at))
+        return body
+
+    def _grown(self, value: ir.Value | None) -> ir.Value | None:
+        """The new value of a constant with a part for each block, all alike: with one for each of all blocks."""
+        producer = value.producer() if value is not None else None
+        if producer is not None and producer.op_type == "ConstantOfShape":
+            shape = producer.inputs[0]
+            sizes = shape.const_value.numpy() if shape is not None and shape.const_value is not None else np.array([0])
+            if sizes[0] == len(self.short.kept):
+                all_sizes = self._constant(
+                    np.array([len(self.short.source), *sizes[1:]], np.int64), f"{producer.name}.all"
+                )
+                self._put(producer, [all_sizes], self.outside, ".all")
+                grown = self.outside[producer.outputs[0]]
+                assert grown is not None
+                grown.shape = ir.Shape([int(size) for size in (len(self.short.source), *sizes[1:])])
+        return self._value(value)
+
+    def _put(
+        self, node: ir.Node, inputs: Sequence[ir.Value | None], values: dict[ir.Value, ir.Value | None], suffix: str,
+        number: int = -1, at: int = -1,
+    ) -> None:  # fmt: skip
+        attributes = [
+            ir.AttrGraph(one.name, self._body(one.as_graph(), number, at))
+            if one.type == ir.AttributeType.GRAPH
+            else one
+            for one in node.attributes.values()
+        ]
+        new = ir.Node(
+            node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), name=f"{node.name}{suffix}",
+            metadata_props=dict(node.metadata_props),
+        )  # fmt: skip
+        for old, value in zip(node.outputs, new.outputs, strict=True):
+            value.name, value.type, value.shape = f"{old.name}{suffix}", old.type, old.shape
+            values[old] = value
+        self.nodes.append(new)
+
+    def _value(self, value: ir.Value | None, number: int = -1, at: int = -1) -> ir.Value | None:
+        """The new value of an old one, as block ``number``, a copy of ``at``, sees it."""
+        if value is None:
+            return None
+        if number >= 0 and value in self.inside[number]:
+            return self.inside[number][value]
+        if value in self.outside:
+            return self.outside[value]
+        name = value.name or ""
+        if (found := _numbered(name)) is not None and value.producer() is None:
+            name = f"{found[1]}{number if number >= 0 else self.short.kept[int(found[2])]}{found[3]}"
+        if value.is_graph_input():
+            return self.inputs[name]
+        assert value.producer() is None, f"{value.name}: a value of a block that is not asked for there"
+        if number >= 0 and self.step.weight_name(name) is None and self._alone(value):
+            raise Unlike(f"{name}: a constant of block {at}")
+        if name not in self.initializers:
+            new = ir.Value(name=name, type=value.type, shape=value.shape)
+            new.const_value = value.const_value
+            self.initializers[name] = new
+        return self.initializers[name]
+
+    def _alone(self, value: ir.Value) -> bool:
+        """Whether a constant is large and only one block reads it."""
+        size = int(np.prod([int(size) for size in value.shape or () if isinstance(size, int)], dtype=np.int64))
+        return size > _SMALL and len({self.place[user] for user in self.users[value]}) < 2
+
+    def _constant(self, array: np.ndarray, name: str) -> ir.Value:
+        if name not in self.initializers:
+            tensor = ir.tensor(array, name=name)
+            self.initializers[name] = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
+            )
+        return self.initializers[name]
+
+    def _outputs(self) -> list[ir.Value]:
+        """In the order of the signature."""
+        olds = {
+            spec.name: value for spec, value in zip(self.traced.signature.outputs, self.old.graph.outputs, strict=True)
+        }
+        found = []
+        for spec in self.step.signature.outputs:
+            numbered = _numbered(spec.name)
+            number = int(numbered[2]) if numbered else -1
+            at = self.short.source[number] if numbered else -1
+            old = olds[f"{numbered[1]}{at}{numbered[3]}" if numbered else spec.name]
+            if number < 0 and (at := self._owner(old)) >= 0:  # the one state that a drafter reads
+                number = self.short.kept[at]
+            new = self._value(old, number, at)
+            assert new is not None
+            new.name = spec.name
+            found.append(new)
+        return found
+
+
+def _numbered(name: str | None) -> re.Match[str] | None:
+    """The parts of a name with a block's number in it."""
+    return _WEIGHT.fullmatch(name or "") or _CACHE.fullmatch(name or "")
+
+
+def _input(spec: TensorSignature, short: Short, olds: Mapping[str, ir.Value]) -> ir.Value:
+    """An input of the new graph; its run-time sizes are called as in the old one."""
+    numbered = _numbered(spec.name)
+    name = f"{numbered[1]}{short.source[int(numbered[2])]}{numbered[3]}" if numbered else spec.name
+    old = olds[name]
+    sizes = [new if isinstance(new, int) else size for new, size in zip(spec.shape, old.shape or (), strict=True)]
+    return ir.Value(name=spec.name, type=old.type, shape=ir.Shape(sizes))
+
+
+def _places(graph: ir.Graph, users: Mapping[ir.Value, Sequence[ir.Node]], blocks: int) -> dict[ir.Node, int]:
+    """Of every node its block in the short decoder, or whether it is shared by them or comes after them.
+
+    A mark belongs to the block that it opens. What only one block reads is that block's.
+    """
+    places: dict[ir.Node, int] = {}
+    for node in graph:
+        if node.domain == MARKS:
+            number = node.attributes["number"].as_int()
+            places[node] = number if number < blocks else _AFTER
+            continue
+        found = set(_sources(node, places))
+        places[node] = _SHARED if not found else found.pop() if len(found) == 1 else _AFTER
+    for node in reversed(graph):
+        readers = {places[user] for value in node.outputs for user in users.get(value, ())}
+        if places[node] == _SHARED and len(readers) == 1 and not any(value.is_graph_output() for value in node.outputs):
+            reader = readers.pop()
+            places[node] = reader if reader != _AFTER else _SHARED
+    return places
+
+
+def _sources(node: ir.Node, places: Mapping[ir.Node, int]) -> Iterator[int]:
+    """Places that a node's inputs say, but for what is shared."""
+    for value in _reads(node):
+        producer, numbered = value.producer(), _numbered(value.name)
+        if producer is not None:
+            yield from {places[producer]} - {_SHARED}
+        elif numbered is not None:
+            yield int(numbered[2])
+
+
+def _reads(node: ir.Node) -> list[ir.Value]:
+    """The values of its graph that a node reads, those in the bodies of its loops too."""
+    inside = [
+        value
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.GRAPH
+        for inner in attribute.as_graph().all_nodes()
+        for value in inner.inputs
+        if value is not None and value.graph is node.graph
+    ]
+    return [*(value for value in node.inputs if value is not None), *inside]
+
+
+def _users(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
+    """The graph's nodes that read a value."""
+    users: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        for value in _reads(node):
+            users.setdefault(value, []).append(node)
+    return users
