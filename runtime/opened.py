@@ -18,10 +18,10 @@ from draftwood.runtime.caches import Caches
 from draftwood.runtime.decoding import Asked, Decoding, Options, Result
 from draftwood.runtime.engines import Engine, default_engine, host_engine
 from draftwood.runtime.policy import Policies, Policy
-from draftwood.runtime.policy.tuned import tuned_times
 from draftwood.runtime.proving import proved_engine
 from draftwood.runtime.sharing import Figures, Sharing
 from draftwood.runtime.trace import Trace
+from draftwood.runtime.tuned import tuned_times
 
 # Texts of asyncio that are decoded at the same time at most; others wait.
 ASYNC_THREADS = 64

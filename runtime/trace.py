@@ -13,7 +13,7 @@ import numpy as np
 from draftwood.errors import RequestError
 from draftwood.files import read_regular, write_whole
 from draftwood.manifest import DAMAGED
-from draftwood.runtime.policy.outcome import Expected
+from draftwood.runtime.policy import Expected
 from draftwood.runtime.speculation.step import Outcome
 
 FORMAT = "draftwood.trace"

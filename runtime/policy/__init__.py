@@ -1,11 +1,9 @@
 """Which gear each step uses: the policies, what they are told of a step, and what they know beforehand."""
 
-from draftwood.runtime.policy.adaptive import Adaptive
+from draftwood.runtime.policy.adaptive import Adaptive, Learned
 from draftwood.runtime.policy.choice import Policies, gears_for, policy_for, widest_gear
-from draftwood.runtime.policy.fixed import FixedTree
 from draftwood.runtime.policy.gears import PLAIN, Gears
-from draftwood.runtime.policy.learned import Learned
-from draftwood.runtime.policy.outcome import Asking, Expected, Outcome, Policy
+from draftwood.runtime.policy.policy import Asking, Expected, FixedTree, Policy
 
 __all__ = [
     "PLAIN",
@@ -15,7 +13,6 @@ __all__ = [
     "FixedTree",
     "Gears",
     "Learned",
-    "Outcome",
     "Policies",
     "Policy",
     "gears_for",

@@ -9,12 +9,9 @@ from threading import Lock
 from draftwood.manifest import Gear
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.adaptive import Adaptive
-from draftwood.runtime.policy.fixed import FixedTree
+from draftwood.runtime.policy.adaptive import Adaptive, Learned, choose
 from draftwood.runtime.policy.gears import PLAIN, Gears
-from draftwood.runtime.policy.learned import Learned
-from draftwood.runtime.policy.outcome import Asking, Policy
-from draftwood.runtime.policy.together import choose
+from draftwood.runtime.policy.policy import Asking, FixedTree, Policy
 
 ADAPTIVE = "adaptive"
 
@@ -31,12 +28,7 @@ class Policies:
         RequestError: neither a policy nor a gear has that name.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        name: str = ADAPTIVE,
-        times: Sequence[StepTime] = (),
-    ) -> None:
+    def __init__(self, bundle: Bundle, name: str = ADAPTIVE, times: Sequence[StepTime] = ()) -> None:
         self._bundle, self.name, self._times = bundle, name, times
         self._gear = None if name in (ADAPTIVE, PLAIN) else bundle.gear(name)
         self._lock = Lock()
@@ -76,16 +68,10 @@ def widest_gear(bundle: Bundle) -> str:
 
 
 def gears_for(asking: Sequence[Asking], padded: bool = False) -> list[Gear]:
-    """The gear of each text in the launch that all share.
+    """The gear of each text in the launch that all share, at most as many as a launch takes.
 
-    Texts whose policies share what they learn are chosen for together; another one takes what its own policy says.
-
-    Args:
-        asking: the texts, at most as many as a launch takes.
-        padded: whether a launch of several texts pads the rows of each to those of the largest tree.
+    ``padded`` if a launch of several texts pads the rows of each to those of the largest tree.
     """
-    adaptive = [one.policy if isinstance(one.policy, Adaptive) else None for one in asking]
-    learned = next((one.learned for one in adaptive if one is not None), None)
-    if learned is None or len(asking) == 1:
-        return [one.alone() for one in asking]
-    return choose(asking, [one if one and one.learned is learned else None for one in adaptive], padded)
+    if len(asking) > 1 and any(isinstance(one.policy, Adaptive) for one in asking):
+        return choose(asking, padded)
+    return [one.alone() for one in asking]

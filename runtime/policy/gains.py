@@ -1,7 +1,7 @@
-"""How far the teacher goes along each tree: what a plan counted or a hope, then what the texts of a bundle have shown.
+"""How far the teacher goes along each tree: a plan's counts or a hope, then the steps of a bundle's texts.
 
 Every tree has a chance for each of its levels: of the steps that came so far, the share that went on to the next level.
-Accept length follows from these. A step counts for every tree of whose nodes it asked; what it did not ask counts
+Accept length follows from these. A step counts for every tree of whose nodes it asked; levels that it did not ask count
 neither as a hit nor as a miss (Kaplan and Meier, 1958). How one text differs from the others is one number, its *ease*:
 log-odds that are added to every chance (Rasch, 1960).
 """
@@ -9,7 +9,6 @@ log-odds that are added to every chance (Rasch, 1960).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from math import exp
 from typing import NamedTuple
@@ -20,11 +19,9 @@ from draftwood.trees import Topology
 
 RankPath = tuple[int, ...]
 
-# How likely the best candidate of a level is to be taken where nothing was counted, in greedy and in sampled text; and
-# a later candidate's share of what is left, relative to the first's of all. This is too hopeful of deep trees: hope is
-# put right by the first steps, while a doubt would keep a tree from ever being tried.
-HOPE = {True: 0.7, False: 0.5}
-LATER = 0.35
+# How likely every level of a tree goes on where nothing was counted, in greedy and in sampled text. This is too hopeful
+# of deep trees: hope is put right by the first steps, while a doubt would keep a tree from ever being tried.
+HOPE = {True: 0.85, False: 0.7}
 # The answers a level that a plan's counts stand for, and that a mere hope stands for.
 STRENGTH, WEAK_STRENGTH = 300.0, 4.0
 # Counts fade to 1/e in so many steps, of whatever text.
@@ -35,67 +32,40 @@ FADES = 1 - 1 / MEMORY
 SPREAD, KEPT = 0.4, 0.99
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """A budget tree as far as it is known beforehand: how deep, and how many candidates a node has."""
-
-    depth: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """A tree whose tokens are looked up in the text."""
-
-    tree: Topology
-
-
-# What a gear drafts: a tree for each confidence class, or a budget tree whatever the confidence, or one looked up.
-Shape = tuple[Topology, ...] | Levels | Matched
-
-
 class Drafted(NamedTuple):
-    """A shape, and the names of its trees: by confidence class, or one."""
+    """The trees that a gear drafts, by confidence class, whatever its KV length.
 
-    shape: Shape
+    ``nodes`` are rank paths; none where the tree depends on the drafter's confidence or scores.
+    """
+
     names: tuple[str, ...]
+    depth: int
+    nodes: frozenset[RankPath] = frozenset()
+    looked_up: bool = False
+
+    @classmethod
+    def of(cls, trees: Sequence[Topology], names: tuple[str, ...], looked_up: bool = False) -> Drafted:
+        nodes = frozenset(trees[0].paths) if len(trees) == 1 else frozenset[RankPath]()
+        return cls(names, max(tree.depth for tree in trees), nodes, looked_up)
+
+    def counted(self, prior: Prior | None) -> bool:
+        """Whether a plan has counted it; no plan counts a tree that is looked up."""
+        return prior is not None and not self.looked_up and prior.reached.keys() >= set(self.names)
 
 
 def reached(drafted: Drafted, prior: Prior | None, greedy: bool, match: int = 0) -> list[float]:
     """The share of steps that come to each level, by the counts of a plan, or by hope where there are none.
 
-    ``match`` is the class of the match, for a tree that is looked up, which no plan has counted.
+    ``match`` is the class of the match, for a tree that is looked up.
     """
-    shape, names = drafted
-    if isinstance(shape, Matched):
-        return _hoped(shape.tree, GOES_ON[match])
-    first = prior.first if prior else HOPE[greedy]
-    trees: tuple[Topology | Levels, ...] = shape if isinstance(shape, tuple) else (shape,)
-    shares = prior.confidence if prior else (1.0,) * len(trees)
-    if len(shares) != len(trees):  # one tree whatever the class
-        trees, names = trees[:1] * len(shares), names[:1] * len(shares)
-    counted = prior.reached if prior else {}
-    levels = [
-        counted[name][place] if name in counted else _hoped(tree, first)
-        for place, (name, tree) in enumerate(zip(names, trees, strict=True))
-    ]
-    each = zip_longest(*levels, fillvalue=0.0)
-    return [sum(share * one for share, one in zip(shares, level, strict=True)) / sum(shares) for level in each]
-
-
-def _hoped(tree: Topology | Levels, first: float) -> list[float]:
-    """The share of walks that come to each level where the best candidate of every level is taken so often."""
-    if isinstance(tree, Levels):  # a level is passed by any of its candidates
-        passed = 1 - (1 - first) * (1 - LATER * first) ** (tree.width - 1)
-        return [passed ** (depth + 1) for depth in range(tree.depth)]
-    chances: dict[RankPath, float] = {(): 1.0}
-    levels = [0.0] * tree.depth
-    for path in tree.paths:  # parents first
-        rank = path[-1]
-        taken = first if rank == 0 else (1 - first) * (1 - LATER * first) ** (rank - 1) * LATER * first
-        chances[path] = chances[path[:-1]] * taken
-        levels[len(path) - 1] += chances[path]
-    return levels
+    if prior is None or not drafted.counted(prior):
+        first = GOES_ON[match] if drafted.looked_up else prior.first if prior else HOPE[greedy]
+        return [first ** (level + 1) for level in range(drafted.depth)]
+    classes = len(prior.confidence)
+    names = drafted.names if len(drafted.names) == classes else drafted.names[:1] * classes
+    levels = zip_longest(*(prior.reached[name][place] for place, name in enumerate(names)), fillvalue=0.0)
+    whole = sum(prior.confidence)
+    return [sum(s * at for s, at in zip(prior.confidence, level, strict=True)) / whole for level in levels]
 
 
 def _inside(share: float) -> float:
@@ -112,7 +82,7 @@ class _Tree:
         self.chances = self._expected[:]
 
     def count(self, went: Sequence[bool]) -> None:
-        """A step answered at the first levels whether it went on."""
+        """Enters a step that answered at the first levels whether it went on."""
         for level, hit in enumerate(went):
             self._hits[level] = self._hits[level] * FADES + hit
             self._asked[level] = self._asked[level] * FADES + 1
@@ -121,35 +91,41 @@ class _Tree:
 
 
 class Gains:
-    """What the texts of one kind have shown: greedy or sampled ones, free or held to a grammar."""
+    """Counts of the texts of one kind: greedy or sampled, free or held to a grammar."""
 
     def __init__(self, drafted: Sequence[Drafted], prior: Prior | None, greedy: bool) -> None:
-        shapes = [one.shape for one in drafted]
-        self._prior = prior
-        self._trees = [_trees(one, prior, greedy) for one in drafted]
-        self._nodes = [_nodes(shape) for shape in shapes]
-        looked_up = [isinstance(shape, Matched) for shape in shapes]
-        # Of each tree, the others of its kind that its steps tell of, and of how many of their levels.
+        self._prior, self._drafted = prior, drafted
+        # Of each shape, a tree for each class of match.
+        self._trees = [
+            [
+                _Tree(reached(one, prior, greedy, match), STRENGTH if one.counted(prior) else WEAK_STRENGTH)
+                for match in range(MATCH_CLASSES if one.looked_up else 1)
+            ]
+            for one in drafted
+        ]
+        # Of each shape, the others that its steps tell of, and of how many of their levels.
         self._told = [
-            [(t, _shared(own, other)) for t, other in enumerate(self._nodes) if t != s and looked_up[t] == looked_up[s]]
-            for s, own in enumerate(self._nodes)
+            [
+                (number, _shared(own.nodes, other.nodes))
+                for number, other in enumerate(drafted)
+                if other is not own and other.looked_up == own.looked_up
+            ]
+            for own in drafted
         ]
 
     def chances(self, shape: int, match: int) -> list[float]:
-        """Of each level of a tree, that a step which came so far goes on."""
+        """Chances that a step which came to a level goes on, for each level of a tree."""
         return self._tree(shape, match).chances
 
     def saw(self, shape: int, match: int, path: RankPath) -> list[bool]:
-        """A step of a tree went down ``path``; returns at each level that it asked whether it went on."""
+        """Enters a step that went down ``path``; returns at each level that it asked whether it went on."""
         tree = self._tree(shape, match)
         went = [level < len(path) for level in range(min(len(path) + 1, len(tree.chances)))]
         tree.count(went)
-        for other, levels in self._told[shape]:
-            inside = [
-                depth < len(path) and path[: depth + 1] in self._nodes[other]
-                for depth in range(min(levels, len(path) + 1))
-            ]
-            self._tree(other, match).count(inside[: inside.index(False) + 1] if False in inside else inside)
+        for number, levels in self._told[shape]:
+            nodes = self._drafted[number].nodes
+            inside = [path[: depth + 1] in nodes and depth < len(path) for depth in range(min(levels, len(path) + 1))]
+            self._tree(number, match).count(inside[: inside.index(False) + 1] if False in inside else inside)
         return went
 
     def ease_at(self, length: int) -> float:
@@ -157,22 +133,8 @@ class Gains:
         return self._prior.ease_at(length) if self._prior else 0.0
 
     def _tree(self, shape: int, match: int) -> _Tree:
-        own = self._trees[shape]
-        return own[match if len(own) > 1 else 0]
-
-
-def _trees(drafted: Drafted, prior: Prior | None, greedy: bool) -> list[_Tree]:
-    """A tree for each class of match."""
-    looked_up = isinstance(drafted.shape, Matched)
-    counted = prior is not None and not prior.reached.keys().isdisjoint(drafted.names)
-    matches = range(MATCH_CLASSES if looked_up else 1)
-    return [_Tree(reached(drafted, prior, greedy, match), STRENGTH if counted else WEAK_STRENGTH) for match in matches]
-
-
-def _nodes(shape: Shape) -> frozenset[RankPath]:
-    """The rank paths of a fixed tree; none where the tree depends on the drafter's confidence or scores."""
-    trees = (shape.tree,) if isinstance(shape, Matched) else shape if isinstance(shape, tuple) else ()
-    return frozenset(trees[0].paths) if len(trees) == 1 else frozenset()
+        trees = self._trees[shape]
+        return trees[match if len(trees) > 1 else 0]
 
 
 def _shared(nodes: frozenset[RankPath], others: frozenset[RankPath]) -> int:
@@ -190,7 +152,7 @@ class Ease:
         self._variance = SPREAD**2
 
     def begin(self, length: int) -> None:
-        """The text begins after so many tokens."""
+        """Takes the ease of texts that begin after so many tokens."""
         self._usual = self._ease = self._gains.ease_at(length)
 
     def tokens(self, shape: int, match: int = 0) -> float:

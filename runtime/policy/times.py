@@ -1,4 +1,4 @@
-"""What a step of each gear takes: from a table, corrected by what the steps of all texts of a bundle took.
+"""Step times of each gear: from a table, corrected by the steps of all texts of a bundle.
 
 A gear's time is ``table * own * busy``: ``own`` mends what the table says of this gear, ``busy`` is shared, by the
 launches of other numbers of texts, too, and follows the machine. The first steps of a gear mend its own factor; from
@@ -22,17 +22,17 @@ SHARED_GAIN, OWN_GAIN = 0.2, 0.02
 # A gear of which less than three of so many steps were seen may have another pace: machines have other guests, and they
 # do not slow down every gear alike.
 AGED = 200
-# What is thought of a row more where nobody has timed the gears, in plain steps.
+# The guess for a row more where nobody has timed the gears, in plain steps.
 GUESS_ROW = 0.06
-# Late tokens that what was measured of them counts as, and that none at all counts as; and the share that is left of
-# earlier launches' tokens behind each. One launch says at most so many times what was thought.
+# Late tokens that a measured time of them counts as, and that none at all counts as; the share that is left of earlier
+# launches' tokens after each; and how many times the expected time one launch may say.
 TIMED_LATE, GUESSED_LATE = 128, 32
 KEPT_LATE, MOST_LATE = 0.9, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class TimeTable:
-    """Microseconds of a step of each gear behind a text of n tokens: ``base[g] + slope[g] * n``.
+    """Microseconds of a step of each gear after n tokens: ``base[g] + slope[g] * n``.
 
     Where ``absolute`` is False, nothing was measured: a plain step is 1 by definition, the others are guesses.
     """
@@ -44,7 +44,7 @@ class TimeTable:
     late: float = 0.0
 
     def us(self, gear: int, length: int) -> float:
-        """What the table says; never below a tenth of the base, however far a slope is extended."""
+        """The line's value; never below a tenth of the base, however far a slope is extended."""
         return max(self.base[gear] + self.slope[gear] * length, 0.1 * self.base[gear])
 
 
@@ -60,15 +60,14 @@ def time_table(names: Sequence[str], rows: Sequence[int], times: Sequence[StepTi
     if not all(points.values()):
         guesses = tuple(1.0 if count == 1 else 1 + GUESS_ROW * count * texts for count in rows)
         return TimeTable(guesses, (0.0,) * len(names), absolute=False)
-    lines = dict(zip(names, (_line(points[name]) for name in names), strict=True))
-    late = [_late(time, *lines[time.gear]) for time in times if time.late and time.gear in lines]
+    lines = {name: _line(points[name]) for name in names}
     base, slope = zip(*lines.values(), strict=True)
+    late = [
+        max(time.us - lines[time.gear][0] - lines[time.gear][1] * time.length, 0.0) / time.late
+        for time in times
+        if time.late and time.gear in lines
+    ]
     return TimeTable(base, slope, absolute=True, late=sum(late) / len(late) if late else 0.0)
-
-
-def _late(time: StepTime, base: float, slope: float) -> float:
-    """What a late token took, over a step without any."""
-    return max(time.us - base - slope * time.length, 0.0) / time.late
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
@@ -88,26 +87,6 @@ class Pace:
     busy: float = 1.0
 
 
-@dataclass(slots=True)
-class Fading:
-    """A ratio of sums in which earlier launches fade: of their ``took``, over their ``parts``."""
-
-    parts: float
-    took: float
-    # The share that is left of both behind each launch.
-    kept: float
-
-    @property
-    def ratio(self) -> float:
-        """What one part takes."""
-        return self.took / self.parts
-
-    def saw(self, parts: float, took: float) -> None:
-        """A launch took so much for so many parts."""
-        self.parts = self.kept * self.parts + parts
-        self.took = self.kept * self.took + took
-
-
 class StepTimes:
     """Running estimates, shared by the texts of a bundle. ``pace`` is that of all launches; guesses have another, for
     they have another unit."""
@@ -118,18 +97,18 @@ class StepTimes:
         self._own = [1.0 for _ in gears]
         self._pace = pace if pace and table.absolute else Pace()
         self._steps, self._count = 0, [0 for _ in gears]
-        # When each gear's last three steps were, and what they took over what the table says.
+        # When each gear's last three steps were, and their times over the table's.
         self._recent = [deque[tuple[int, float]](maxlen=3) for _ in gears]
-        # Microseconds of writing late tokens into the drafter's caches, a token a part.
-        late = TIMED_LATE if table.late else GUESSED_LATE
-        self._late = Fading(late, late * table.late, KEPT_LATE)
+        # Tokens that were written late into the drafter's caches, and the microseconds which that took.
+        self._late_tokens: float = TIMED_LATE if table.late else GUESSED_LATE
+        self._late_us = self._late_tokens * table.late
 
     def us(self, gear: int, length: int) -> float:
         """Expected microseconds; in plain steps where nothing was measured yet."""
         return self.table.us(gear, length) * self._own[gear] * self._pace.busy
 
     def mean_us(self, costs: Sequence[tuple[int, int]]) -> float:
-        """The mean over gears, each after its number of tokens: what a launch takes whose texts have these."""
+        """The time of a launch, in which each text pays for a gear after its number of tokens: the mean."""
         return sum(self.us(gear, length) for gear, length in costs) / len(costs)
 
     def aged(self, gear: int) -> bool:
@@ -138,11 +117,11 @@ class StepTimes:
         return len(recent) < 3 or self._steps - recent[0][0] >= AGED
 
     def catch_up_us(self, tokens: int) -> float:
-        """What a draft takes in addition where so many tokens are late."""
-        return self._late.ratio * tokens
+        """Microseconds of a draft in addition where so many tokens are late."""
+        return self._late_us / self._late_tokens * tokens
 
     def observe(self, gear: int, length: int, us: float) -> None:
-        """A step of the gear took ``us``."""
+        """Enters a step of the gear."""
         recent = self._recent[gear]
         if len(recent) == 3 and self.aged(gear):  # what was settled is not taken for what it is now
             recent.clear()
@@ -161,6 +140,7 @@ class StepTimes:
             self._pace.busy *= ratio**SHARED_GAIN
 
     def caught_up(self, tokens: int, us: float) -> None:
-        """A draft took ``us`` more than one that has nothing to catch up."""
+        """Enters a draft that took ``us`` more than one that has nothing to catch up."""
         most_us = MOST_LATE * self.catch_up_us(tokens) if self.table.late else inf
-        self._late.saw(tokens, min(max(us, 0.0), most_us))
+        self._late_tokens = KEPT_LATE * self._late_tokens + tokens
+        self._late_us = KEPT_LATE * self._late_us + min(max(us, 0.0), most_us)

@@ -22,8 +22,8 @@ from draftwood.compiler.teachers.quantised import linear_layers
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.tuned import VERSION, Tuned, bundle_digest, machine_name
 from draftwood.runtime.trace import StepEvent, Trace
+from draftwood.runtime.tuned import VERSION, Tuned, bundle_digest, machine_name
 from draftwood.tests.bpe import save_tokenizer, train_tokenizer
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tests.packed_checkpoints import LAYOUTS, save_packed

@@ -28,9 +28,9 @@ from draftwood.runtime.decoding import Decoding, Options
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.opened import prompt_ids
 from draftwood.runtime.policy import policy_for
-from draftwood.runtime.policy.tuned import tuned_file, tuned_times
 from draftwood.runtime.text.tokenizer import Tokenizer
 from draftwood.runtime.trace import Trace
+from draftwood.runtime.tuned import tuned_file, tuned_times
 from draftwood.tests.tree_texts import written
 from draftwood.tools.commands.arguments import given_prompt
 from draftwood.tools.commands.calibrate import figures

@@ -14,9 +14,9 @@ from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import Policies
-from draftwood.runtime.policy.tuned import bundle_digest
 from draftwood.runtime.speculation import step
 from draftwood.runtime.trace import Trace
+from draftwood.runtime.tuned import bundle_digest
 from draftwood.tests.checked import checked
 from draftwood.tools.cli import main
 from draftwood.tools.commands.check import QUANTITIES

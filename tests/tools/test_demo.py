@@ -7,7 +7,7 @@ import pytest
 
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.tuned import tuned_times
+from draftwood.runtime.tuned import tuned_times
 from draftwood.tests.gguf_files import save_gguf
 from draftwood.tools import demo
 from draftwood.tools.cli import main

@@ -13,7 +13,7 @@ from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import Gears, Policies
-from draftwood.runtime.policy.tuned import keep_times, tuned_file, tuned_times
+from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 from draftwood.tools.cli import main
 from draftwood.tools.commands import tune as tune_command
 from draftwood.tools.lab.timer import IN_A_ROW, LEAST_ROUNDS, time_batches, tune

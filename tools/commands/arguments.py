@@ -64,7 +64,7 @@ def policies_of(bundle: Bundle, args: argparse.Namespace) -> Policies:
     """What the arguments ask for, with the step times that ``tune`` measured here if there are any."""
     from draftwood.runtime.engines import default_engine
     from draftwood.runtime.policy import Policies
-    from draftwood.runtime.policy.tuned import tuned_times
+    from draftwood.runtime.tuned import tuned_times
 
     times = tuned_times(bundle, args.engine or default_engine(bundle), None)
     return Policies(bundle, args.policy, times)

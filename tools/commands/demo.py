@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines.cpu import CpuEngine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.policy.tuned import keep_times
+    from draftwood.runtime.tuned import keep_times
     from draftwood.tools.demo import language_model
     from draftwood.tools.lab.gears import tried_gears
     from draftwood.tools.lab.timer import tune

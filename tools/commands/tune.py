@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.engines import StagedEngine, default_engine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
-    from draftwood.runtime.policy.tuned import keep_times
+    from draftwood.runtime.tuned import keep_times
     from draftwood.tools.lab.timer import tune
 
     bundle = Bundle.open(args.bundle)

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from draftwood.errors import RequestError
 from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import StagedEngine
-from draftwood.runtime.policy import Outcome, Policies
+from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
+from draftwood.runtime.speculation.step import Outcome
 from draftwood.tools.comparison.differences import explain, logit_noise
 from draftwood.tools.lab.conversations import turn_prompts
 from draftwood.tools.lab.runner import PLAIN, Way, decode, warm_up

@@ -18,8 +18,8 @@ from draftwood.runtime.decoding import Options
 from draftwood.runtime.engines import Engine, StagedEngine, default_engine, open_engine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies, widest_gear
-from draftwood.runtime.policy.tuned import bundle_digest, keep_times, tuned_times
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.tuned import bundle_digest, keep_times, tuned_times
 from draftwood.tools.lab.conversations import Conversation, by_conversation, long_texts, tokenizer_of
 from draftwood.tools.lab.peers import Generate, open_peer
 from draftwood.tools.lab.prefilled import Prefilled

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwood.errors import RequestError
 from draftwood.files import read_text, write_whole
-from draftwood.runtime.policy.tuned import machine_name
+from draftwood.runtime.tuned import machine_name
 from draftwood.tools.lab.machine import memory, processor
 from draftwood.tools.lab.suite import Suite
 from draftwood.version import __version__

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from draftwood.runtime.policy.tuned import machine_name
+from draftwood.runtime.tuned import machine_name
 from draftwood.tools.lab.busy import Meter
 from draftwood.tools.lab.opened import Lab
 from draftwood.tools.lab.record import begin

@@ -8,7 +8,7 @@ from draftwood.planned import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.policy import Gears
 from draftwood.runtime.policy.gains import Ease
-from draftwood.runtime.policy.tuned import tuned_times
+from draftwood.runtime.tuned import tuned_times
 
 HEADING = ("gear", "trees", "rows", "KV", "text to", "texts", "greedy", "sampled", "step ms", "from", "graph")
 

@@ -8,7 +8,9 @@ import numpy as np
 
 from draftwood.manifest import Gear
 from draftwood.planned import StepTime
-from draftwood.runtime.policy import Adaptive, Gears, Outcome
+from draftwood.runtime.policy import Adaptive, Gears
+from draftwood.runtime.policy.gains import Drafted
+from draftwood.runtime.speculation.step import Outcome
 from draftwood.trees import Topology
 
 # Probability of each rank of 0, 1, ... at a level, whatever the path before.
@@ -27,7 +29,8 @@ def gears_of(
     every = [gear("plain", draft=None), *(gear(name) for name in trees)]
     times = [StepTime(gear=name, length=100, us=value) for name, value in (us or {}).items()]
     rows = [1, *(shape[0].rows for shape in shapes.values())]
-    return Gears(every, rows, [None, *shapes.values()], times=times, **options)
+    drafted = [Drafted.of(shape, (name,)) for name, shape in shapes.items()]
+    return Gears(every, rows, [None, *drafted], times=times, **options)
 
 
 def chains(*depths: int) -> dict[str, Topology]:
@@ -47,7 +50,11 @@ def draw(random: np.random.Generator, levels: Levels) -> tuple[int, ...]:
 
 def inside(tree: Topology, path: tuple[int, ...]) -> tuple[int, ...]:
     """What of a path a tree accepts."""
-    nodes = set(tree.paths)
+    return accepted(frozenset(tree.paths), path)
+
+
+def accepted(nodes: frozenset[tuple[int, ...]], path: tuple[int, ...]) -> tuple[int, ...]:
+    """Nodes from the root down that a path goes through."""
     depth = next((i for i in range(len(path)) if path[: i + 1] not in nodes), len(path))
     return path[:depth]
 
@@ -62,7 +69,7 @@ def played(policy: Adaptive, gears: Gears, path: tuple[int, ...], us: dict[str, 
     chosen = policy.choose(length)
     assert chosen is not None
     shape = gears.shape[gears.number[chosen.name]]
-    accepted = inside(gears.drafted[shape].shape[0], path) if shape >= 0 else ()
-    outcome = Outcome(chosen, length, accepted, len(accepted) + 1, verify_us=us[chosen.name])
+    taken = accepted(gears.drafted[shape].nodes, path) if shape >= 0 else ()
+    outcome = Outcome(chosen, length, taken, len(taken) + 1, verify_us=us[chosen.name])
     policy.observe(outcome)
     return outcome

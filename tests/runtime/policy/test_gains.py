@@ -1,13 +1,13 @@
 """The estimator against texts of a known truth, and the mistakes that must show."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from draftwood.planned import Prior
 from draftwood.runtime.policy import gains as module
-from draftwood.runtime.policy.gains import HOPE, LATER, Drafted, Ease, Gains, Levels, Shape
+from draftwood.runtime.policy.gains import HOPE, Drafted, Ease, Gains
 from draftwood.trees import Topology
 
 from .samples import draw, inside, truth
@@ -22,9 +22,13 @@ TRUTHS = {
 Choice = Callable[[np.random.Generator, int], int]
 
 
-def ease_of(*shapes: Shape, greedy: bool = True) -> Ease:
+def ease_of(*trees: Topology, greedy: bool = True) -> Ease:
     """The first text of a bundle of which nothing was counted."""
-    return Ease(Gains([Drafted(shape, (str(number),)) for number, shape in enumerate(shapes)], None, greedy))
+    return Ease(Gains(drafted(trees), None, greedy))
+
+
+def drafted(trees: Sequence[Topology]) -> list[Drafted]:
+    return [Drafted.of([tree], (str(number),)) for number, tree in enumerate(trees)]
 
 
 def every(ease: Ease) -> list[float]:
@@ -50,7 +54,7 @@ def learned(
     told: Callable[[Ease, int, tuple[int, ...], tuple[int, ...]], None] | None = None,
 ) -> np.ndarray:
     """Mean estimate of every tree over the last two thirds of a text, with a random gear at each step."""
-    ease, random = ease_of(*((tree,) for tree in TREES)), np.random.default_rng(seed)
+    ease, random = ease_of(*TREES), np.random.default_rng(seed)
     kept = []
     for step in range(steps):
         shape, path = choice(random, step), draw(random, levels)
@@ -118,7 +122,7 @@ def switching(steps: int) -> float:
     """Largest error at the end of so many steps of bad text behind 400 of good."""
     errors = []
     for seed in range(20):
-        ease, random = ease_of(*((tree,) for tree in TREES)), np.random.default_rng(seed)
+        ease, random = ease_of(*TREES), np.random.default_rng(seed)
         for levels in [TRUTHS["good"]] * 400 + [TRUTHS["bad"]] * steps:
             ease.saw(2, 0, inside(TREES[2], draw(random, levels)))
         errors.append(every(ease))
@@ -135,7 +139,7 @@ def test_a_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_texts_have_in_common_is_known_to_the_next_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
     def next_text(*levels: list[list[float]]) -> float:
         """What the deepest tree is thought to be worth after 1000 steps of each."""
-        gains = Gains([Drafted((tree,), (str(number),)) for number, tree in enumerate(TREES)], None, True)
+        gains = Gains(drafted(TREES), None, True)
         ease, random = Ease(gains), np.random.default_rng(0)
         for one in levels:
             for _ in range(1000):
@@ -152,7 +156,7 @@ def test_what_texts_have_in_common_is_known_to_the_next_and_fades(monkeypatch: p
 
 @pytest.mark.usefixtures("own_counts")
 def test_a_budget_tree_is_known_by_its_depth() -> None:
-    ease, random = ease_of(Levels(3, 2)), np.random.default_rng(2)
+    ease, random = Ease(Gains([Drafted(("budget",), depth=3)], None, True)), np.random.default_rng(2)
     kept = []
     for step in range(3000):
         ease.saw(0, 0, (1,) * len(draw(random, [[0.6]] * 3)))
@@ -163,18 +167,17 @@ def test_a_budget_tree_is_known_by_its_depth() -> None:
 
 def test_before_a_step_a_tree_gains_what_was_counted_or_hoped() -> None:
     lone, second = Topology.chain(2), Topology.from_paths([(0,), (1,), (0, 0)])
-    drafted = [Drafted((lone,), ("lone",)), Drafted((lone, second), ("lone", "both")), Drafted((second,), ("new",))]
+    trees = {("lone",): [lone], ("lone", "both"): [lone, second], ("new",): [second]}
     reached = {"lone": ((0.5, 0.2), (0.9, 0.8)), "both": ((0.6, 0.3), (0.8, 0.6))}
     prior = Prior(confidence=(0.75, 0.25), reached=reached, first=0.5)
-    ease = Ease(Gains(drafted, prior, True))
-    hoped = 0.5 + 0.5 * LATER * 0.5 + 0.5 * 0.5
-    expected = [1 + 0.75 * 0.7 + 0.25 * 1.7, 1 + 0.75 * 0.7 + 0.25 * 1.4, 1 + hoped]
+    ease = Ease(Gains([Drafted.of(own, names) for names, own in trees.items()], prior, True))
+    expected = [1 + 0.75 * 0.7 + 0.25 * 1.7, 1 + 0.75 * 0.7 + 0.25 * 1.4, 1 + 0.5 + 0.25]
     assert [ease.tokens(shape) for shape in range(3)] == pytest.approx(expected)
-    assert ease_of((Topology.chain(2),)).tokens(0) == pytest.approx(1 + HOPE[True] + HOPE[True] ** 2)
+    assert ease_of(Topology.chain(2)).tokens(0) == pytest.approx(1 + HOPE[True] + HOPE[True] ** 2)
 
 
 def test_a_level_more_never_makes_a_tree_worth_less() -> None:
-    ease, random = ease_of(*((tree,) for tree in TREES)), np.random.default_rng(4)
+    ease, random = ease_of(*TREES), np.random.default_rng(4)
     for _ in range(500):
         shape = int(random.integers(4))
         ease.saw(shape, 0, inside(TREES[shape], draw(random, TRUTHS["second-rank"])))

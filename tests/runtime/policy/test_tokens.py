@@ -14,8 +14,9 @@ from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
-from draftwood.runtime.policy import Expected, Gears, Outcome, Policies, Policy, policy_for
+from draftwood.runtime.policy import Expected, Gears, Policies, Policy, policy_for
 from draftwood.runtime.speculation.sampling import Sampling
+from draftwood.runtime.speculation.step import Outcome
 from draftwood.runtime.trace import Trace
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=11)}
@@ -29,8 +30,8 @@ class Fuzzed:
         self._slots, self._last, self._next = 0, "", self._random.random()
 
     def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
-        fit = self._gears.fitting.at(length, self._slots)
-        gears = [self._gears.gears[g] for g in (fit.plain, *fit.drafting) if g >= 0]
+        fit = self._gears.fitting(length, self._slots)
+        gears = [self._gears.gears[g] for g in (fit.plain, *fit.drafting) if g is not None]
         others = [gear for gear in gears if gear.name != self._last] or gears
         return others[int(self._next * len(others))] if others else None
 

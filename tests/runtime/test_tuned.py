@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.policy.tuned import keep_times, tuned_file, tuned_times
+from draftwood.runtime.tuned import keep_times, tuned_file, tuned_times
 
 
 @pytest.fixture

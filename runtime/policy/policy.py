@@ -1,0 +1,81 @@
+"""A text's policy as the runtime asks it, and the one that does not learn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from draftwood.manifest import Gear
+from draftwood.runtime.bundle import Bundle
+from draftwood.runtime.policy.gears import PLAIN
+from draftwood.runtime.speculation.step import Outcome
+
+
+class Expected(NamedTuple):
+    """Expectations of a step of the gear that was chosen: tokens, the bonus counted, and microseconds."""
+
+    tokens: float
+    us: float
+
+
+class Policy(Protocol):
+    """Chooses the gear of each step of one text. Its state is that text's alone.
+
+    Its choice follows from the bundle's tables and from the steps that it has observed, and from nothing else; and no
+    choice changes a token.
+    """
+
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
+        """The gear for a step after ``length`` committed tokens; None where the context is full.
+
+        ``late`` are tokens that the drafter's caches lack, which the next draft has to write. ``match`` is the class of
+        the longest end of the text that stands in it once more, for gears that look their tree up there.
+
+        Asking twice gives the same answer: only ``observe`` changes what a policy knows.
+        """
+
+    def observe(self, outcome: Outcome) -> None:
+        """Takes note of a finished step."""
+
+    def expected(self, gear: Gear, length: int) -> Expected | None:
+        """Expectations of a step of the gear; None where the policy has no opinion. For traces alone."""
+
+
+class Asking(NamedTuple):
+    """A text that is ready for a step: its policy, and the arguments of its choice."""
+
+    policy: Policy
+    length: int
+    late: int = 0
+    match: int = 0
+
+    def alone(self) -> Gear:
+        """The gear that its policy would choose whatever else there is."""
+        gear = self.policy.choose(self.length, self.late, self.match)
+        assert gear is not None, "a text that fills the context has ended"
+        return gear
+
+
+class FixedTree:
+    """Always one tree, at the smallest KV length that holds it from ``least_slots`` on.
+
+    Where the tree no longer fits into the largest KV length, plain decoding goes on to the end.
+    """
+
+    def __init__(self, bundle: Bundle, tree: str, least_slots: int = 0) -> None:
+        gears = sorted(bundle.manifest.gears, key=lambda gear: gear.slots)
+        rows = {t.name: t.rows for t in bundle.manifest.trees}
+        self._fits = [
+            (gear.slots - 1 - rows[gear.tree], gear)
+            for name in dict.fromkeys((tree, PLAIN))
+            for gear in gears
+            if gear.tree == name and gear.slots >= least_slots
+        ]
+
+    def choose(self, length: int, late: int = 0, match: int = 0) -> Gear | None:
+        return next((gear for limit, gear in self._fits if length <= limit), None)
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
+
+    def expected(self, gear: Gear, length: int) -> Expected | None:
+        return None
