@@ -9,7 +9,6 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from draftwood.compiler.ge.atc import DEFAULT_SOC
 from draftwood.compiler.targets.registry import TARGETS
 from draftwood.compiler.targets.steps import Shapes
 from draftwood.compiler.targets.storage import Storage
@@ -45,8 +44,8 @@ class BuildRequest:
     # By target; one that is not named takes what suits it and the teacher.
     precisions: Mapping[str, Storage] = field(default_factory=dict)
     weights: WeightMode = "copy"
-    # The chip that the NPU's compile commands name.
-    soc: str = DEFAULT_SOC
+    # The chip that the NPU's compile commands name; None is the usual one.
+    soc: str | None = None
     # On how many devices the graphs of targets that split a model run together.
     ranks: int = 1
     # Gears to build; every tree at every length if there are none.

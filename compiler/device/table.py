@@ -40,12 +40,30 @@ class DraftCost(ABC):
         sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in asdict(self).items()}
         return {"kind": self.kind, **sizes}
 
+    @classmethod
+    @abstractmethod
+    def of_sizes(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
+        """The cost of a drafter of such sizes, which ``Kind.cost_sizes`` describes; None where they make no sense."""
+
+    @classmethod
+    @abstractmethod
+    def of_config(cls, config: Any) -> DraftCost:
+        """The cost of a drafter by the sizes that a manifest has of it."""
+
     @abstractmethod
     def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
         """(depth, width, operators of the whole draft); `slots` is the length of a cache of its own.
 
         ``config`` has the teacher's sizes; its quantised layers are the drafter's (`int8_draft`).
         """
+
+
+def whole_sizes(sizes: Sequence[str], usual: Sequence[int]) -> tuple[int, ...] | None:
+    """Sizes as numbers; ``usual`` are the defaults of all but the first; None if one is no number above 0."""
+    numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
+    if len(numbers) != len(sizes) or not 1 <= len(numbers) <= 1 + len(usual):
+        return None
+    return (*numbers, *usual[len(numbers) - 1 :])
 
 
 def modelled_table(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
+    from draftwood.compiler.device.table import DraftCost
     from draftwood.compiler.drafters.model import DraftModel
 
 
@@ -47,15 +48,21 @@ class Kind:
     source: str
     # Options of training, by name; empty if such drafters cannot be trained here.
     options: Mapping[str, Option] = field(default_factory=dict)
-    # The sizes that follow the name where its cost on a device is modelled; None where no cost is known.
-    cost_sizes: str | None = None
+    # The class of its cost on a device, a `DraftCost`, as "module:Class", and the sizes that follow the kind's name
+    # there; None where no cost is known.
+    cost_source: str | None = None
+    cost_sizes: str = ""
 
     @property
     def model(self) -> type[DraftModel]:
         """Its class."""
-        module, name = self.source.split(":")
-        model_class: type[DraftModel] = getattr(import_module(module), name)
-        return model_class
+        model: type[DraftModel] = _named(self.source)
+        return model
+
+    @property
+    def cost(self) -> type[DraftCost] | None:
+        """The class of its cost."""
+        return None if self.cost_source is None else _named(self.cost_source)
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a training, with the usual choice for what is not given.
@@ -72,6 +79,11 @@ class Kind:
         return chosen
 
 
+def _named(source: str) -> Any:
+    module, name = source.split(":")
+    return getattr(import_module(module), name)
+
+
 _HERE = "draftwood.compiler.drafters"
 _DRAFT_VOCABULARY = Option(help="draft only the N most written ids", value="N", least=1)
 _SHARED_NOISE = Option(
@@ -83,6 +95,7 @@ MEDUSA = Kind(
     title="Medusa heads",
     layout="a folder with medusa_lm_head.safetensors or medusa_lm_head.pt, or with the config.json of a Medusa model",
     source=f"{_HERE}.medusa.model:MedusaModel",
+    cost_source=f"{_HERE}.medusa.cost:MedusaCost",
     cost_sizes=":HEADS[:tied]",
     options={
         "levels": Option(help="heads (4)", default=4, least=1),
@@ -95,6 +108,7 @@ PEAGLE = Kind(
     title="a P-EAGLE drafter",
     layout="one with the config.json and the tensors of a P-EAGLE drafter",
     source=f"{_HERE}.peagle.model:PEagleModel",
+    cost_source=f"{_HERE}.peagle.cost:PEagleCost",
     cost_sizes=":LEVELS[:LAYERS[:VOCABULARY]]",
 )
 EAGLE3 = Kind(
@@ -102,6 +116,7 @@ EAGLE3 = Kind(
     title="an EAGLE-3 drafter",
     layout="one with the config.json and the tensors of an EAGLE-3 drafter",
     source=f"{_HERE}.eagle3.model:Eagle3Model",
+    cost_source=f"{_HERE}.eagle3.cost:Eagle3Cost",
     cost_sizes="[:VOCABULARY]",
     options={
         "levels": Option(help="steps of the training-time test (7)", default=7, least=1),
@@ -114,6 +129,7 @@ FASTEAGLE = Kind(
     title="a FastEagle drafter",
     layout="one with the config.json and the tensors of a FastEagle drafter",
     source=f"{_HERE}.fasteagle.model:FastEagleModel",
+    cost_source=f"{_HERE}.fasteagle.cost:FastEagleCost",
     cost_sizes=":LAYERS[:VOCABULARY[:HEADS:KV_HEADS:MLP]]",
     options={
         "levels": Option(help="layers (4)", default=4, least=1),
@@ -131,6 +147,7 @@ DSPARK = Kind(
     title="a DSpark drafter",
     layout="one with the config.json and the tensors of a DSpark drafter",
     source=f"{_HERE}.dspark.model:DSparkModel",
+    cost_source=f"{_HERE}.dspark.cost:DSparkCost",
     cost_sizes=":LEVELS[:LAYERS[:VOCABULARY[:RANK]]]",
     options={
         "levels": Option(help="rows of the block, each a level (5)", default=5, least=2),
@@ -143,6 +160,7 @@ DFLASH = Kind(
     title="a DFlash drafter",
     layout="one with the config.json and the tensors of a DFlash drafter",
     source=f"{_HERE}.dflash.model:DFlashModel",
+    cost_source=f"{_HERE}.dflash.cost:DFlashCost",
     cost_sizes=":LEVELS[:LAYERS[:VOCABULARY]]",
 )
 # P-EAGLE before EAGLE-3 and DSpark before DFlash: some of their folders bear the other's name.

@@ -1,14 +1,14 @@
 """A drafter: its class is a kind, an instance is that kind with certain sizes.
 
 The class recognises and opens checkpoints, trains, and writes other engines' layouts. An instance, read from a
-checkpoint or from a bundle's manifest, makes the network's module and steps and knows their cost. An
+checkpoint or from a bundle's manifest, makes the network's module and steps. An
 ``OpenedDrafter`` is an instance with its weights.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from draftwood import manifest as m
 from draftwood.compiler.checkpoints.weight import WeightEntry
-from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.steps.step import Step, StepSizes
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -99,11 +98,6 @@ class DraftModel(ABC):
     def of_manifest(cls, config: Mapping[str, Any]) -> Self:
         """The drafter whose sizes a manifest gives; msgspec.ValidationError where they are no such sizes."""
         return msgspec.convert({"config": config}, cls)
-
-    @classmethod
-    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DraftCost | None:
-        """The cost of a drafter of such sizes, which ``Kind.cost_sizes`` describes; None where they make no sense."""
-        return None
 
     @classmethod
     def student(cls, teacher: FrozenTeacher, options: Mapping[str, Any], ids_V: Tensor | None) -> Student:
@@ -204,18 +198,6 @@ class DraftModel(ABC):
     def block(self, teacher: TeacherConfig) -> TeacherConfig:
         """The sizes of its decoder blocks; the teacher's where it has none."""
         return teacher
-
-    def cost(self) -> DraftCost | None:
-        """The modelled cost of a draft on a device; None if there is no model."""
-        return None
-
-
-def whole_sizes(sizes: Sequence[str], usual: Sequence[int]) -> tuple[int, ...] | None:
-    """Sizes as numbers; ``usual`` are the defaults of all but the first; None if one is no number above 0."""
-    numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
-    if len(numbers) != len(sizes) or not 1 <= len(numbers) <= 1 + len(usual):
-        return None
-    return (*numbers, *usual[len(numbers) - 1 :])
 
 
 class DrafterCheckpoint(Protocol):

@@ -15,7 +15,7 @@ from draftwood import manifest as m
 from draftwood.compiler.checkpoints.safetensors_file import byte_offset
 from draftwood.compiler.checkpoints.weight import WeightEntry
 from draftwood.compiler.drafters.model import Modules
-from draftwood.compiler.ge.atc import atc_script
+from draftwood.compiler.ge.atc import DEFAULT_SOC, atc_script
 from draftwood.compiler.ge.constraints import check_constraints
 from draftwood.compiler.ge.graph import Graph
 from draftwood.compiler.ge.interpreter import shapes
@@ -93,7 +93,7 @@ class GeTarget(Target):
         steps += draft_steps(shapes, sizes, lowering.drafter, modules, static=True)
         if shapes.whole:
             steps += whole_steps(shapes, sizes, lowering.drafter, modules, DECODE_ROWS)
-        graphs, used = [], set[str]()
+        graphs, used, soc = [], set[str](), lowering.soc or DEFAULT_SOC
         for step in steps:
             lowering.progress(f"npu {step.signature.name}")
             with group_of(lowering.ranks):
@@ -101,7 +101,7 @@ class GeTarget(Target):
             graphs.append(graph)
             used |= operators
         if lowering.ranks == 1:  # ATC compiles no graph with collectives for these chips
-            script = atc_script([graph.file for graph in graphs], lowering.soc, bool(lowering.config.packed))
+            script = atc_script([graph.file for graph in graphs], soc, bool(lowering.config.packed))
             (lowering.folder / FOLDER / "atc.sh").write_text(script)
         return tuple(
             m.GraphSet(
@@ -111,7 +111,7 @@ class GeTarget(Target):
                 precision=types,
                 weights=f"{folder}/{WEIGHTS_FILE}",
                 index=f"{folder}/{INDEX_FILE}",
-                soc=lowering.soc,
+                soc=soc,
                 graphs=tuple(graphs),
                 needs={"cann": least_cann(used), "torch_npu": version("torch_npu")},
             )

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from draftwood.compiler.targets.ge import GeTarget
-from draftwood.compiler.targets.onnx import OnnxTarget
+from collections import UserDict
+from importlib import import_module
+
 from draftwood.compiler.targets.target import Target
 
-# By name, in the order in which a bundle's graph sets are listed.
-TARGETS: dict[str, Target] = {target.name: target for target in (OnnxTarget(), GeTarget())}
+
+class _Targets(UserDict[str, Target]):
+    """Targets by name, in the order in which a bundle's graph sets are listed; each is imported when it is asked for,
+    so a build for a CPU loads nothing of an NPU's."""
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        super().__init__()
+        self._sources = sources
+        self.data = dict.fromkeys(sources)  # type: ignore[arg-type]
+
+    def __getitem__(self, name: str) -> Target:
+        if self.data[name] is None:
+            module, target = self._sources[name].split(":")
+            self.data[name] = getattr(import_module(module), target)()
+        return self.data[name]
+
+
+TARGETS = _Targets(
+    {"onnx": "draftwood.compiler.targets.onnx:OnnxTarget", "ge": "draftwood.compiler.targets.ge:GeTarget"}
+)

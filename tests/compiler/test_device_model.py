@@ -12,9 +12,9 @@ from draftwood.compiler.device.operators import Op, attention, attention_tiles, 
 from draftwood.compiler.device.ranks import all_gather, on_ranks
 from draftwood.compiler.device.steps import int8_draft, step_ops, step_s
 from draftwood.compiler.device.table import DraftCost, modelled_table
-from draftwood.compiler.drafters.eagle3.model import Eagle3Cost
-from draftwood.compiler.drafters.fasteagle.model import FastEagleCost
-from draftwood.compiler.drafters.medusa.model import MedusaCost
+from draftwood.compiler.drafters.eagle3.cost import Eagle3Cost
+from draftwood.compiler.drafters.fasteagle.cost import FastEagleCost
+from draftwood.compiler.drafters.medusa.cost import MedusaCost
 from draftwood.compiler.teachers.checkpoint import expected_tensors
 from draftwood.compiler.teachers.registry import read_config
 from draftwood.errors import RequestError

@@ -1,5 +1,6 @@
 """A target is one class and one registration: a toy one, added here and nowhere else, is built for."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,13 @@ def test_what_a_target_cannot_do_is_refused(
     with pytest.raises(RequestError, match="--target gpu: expected one or more of onnx, ge, listing"):
         build(request(tiny_teacher, targets=("gpu",)), tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_for_a_cpu_loads_nothing_of_an_npu(
+    tiny_teacher: Path, tiny_heads: Path, tmp_path: Path, python: Callable[..., str]
+) -> None:
+    flags = ["--model", tiny_teacher, "--drafter", tiny_heads, "--tree", "chain:2", "--kv", "128", "--out", "bundle"]
+    arguments = ["build", *map(str, flags)]
+    blocked = ("draftwood.compiler.ge", "draftwood.compiler.device")
+    python(f"from draftwood.tools.cli import main; assert main({arguments!r}) == 0", blocked=blocked)
+    assert Bundle.open(tmp_path / "bundle").manifest.graph_set("ge") is None

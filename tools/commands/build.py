@@ -210,9 +210,10 @@ class Stopwatch:
             self._name = ""
 
 
-def _soc(name: str | None) -> str:
-    from draftwood.compiler.ge.atc import DEFAULT_SOC, SOC_VERSIONS
+def _soc(name: str | None) -> str | None:
+    if name is not None:
+        from draftwood.compiler.ge.atc import SOC_VERSIONS
 
-    if name is not None and name not in SOC_VERSIONS:
-        raise RequestError(f"--soc {name}: expected one of {', '.join(SOC_VERSIONS)}")
-    return name or DEFAULT_SOC
+        if name not in SOC_VERSIONS:
+            raise RequestError(f"--soc {name}: expected one of {', '.join(SOC_VERSIONS)}")
+    return name

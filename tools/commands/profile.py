@@ -137,7 +137,7 @@ def parse_texts(text: str) -> tuple[int, ...]:
 
 def _drafters() -> str:
     """What ``--drafter`` takes."""
-    specs = (f"{kind.name}{kind.cost_sizes}" for kind in kinds() if kind.cost_sizes is not None)
+    specs = (f"{kind.name}{kind.cost_sizes}" for kind in kinds() if kind.cost_source is not None)
     return f"{', '.join(specs)} or a drafter's folder"
 
 
@@ -146,12 +146,14 @@ def parse_drafter(text: str, teacher: Path) -> tuple[DraftCost, bool]:
     from draftwood.compiler.teachers.checkpoint import Checkpoint
     from draftwood.tools.demo import resolve
 
-    (kind, *sizes), int8 = text.split(":"), False
+    (name, *sizes), int8, cost = text.split(":"), False, None
     if (path := resolve(text)).exists():
         model = open_drafter(path, Checkpoint.open(teacher)).model
-        cost, int8 = model.cost(), bool(model.quantised)
-    else:
-        cost = kind_named(kind).model.cost_of(sizes, Checkpoint.describe(teacher).config) if kind in names() else None
+        int8 = bool(model.quantised)
+        if (known := kind_named(model.kind).cost) is not None:
+            cost = known.of_config(model.config)
+    elif name in names() and (known := kind_named(name).cost) is not None:
+        cost = known.of_sizes(sizes, Checkpoint.describe(teacher).config)
     if cost is None:
         raise RequestError(f"--drafter {text}: expected {_drafters()}")
     return cost, int8

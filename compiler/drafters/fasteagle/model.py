@@ -12,15 +12,12 @@ The layout of its folder is ours, since none is published:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
-from draftwood.compiler.device.steps import HEAD, layer_ops
-from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import Parts, block_parts, end_parts
 from draftwood.compiler.drafters.common.config import (
     CachedConfig,
@@ -33,35 +30,6 @@ from draftwood.compiler.drafters.common.model import CachedModel
 from draftwood.compiler.drafters.common.vocabulary import Vocabulary, read_vocabulary
 from draftwood.compiler.drafters.fasteagle.network import FastEagle
 from draftwood.compiler.teachers.config import TeacherConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FastEagleCost(DraftCost):
-    """A cascade of layers that drafts all its levels in one pass; one draft head serves every level.
-
-    None makes the layers as wide as the teacher's.
-    """
-
-    kind: ClassVar[str] = "fasteagle"
-    layers: int
-    vocabulary: int
-    heads: int | None = None
-    kv_heads: int | None = None
-    intermediate: int | None = None
-    states: int = 3
-    width: int = 16
-
-    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        sizes = {name: getattr(self, name) for name in ("heads", "kv_heads", "intermediate")}
-        config = replace(config, **{name: size for name, size in sizes.items() if size is not None})
-        H, rows = config.hidden, self.layers + 1
-        ops = [matmul("features", rows, self.states * H, H), copy("embedding", rows * H)]
-        ops.append(matmul("entry", rows, 2 * H, H))
-        for _ in range(self.layers):
-            ops += layer_ops(config, rows, slots, flat=True)
-        ops.append(elementwise("last norm", self.layers * H, 4))
-        ops += products("head", self.layers, H, self.vocabulary, HEAD in config.quantised)
-        yield self.layers, self.width, [*ops, *ranking(self.layers, self.vocabulary)]
 
 
 def _parts(config: CachedConfig, vocabulary: Vocabulary) -> Parts:
@@ -110,34 +78,9 @@ class FastEagleModel(CachedModel):
         )
         return config, vocabulary, _parts(config, vocabulary)
 
-    @classmethod
-    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> FastEagleCost | None:
-        numbers = [int(size) for size in sizes if size.isdecimal() and int(size)]
-        if len(numbers) != len(sizes):
-            return None
-        match numbers:
-            case [layers] | [layers, _]:
-                return FastEagleCost(layers=layers, vocabulary=(*numbers[1:], teacher.vocabulary)[0])
-            case [layers, vocabulary, heads, kv_heads, intermediate]:
-                return FastEagleCost(
-                    layers=layers, vocabulary=vocabulary, heads=heads, kv_heads=kv_heads, intermediate=intermediate
-                )
-        return None
-
     @property
     def levels(self) -> int:
         return self.config.block.layers
 
     def module(self, teacher: TeacherConfig, positions: int) -> FastEagle:
         return FastEagle(self.config, positions)
-
-    def cost(self) -> FastEagleCost:
-        block = self.config.block
-        return FastEagleCost(
-            layers=block.layers,
-            vocabulary=self.config.draft_vocabulary,
-            heads=block.heads,
-            kv_heads=block.kv_heads,
-            intermediate=block.intermediate,
-            states=len(self.config.aux_layers),
-        )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from draftwood import manifest as m
-from draftwood.compiler.device.operators import Op, elementwise, matmul, products, ranking
-from draftwood.compiler.device.steps import HEAD
-from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.ranked import candidates, check_levels
 from draftwood.compiler.drafters.medusa.checkpoint import MedusaCheckpoint, vllm
 from draftwood.compiler.drafters.medusa.layouts import MEDUSA_FILES, check_base, is_vllm
@@ -21,25 +18,6 @@ from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
 from draftwood.trees import Topology
 from draftwood.trees.spec import Budget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaCost(DraftCost):
-    """The cost of heads on a device: one graph for all levels, with an output matrix each or the teacher's."""
-
-    kind: ClassVar[str] = "medusa"
-    levels: int
-    blocks: int = 1
-    tied: bool = False
-    width: int = 16
-
-    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        H, V, heads = config.hidden, config.vocabulary, self.levels
-        int8 = HEAD in config.quantised
-        blocks = products("block", 1, H, H, int8, count=heads * self.blocks)
-        blocks += [elementwise("silu and residual", H, 3, count=2 * heads * self.blocks)]
-        out = [matmul("head", heads, H, V)] if self.tied else products("head", 1, H, V, int8, count=heads)
-        yield self.levels, self.width, [*blocks, *out, *ranking(heads, V)]
 
 
 @dataclass(frozen=True)
@@ -71,13 +49,6 @@ class MedusaModel(DraftModel):
     def describe(cls, path: Path) -> OpenedDrafter:
         heads = MedusaCheckpoint.describe(path)
         return OpenedDrafter(cls(heads.config), heads)
-
-    @classmethod
-    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> MedusaCost | None:
-        match sizes:
-            case [heads] | [heads, "tied"] if heads.isdecimal() and int(heads):
-                return MedusaCost(levels=int(heads), tied="tied" in sizes)
-        return None
 
     def module(self, teacher: TeacherConfig, positions: int) -> MedusaHeads:
         heads = self.config
@@ -113,6 +84,3 @@ class MedusaModel(DraftModel):
             head_dim=0,
             config=asdict(self.config),
         )
-
-    def cost(self) -> MedusaCost:
-        return MedusaCost(levels=self.config.heads, blocks=self.config.blocks, tied=self.config.tied)

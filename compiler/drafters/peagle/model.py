@@ -15,16 +15,13 @@ Amazon        ptd_token_id (or pard_token)                       the same field 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, ClassVar
 
 from draftwood.compiler.checkpoints.fields import Fields
-from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
-from draftwood.compiler.device.steps import HEAD, layer_ops
-from draftwood.compiler.device.table import DraftCost
 from draftwood.compiler.drafters.common.checkpoint import CachedCheckpoint, Parts
 from draftwood.compiler.drafters.common.config import read_mask_token
 from draftwood.compiler.drafters.common.export import embedding, proposals, refuse
@@ -33,7 +30,7 @@ from draftwood.compiler.drafters.common.vocabulary import Vocabulary
 from draftwood.compiler.drafters.eagle3.checkpoint import UNUSED, eagle3_parts, read_eagle3_config
 from draftwood.compiler.drafters.eagle3.export import speculators_fields, tensors_of
 from draftwood.compiler.drafters.eagle3.layouts import SPECFORGE, SPECULATORS, WRITERS, Spelling, read_writer
-from draftwood.compiler.drafters.model import Folder, whole_sizes
+from draftwood.compiler.drafters.model import Folder
 from draftwood.compiler.drafters.peagle.network import PEagle, PEagleConfig
 from draftwood.compiler.teachers.checkpoint import Checkpoint
 from draftwood.compiler.teachers.config import TeacherConfig
@@ -43,28 +40,6 @@ OWN = {"PEagleDraftModel": SPECFORGE, "PEagleSpeculator": SPECULATORS}
 _USUAL_LEVELS = 8
 _MOST_LEVELS = 64
 _MARKS = ("parallel_drafting", "ptd_token_id", "pard_token")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PEagleCost(DraftCost):
-    """A pass over the accepted rows and one over the mask rows, both through all layers; one head serves all levels."""
-
-    kind: ClassVar[str] = "peagle"
-    levels: int
-    layers: int
-    vocabulary: int
-    states: int = 3
-    width: int = 16
-
-    def drafts(self, config: TeacherConfig, slots: int) -> Iterator[tuple[int, int, list[Op]]]:
-        H, masks = config.hidden, self.levels - 1
-        ops = [matmul("features", self.levels + 1, self.states * H, H)]
-        for rows in (self.levels + 1, *([masks] if masks else [])):
-            ops += [copy("embedding", rows * H), *layer_ops(config, rows, slots, wide=2)]
-            ops += (self.layers - 1) * layer_ops(config, rows, slots)
-        ops.append(elementwise("last norm", self.levels * H, 4))
-        ops += products("head", self.levels, H, self.vocabulary, HEAD in config.quantised)
-        yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]
 
 
 def _levels(fields: Fields) -> int:
@@ -126,24 +101,9 @@ class PEagleModel(CachedModel):
         parts = eagle3_parts(config, vocabulary, Spelling.of(stored))
         return config, vocabulary, parts | {"mask_hidden": (("mask_hidden", (1, 1, config.features)),)}
 
-    @classmethod
-    def cost_of(cls, sizes: Sequence[str], teacher: TeacherConfig) -> PEagleCost | None:
-        if (numbers := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
-            return None
-        return PEagleCost(levels=numbers[0], layers=numbers[1], vocabulary=numbers[2])
-
     @property
     def levels(self) -> int:
         return self.config.levels
 
     def module(self, teacher: TeacherConfig, positions: int) -> PEagle:
         return PEagle(self.config, positions)
-
-    def cost(self) -> PEagleCost:
-        config = self.config
-        return PEagleCost(
-            levels=config.levels,
-            layers=config.block.layers,
-            vocabulary=config.draft_vocabulary,
-            states=len(config.aux_layers),
-        )

@@ -78,6 +78,14 @@ class LinearConfig:
 class LinearCost:
     levels: int
 
+    @classmethod
+    def of_sizes(cls, sizes, teacher):
+        return cls(int(sizes[0])) if len(sizes) == 1 and sizes[0].isdecimal() else None
+
+    @classmethod
+    def of_config(cls, config):
+        return cls(config.levels)
+
     @property
     def facts(self) -> dict[str, Any]:
         return {"kind": "linear", **asdict(self)}
@@ -153,10 +161,6 @@ class LinearModel(DraftModel):
         values = {name: checkpoint.weight(name) for name in checkpoint.names()}
         return LinearStudent(teacher, len(values)), values
 
-    @classmethod
-    def cost_of(cls, sizes, teacher):
-        return LinearCost(int(sizes[0])) if len(sizes) == 1 and sizes[0].isdecimal() else None
-
     def module(self, teacher, positions):
         return LinearNetwork(self.config.levels, teacher.hidden)
 
@@ -182,9 +186,6 @@ class LinearModel(DraftModel):
             features=teacher.hidden, layers=0, kv_heads=0, head_dim=0, config=asdict(self.config),
         )  # fmt: skip
 
-    def cost(self):
-        return LinearCost(self.config.levels)
-
 
 LINEAR = Kind(
     name="linear",
@@ -195,6 +196,7 @@ LINEAR = Kind(
         "levels": Option(help="matrices (2)", default=2, least=1),
         "zeal": Option(help="does nothing", default=1.0, read=float, least=0),
     },
+    cost_source=f"{__name__}:LinearCost",
     cost_sizes=":LEVELS",
 )
 
