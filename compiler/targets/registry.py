@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from importlib import import_module
+from typing import cast
 
 from draftwood.compiler.targets.target import Target
 
@@ -15,7 +16,7 @@ class _Targets(UserDict[str, Target]):
     def __init__(self, sources: dict[str, str]) -> None:
         super().__init__()
         self._sources = sources
-        self.data = dict.fromkeys(sources)  # type: ignore[arg-type]
+        self.data = cast("dict[str, Target]", dict.fromkeys(sources))
 
     def __getitem__(self, name: str) -> Target:
         if self.data[name] is None:
