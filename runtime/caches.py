@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import RequestError
-from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.memory import machine_memory
 from draftwood.runtime.speculation.drafting import LEAST_SLOTS
 from draftwood.runtime.speculation.sampling import Sampling
@@ -55,12 +55,12 @@ class Caches:
     Args:
         budget: bytes of all caches; by default for twice as many texts of the whole context as a launch takes, at most
             half of the machine's memory, and for one text in any case.
-        keep: whether ended texts are kept; only engines that say so do (`StagedEngine.keeps`).
+        keep: whether ended texts are kept; only engines that say so do (`Engine.keeps`).
     """
 
     def __init__(self, engine: Engine, budget: int | None = None, keep: bool = True) -> None:
         self._engine, self._sizes = engine, dict[tuple[int, int], int]()
-        self._keeps = keep and isinstance(engine, StagedEngine) and engine.keeps
+        self._keeps = keep and engine.keeps
         self._asked = budget
         self._running: dict[SequenceState, int] = {}
         # The least recently used first.

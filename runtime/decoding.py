@@ -17,7 +17,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.caches import Wanted
-from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Asking, Policy
 from draftwood.runtime.sharing import Sharing, advance
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGuide
@@ -258,11 +258,7 @@ class Decoding:
         if self.state.slots < (slots := self.wanted().slots):
             self.state.grow(slots)
         rest_n = np.array(self.prompt[self._prefix :], np.int64)
-        if isinstance(self.engine, StagedEngine):
-            done = yield from self.engine.read(self.state, rest_n)
-        else:
-            done = self.engine.start(self.state, rest_n)
-        self._started(done)
+        self._started((yield from self.engine.read(self.state, rest_n)))
 
     def _hold(self) -> None:
         """The state keeps what is asked for, and to what the text is held."""
@@ -445,7 +441,7 @@ def _grammar(engine: Engine, grammar: Grammar | ApartGrammar) -> TextGrammar | A
 
 def _draws_here(engine: Engine) -> bool:
     """Whether the host draws, from logits that it is given."""
-    return isinstance(engine, StagedEngine) and isinstance(engine.parts, HostParts)
+    return isinstance(engine.parts, HostParts)
 
 
 def _stream(tokenizer: Tokenizer, options: Options) -> Stream:

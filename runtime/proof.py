@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BundleError
 from draftwood.manifest import BLOCK_SLOTS, Gear
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import PLAIN
 from draftwood.runtime.rounding import Rounding, logits_apart, measured, rows_apart, rows_of
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -54,7 +54,7 @@ class PlainText(NamedTuple):
 class Watched(HostParts):
     """An engine's parts of a step, accepted on the host, whose logits are kept; ``given`` is taken for the draft."""
 
-    def __init__(self, engine: StagedEngine, given: Draft | None = None) -> None:
+    def __init__(self, engine: Engine, given: Draft | None = None) -> None:
         self._engine, self._given = engine, given
 
     def draft(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Draft]:
@@ -75,18 +75,12 @@ def prove(engine: Engine) -> None:
     by_length: dict[int, list[Gear]] = {}
     for gear in engine.bundle.manifest.gears:
         by_length.setdefault(gear.slots, []).append(gear)
-    prompts = (PROMPT_TOKENS, BORDER_TOKENS) if _exact(engine) else (PROMPT_TOKENS,)
+    prompts = (PROMPT_TOKENS, BORDER_TOKENS) if engine.bitwise else (PROMPT_TOKENS,)
     for slots, gears in by_length.items():
         rounding = _rounding(engine, slots, gears)
         for tokens in prompts:
             _prove_length(engine, slots, gears, tokens, rounding)
-        if isinstance(engine, StagedEngine):
-            _prove_prompts(engine, slots, gears, rounding)
-
-
-def _exact(engine: Engine) -> bool:
-    """Whether logits must be equal to the bit."""
-    return isinstance(engine, StagedEngine) and engine.bitwise
+        _prove_prompts(engine, slots, gears, rounding)
 
 
 def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, rounding: Rounding | None) -> None:
@@ -98,7 +92,7 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, ro
     text = _plain_text(engine, state, plain, root, deepest + 2)
     for gear in gears:
         fixed = engine.bundle.trees.get(gear.tree)
-        if fixed is not None and fixed[1].depth and isinstance(engine, StagedEngine):
+        if fixed is not None and fixed[1].depth:
             _return_to(state, len(prompt), root)
             accepted = _accepts(engine, state, gear, fixed[1], text, rounding)
             if accepted:
@@ -112,7 +106,7 @@ def _prove_length(engine: Engine, slots: int, gears: list[Gear], tokens: int, ro
 
 def _rounding(engine: Engine, slots: int, gears: list[Gear]) -> Rounding | None:
     """The differences that rounding explains; None where bits are held, or the engine shows tokens alone."""
-    if not isinstance(engine, StagedEngine) or engine.bitwise:
+    if engine.bitwise:
         return None
     plain, prompt = next(gear for gear in gears if gear.tree == PLAIN), _prompt(engine.bundle, SINGLE_TOKENS)
 
@@ -129,7 +123,7 @@ def _rounding(engine: Engine, slots: int, gears: list[Gear]) -> Rounding | None:
     return measured(engine, begin, step)
 
 
-def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear], rounding: Rounding | None) -> None:
+def _prove_prompts(engine: Engine, slots: int, gears: list[Gear], rounding: Rounding | None) -> None:
     """The graphs for prompts, each against the next smaller one; the smallest against single tokens."""
     plain, smaller = next(gear for gear in gears if gear.tree == PLAIN), 1
     for rows in engine.launches(slots):
@@ -142,7 +136,7 @@ def _prove_prompts(engine: StagedEngine, slots: int, gears: list[Gear], rounding
         smaller = rows
 
 
-def _read(engine: StagedEngine, slots: int, plain: Gear, tokens_n: NDArray[np.int64], launch: int) -> PlainText:
+def _read(engine: Engine, slots: int, plain: Gear, tokens_n: NDArray[np.int64], launch: int) -> PlainText:
     """A prompt that was read ``launch`` tokens at a time, and one token more, the same always."""
     state = engine.begin(slots)
     for at in range(0, len(tokens_n), launch):
@@ -161,24 +155,21 @@ def _plain_text(engine: Engine, state: SequenceState, plain: Gear, root: int, st
     tokens, rows = [root], []
     state.root = root
     for _ in range(steps):
-        if isinstance(engine, StagedEngine):
-            watched = Watched(engine)
-            speculative_step(watched, [state], [plain])
-            rows.append(watched.logits_TV[0])
-        else:
-            engine.step([state], [plain])
+        watched = Watched(engine)
+        speculative_step(watched, [state], [plain])
+        rows.append(watched.logits_TV[0])
         tokens.append(state.root)
     return PlainText(tokens, np.stack(rows) if rows else None, _caches(engine, state))
 
 
 def _caches(engine: Engine, state: SequenceState) -> list[NDArray[np.float32]]:
     """The text's rows of every cache, where they lie in the host's memory, token behind token."""
-    host = isinstance(engine, StagedEngine) and not engine.bitwise and isinstance(state.kv.buffers[0], np.ndarray)
+    host = not engine.bitwise and isinstance(state.kv.buffers[0], np.ndarray)
     return [rows.copy() for rows in rows_of(state)] if host else []
 
 
 def _accepts(
-    engine: StagedEngine,
+    engine: Engine,
     state: SequenceState,
     gear: Gear,
     tree: TreeBuffers,

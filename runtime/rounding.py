@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sequence import SequenceState
 
 # n rows, V vocabulary, K key/value heads, D head dimension
@@ -42,13 +42,13 @@ class Rounding(NamedTuple):
     caches: tuple[float, ...] = ()
 
 
-def chosen(engine: StagedEngine, rounded: bool) -> Rounding:
+def chosen(engine: Engine, rounded: bool) -> Rounding:
     """Where nothing can be moved: as shallow teachers need it."""
     least = HALF_TOLERANCE if engine.half else TOLERANCE
     return Rounding(max(least, QUANTISED_TOLERANCE if rounded else 0.0))
 
 
-def measured(engine: StagedEngine, begin: Callable[[], SequenceState], plain: Plain) -> Rounding:
+def measured(engine: Engine, begin: Callable[[], SequenceState], plain: Plain) -> Rounding:
     """Of the text that ``begin`` gives, its root set, twice."""
     quantised = engine.bundle.manifest.quantised
     still, moved = begin(), begin()

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from draftwood.environment import npu_count
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.engine import Engine, StagedEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.trees.topology import branches
 
 GROUP = "draftwood.engines"
@@ -70,7 +70,6 @@ def open_engine(bundle: Bundle, name: str | None = None, threads: int | None = N
 __all__ = [
     "Engine",
     "Opener",
-    "StagedEngine",
     "default_engine",
     "engine_names",
     "host_engine",

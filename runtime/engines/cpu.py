@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from draftwood.errors import InvariantError
 from draftwood.manifest import Gear, GraphSignature, cache_names, text_name
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines.engine import StagedEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session
 from draftwood.runtime.engines.turns import Turns
 from draftwood.runtime.speculation.kv_cache import KvCache
@@ -59,7 +59,7 @@ def attended(rows: int) -> int:
     return rows + (rows == 1 or (rows > LEAST_BLOCK and rows % 2 == 1))
 
 
-class CpuEngine(StagedEngine):
+class CpuEngine(Engine):
     """One copy of the weights, whatever the number of gears; as many texts a step as the bundle has graphs for."""
 
     graph_name = "step"

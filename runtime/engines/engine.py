@@ -1,7 +1,6 @@
 """What an engine is: texts go in, one call advances them all by a step.
 
-`Engine` is all that decoding asks for. `StagedEngine` is the base of those that give the parts of a step, which
-`draftwood.runtime.speculation.step` puts together.
+Decoding asks it for steps; `draftwood.runtime.speculation.step` puts a step together of the engine's parts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -40,42 +39,21 @@ from draftwood.runtime.speculation.step import (
 # T tree rows, R rows with logits, n prompt tokens
 
 
-class Engine(Protocol):
-    """Decodes from a bundle. May be called from several threads; what belongs to a text is in its state alone.
+class Engine(HostParts, ABC):
+    """Decodes from a bundle; it gives the parts of a step, to `speculative_step` and to those who compare them.
+
+    May be called from several threads; everything of a text is in its state alone. The graphs' buffers are shared by
+    all texts, so ``step`` and each launch of ``start`` wait for their turn. The parts do not.
 
     Raises from any call:
         NumericError: the teacher's logits are no numbers; the text cannot go on.
     """
 
-    bundle: Bundle
     # Sequences that one step takes at most.
-    max_batch: int
-    # Whether a launch of several texts pads the rows of each to those of the largest tree.
-    padded: bool
-
-    def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
-        """An empty text with caches of ``slots`` slots."""
-
-    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
-        """Commits the prompt behind what the text holds, and draws the first new token, its root."""
-
-    def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
-        """One step of every text, at most ``max_batch``, each with its own gear and that gear's KV length."""
-
-    def close(self) -> None:
-        """Lets go of what the engine opened; it is not called again."""
-
-
-class StagedEngine(HostParts, ABC):
-    """An engine that gives the parts of a step, to `speculative_step` and to whoever compares them.
-
-    The graphs' buffers are shared by all texts, so ``step`` and each launch of ``start`` wait for their turn. The parts
-    do not.
-    """
-
     max_batch = 1
     # Numbers of texts, beside one, that there are graphs for, ascending.
     batches: tuple[int, ...] = ()
+    # Whether a launch of several texts pads the rows of each to those of the largest tree.
     padded = False
     # Whether every row has the bits of plain decoding, and is held to them.
     bitwise = False
@@ -91,12 +69,14 @@ class StagedEngine(HostParts, ABC):
         self._closed = False
 
     def begin(self, slots: int, sampling: Sampling | None = None) -> SequenceState:
+        """An empty text with caches of ``slots`` slots."""
         drafter = self.bundle.manifest.drafter
         heads = heads_of_rank(drafter.kv_heads, self.ranks) if drafter else 0
         draft = DraftCache(replace(drafter, kv_heads=heads), self.zeros) if drafter else None
         return SequenceState(self.new_kv(slots), draft, sampling, self.drafting.corpus)
 
     def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
+        """Commits the prompt after the text so far, and draws the first new token, its root."""
         return drained(self.read(state, prompt_n))
 
     def read(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Generator[None, None, Prefill]:
@@ -123,6 +103,7 @@ class StagedEngine(HostParts, ABC):
         return self
 
     def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
+        """One step of every text, at most ``max_batch``, each with its own gear and that gear's KV length."""
         with self._turn():
             self.make_ready(states, gears)
             outcomes = speculative_step(self.parts, states, gears)

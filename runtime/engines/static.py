@@ -18,7 +18,7 @@ from draftwood.manifest import Dims, GraphSignature, heads_of_rank
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.chunks import next_rows
 from draftwood.runtime.engines.device_parts import DeviceParts
-from draftwood.runtime.engines.engine import StagedEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.executor import Executor
 from draftwood.runtime.engines.inputs import fill_commit, fill_tree
 from draftwood.runtime.engines.pools import PooledKv, Pools
@@ -34,7 +34,7 @@ from draftwood.runtime.speculation.step import Draft, Parts, TeacherOutput
 _SMALL = {"tokens", "depths", "visible", "last", "committed", "accepted", "path"}
 
 
-class StaticEngine(StagedEngine):
+class StaticEngine(Engine):
     """Where a graph has more rows than a tree, rows are padded; several texts a step where it has graphs for that."""
 
     padded = True

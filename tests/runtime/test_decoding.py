@@ -9,7 +9,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.policy import FixedTree, policy_for
@@ -26,27 +26,25 @@ GEARS = ["plain-kv256", "chain-2-kv128", "ragged-kv128", "ragged-kv256"]
 
 
 @pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
-def engine(request: pytest.FixtureRequest, bundle: Bundle) -> StagedEngine:
+def engine(request: pytest.FixtureRequest, bundle: Bundle) -> Engine:
     return request.param(bundle)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("gear", GEARS)
-def test_the_text_is_that_of_plain_decoding(
-    engine: StagedEngine, prompt: list[int], gear: str, sampling: Sampling
-) -> None:
+def test_the_text_is_that_of_plain_decoding(engine: Engine, prompt: list[int], gear: str, sampling: Sampling) -> None:
     plain = decoded(engine, prompt, "plain-kv128", sampling=sampling)
     tree = decoded(engine, prompt, gear, sampling=sampling)
     assert tree.token_ids == plain.token_ids
     assert len(tree.token_ids) == 60 and tree.finish_reason == "length"
 
 
-def test_speculation_saves_steps(engine: StagedEngine, prompt: list[int]) -> None:
+def test_speculation_saves_steps(engine: Engine, prompt: list[int]) -> None:
     plain, tree = (decoded(engine, prompt, gear) for gear in ("plain-kv128", "ragged-kv128"))
     assert plain.steps == 59 and tree.steps < 50  # drafts hit, else the equality above shows little
 
 
-def test_another_seed_is_another_text(engine: StagedEngine, prompt: list[int]) -> None:
+def test_another_seed_is_another_text(engine: Engine, prompt: list[int]) -> None:
     texts = {
         decoded(engine, prompt, "ragged-kv128", sampling=Sampling(temperature=1.0, seed=s)).token_ids for s in range(3)
     }
@@ -54,14 +52,14 @@ def test_another_seed_is_another_text(engine: StagedEngine, prompt: list[int]) -
 
 
 @pytest.mark.parametrize("gear", GEARS)
-def test_the_context_limit_is_a_clean_end(engine: StagedEngine, prompt: list[int], gear: str) -> None:
+def test_the_context_limit_is_a_clean_end(engine: Engine, prompt: list[int], gear: str) -> None:
     result = decoded(engine, prompt, gear, max_new_tokens=1000)
     assert result.finish_reason == "context"
     assert len(prompt) + len(result.token_ids) == engine.bundle.manifest.dims.context
     assert result.token_ids == decoded(engine, prompt, "plain-kv128", max_new_tokens=1000).token_ids
 
 
-def test_kv_length_grows_by_moving_to_the_next_gear(engine: StagedEngine, prompt: list[int]) -> None:
+def test_kv_length_grows_by_moving_to_the_next_gear(engine: Engine, prompt: list[int]) -> None:
     trace = Trace()
     decoded(engine, prompt, "ragged-kv128", trace, max_new_tokens=150)
     gears = [event.gear for event in trace.events if event.kind != "prefill"]
@@ -99,7 +97,7 @@ def test_graphs_are_opened_with_the_engine(
     assert decoded(engine, prompt, gear, max_new_tokens=8).token_ids
 
 
-def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: StagedEngine, prompt: list[int]) -> None:
+def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: Engine, prompt: list[int]) -> None:
     free = decoded(engine, prompt, "ragged-kv128")
     end = free.token_ids[20]
     ended = Decoding(engine, prompt, Options(max_new_tokens=60), policy_for(engine.bundle, "ragged-kv128"))
@@ -110,7 +108,7 @@ def test_the_end_token_stops_a_text_inside_an_accepted_path(engine: StagedEngine
 
 
 def test_a_policy_is_told_of_the_whole_step_that_a_text_ends_within(
-    engine: StagedEngine, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gained(tokens: int) -> list[int]:
         told = list[int]()
@@ -124,7 +122,7 @@ def test_a_policy_is_told_of_the_whole_step_that_a_text_ends_within(
     assert gained(within) == free[: step + 1]
 
 
-def test_the_trace_tells_the_whole_text(engine: StagedEngine, prompt: list[int]) -> None:
+def test_the_trace_tells_the_whole_text(engine: Engine, prompt: list[int]) -> None:
     trace = Trace()
     result = decoded(engine, prompt, "ragged-kv128", trace)
     told = [token for event in trace.events for token in event.tokens]
@@ -139,7 +137,7 @@ def test_the_trace_tells_the_whole_text(engine: StagedEngine, prompt: list[int])
     [([], "empty"), ([300], "vocabulary 0 to 299"), ([-1], "vocabulary"), ([5] * 255, "context is 255")],
     ids=["empty", "past-vocabulary", "negative", "too-long"],
 )
-def test_a_prompt_that_cannot_be_decoded_is_refused(engine: StagedEngine, prompt_ids: list[int], message: str) -> None:
+def test_a_prompt_that_cannot_be_decoded_is_refused(engine: Engine, prompt_ids: list[int], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         decoded(engine, prompt_ids, "plain-kv128")
 

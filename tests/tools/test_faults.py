@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.rounding import TOLERANCE
@@ -21,7 +21,7 @@ CACHED = {"token before the root in its place", "drafter's caches forgotten"}
 
 @pytest.mark.parametrize("opened", [CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "fasteagle"])
-def test_faults_of_a_draft_are_caught(kind: str, opened: type[StagedEngine], tiny_bundles: dict[str, Path]) -> None:
+def test_faults_of_a_draft_are_caught(kind: str, opened: type[Engine], tiny_bundles: dict[str, Path]) -> None:
     bundle = Bundle.open(tiny_bundles[kind])
     pair = Pair("cpu", EagerEngine(bundle), opened(bundle), TOLERANCE)
     for gear in bundle.manifest.gears:

@@ -23,7 +23,7 @@ from draftwood.environment import torch_npu_installed
 from draftwood.errors import RequestError, UserError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine, register
+from draftwood.runtime.engines import Engine, register
 from draftwood.runtime.policy import policy_for
 from draftwood.runtime.speculation.sampling import Sampling
 from draftwood.tests import fixtures
@@ -79,7 +79,7 @@ def bundle_of(
     return make
 
 
-def texts(engine: StagedEngine, tokens: int = 16) -> list[tuple[int, ...]]:
+def texts(engine: Engine, tokens: int = 16) -> list[tuple[int, ...]]:
     """Of every gear, greedy and sampled."""
     found = []
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=3)):
@@ -236,14 +236,14 @@ def test_ranks_that_cannot_be_are_refused(tiny_teacher: Path, tmp_path: Path, ch
     assert not (tmp_path / "bundle").exists()
 
 
-def prompts_decoded(engine: StagedEngine) -> list[tuple[int, ...]]:
+def prompts_decoded(engine: Engine) -> list[tuple[int, ...]]:
     """The built-in prompts, each with the largest tree."""
     bundle = engine.bundle
     policy, options = policy_for(bundle, bundle.manifest.gears[-1].name), Options(max_new_tokens=24)
     return [Decoding(engine, prompt, options, policy).run().token_ids for prompt in built_in_prompts(engine)]
 
 
-def built_in_prompts(engine: StagedEngine) -> list[list[int]]:
+def built_in_prompts(engine: Engine) -> list[list[int]]:
     return [Conversation(tokenizer_of(engine)).ask(prompt) for prompt in read_prompts(None)]
 
 

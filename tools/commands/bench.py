@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
     from draftwood.runtime.decoding import Options
-    from draftwood.runtime.engines import StagedEngine, open_engine
+    from draftwood.runtime.engines import open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.policy import Policies
     from draftwood.tools.lab.batches import bench_batches
@@ -47,7 +47,6 @@ def main(args: argparse.Namespace) -> int:
         raise RequestError(f"{args.bundle}: has no tokenizer, so text prompts cannot be benchmarked")
     share_threads()
     engine = open_engine(bundle, args.engine)
-    assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
     given = engine, prompts, options, Policies(bundle, "plain"), policies_of(bundle, args)
     report = bench(*given) if args.texts == 1 else bench_batches(*given, args.texts)
     if args.texts > 1:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from draftwood.runtime.bundle import Bundle
-    from draftwood.runtime.engines import StagedEngine, default_engine, open_engine
+    from draftwood.runtime.engines import default_engine, open_engine
     from draftwood.runtime.engines.sessions import share_threads
     from draftwood.runtime.tuned import keep_times
     from draftwood.tools.lab.timer import tune
@@ -28,7 +28,6 @@ def main(args: argparse.Namespace) -> int:
     engine = args.engine or default_engine(bundle)
     share_threads(args.threads)
     opened = open_engine(bundle, engine)
-    assert isinstance(opened, StagedEngine), "every engine of ours has a step's parts"
     times = tune(opened, SECONDS, opened.batches)
     kept = keep_times(bundle, engine, args.threads, times)
     print(f"{'gear':28} {'texts':>5} {'length':>6} {'late':>5} {'ms a step':>10}   late: tokens to catch up with")

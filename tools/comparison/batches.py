@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
@@ -90,13 +90,13 @@ def _compare_drafts(
     yield control(pair, gear, DRAFT_FAULT, [apart])
 
 
-def _random_draft(engine: StagedEngine, gear: Gear, random: np.random.Generator) -> Draft:
+def _random_draft(engine: Engine, gear: Gear, random: np.random.Generator) -> Draft:
     tree = engine.bundle.trees[gear.tree][1]
     tokens_T = random.integers(0, engine.bundle.manifest.dims.vocabulary, tree.rows)
     return Draft(tokens_T, np.zeros(0, np.float32), tree)
 
 
-def _verified(engine: StagedEngine, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[_Found]:
+def _verified(engine: Engine, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[_Found]:
     """One launch; what it leaves on a device is read back."""
     if not isinstance(engine, StaticEngine):
         name = f"step-b{min(size for size in engine.batches if size >= len(states))}"

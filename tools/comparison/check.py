@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from draftwood.environment import cann_available, npu_count
 from draftwood.errors import RequestError
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import StagedEngine, open_engine
+from draftwood.runtime.engines import open_engine
 from draftwood.runtime.engines.acl import is_compiled
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.rounding import HALF_TOLERANCE, QUANTISED_TOLERANCE, TOLERANCE
@@ -133,7 +133,7 @@ def _pairs(bundle: Bundle, prompts: list[NDArray[np.int64]], only: str | None) -
 def _of_engine(
     bundle: Bundle, name: str, reference: ExchangedEager, whole: dict[str, Allowed], halves: dict[str, Allowed]
 ) -> Iterator[Pair]:
-    engine = _opened(bundle, name)
+    engine = open_engine(bundle, name)
     tolerance = HALF_TOLERANCE if engine.half else TOLERANCE
     int8 = bundle.manifest.quantised, bundle.manifest.int8
     tolerance, of_drafts = (max(tolerance, QUANTISED_TOLERANCE if one else 0.0) for one in int8)
@@ -157,12 +157,6 @@ def _engines(bundle: Bundle) -> list[str]:
         names += ["npu"] if npu.ranks == 1 and npu_count() else []
         names += ["acl"] if npu.ranks == 1 and cann_available() and is_compiled(bundle.folder) else []
     return names or ["ge"]
-
-
-def _opened(bundle: Bundle, name: str) -> StagedEngine:
-    engine = open_engine(bundle, name)
-    assert isinstance(engine, StagedEngine), f"{name} has no parts to compare"
-    return engine
 
 
 def _compare(

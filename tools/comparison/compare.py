@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear, GraphSignature
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.static import StaticEngine
 from draftwood.runtime.rounding import HALF_TOLERANCE
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -71,8 +71,8 @@ class Pair:
     """
 
     name: str
-    reference: StagedEngine
-    engine: StagedEngine
+    reference: Engine
+    engine: Engine
     tolerance: float
     # Of drafts, where it is another: a drafter in int8 goes with a teacher that is not.
     of_drafts: float | None = None
@@ -92,7 +92,7 @@ class Pair:
         return self.reference if isinstance(self.reference, FollowingEager) else None
 
     @property
-    def in_turn(self) -> tuple[StagedEngine, StagedEngine]:
+    def in_turn(self) -> tuple[Engine, Engine]:
         """Both in the order in which they run: a reference that follows has to be the second."""
         return self.engine, self.reference
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.runtime.decoding import Options
-from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sampling import margin
 from draftwood.tools.comparison import single
 from draftwood.trees import Topology, tensorize
@@ -51,19 +51,12 @@ class Noise(NamedTuple):
         return Noise(max(self.apart, other.apart), self.rows + other.rows, self.equal + other.equal)
 
 
-def staged(engine: Engine) -> StagedEngine:
-    """The engine itself, or the one whose steps it takes."""
-    found = engine if isinstance(engine, StagedEngine) else getattr(engine, "behind", None)
-    assert isinstance(found, StagedEngine), "an engine that has parts"
-    return found
-
-
-def logit_noise(engine: StagedEngine, ids: list[int]) -> float:
+def logit_noise(engine: Engine, ids: list[int]) -> float:
     """Largest absolute difference between logits of one position computed with other rows beside it."""
     return noise_of(engine, ids).apart
 
 
-def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
+def noise_of(engine: Engine, ids: list[int]) -> Noise:
     """The last tokens are computed as a chain of one tree and one by one; in exact arithmetic both are equal.
 
     An engine that gives both the same bits can still sum in another order where a tree branches. No such tree is run
@@ -89,7 +82,7 @@ def noise_of(engine: StagedEngine, ids: list[int]) -> Noise:
     return noise.with_(_moved_noise(engine, ids)) if branches and not (noise.apart or engine.bitwise) else noise
 
 
-def _moved_noise(engine: StagedEngine, ids: list[int]) -> Noise:
+def _moved_noise(engine: Engine, ids: list[int]) -> Noise:
     """Of a plain step over caches as they are, and over caches whose values are moved by their last bit or not at all:
     about what a sum in another order does."""
     plain, last = engine.bundle.trees["plain"][1], np.array(ids[-1:])
@@ -110,7 +103,7 @@ def _between(got_V: NDArray[np.float32], want_V: NDArray[np.float32]) -> Noise:
 
 
 def explain(
-    engine: StagedEngine,
+    engine: Engine,
     name: str,
     ids: Sequence[int],
     plain: Sequence[int],

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.draft_cache import DraftCache
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft
@@ -138,7 +138,7 @@ def _forgotten(cache: DraftCache) -> None:
         buffer[:] = 0
 
 
-def tree_of(engine: StagedEngine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
+def tree_of(engine: Engine, gear: Gear, prompt: NDArray[np.int64]) -> TreeBuffers:
     """The gear's tree; of a budget tree the one that is drafted behind the prompt."""
     if gear.tree in engine.bundle.trees:
         return engine.bundle.trees[gear.tree][1]

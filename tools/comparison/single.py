@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, TeacherOutput
 from draftwood.trees import TreeBuffers
@@ -14,13 +14,13 @@ from draftwood.trees import TreeBuffers
 # T tree rows, n tokens
 
 
-def draft(engine: StagedEngine, state: SequenceState, gear: Gear, root: int) -> Draft:
+def draft(engine: Engine, state: SequenceState, gear: Gear, root: int) -> Draft:
     """A tree of the gear behind the text and the token ``root``."""
     state.root = root
     return engine.draft([state], [gear])[0]
 
 
-def verify(engine: StagedEngine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> TeacherOutput:
+def verify(engine: Engine, state: SequenceState, tokens_T: NDArray[np.int64], tree: TreeBuffers) -> TeacherOutput:
     """Runs a tree's rows behind the text; the branch is left open, for ``state.commit`` to choose from."""
     given = Draft(np.asarray(tokens_T), np.zeros(0, np.float32), tree)
     (output,) = engine.verify([state], [given])

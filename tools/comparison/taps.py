@@ -18,7 +18,7 @@ from draftwood.manifest import GraphSignature
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
-from draftwood.runtime.engines.engine import StagedEngine
+from draftwood.runtime.engines.engine import Engine
 from draftwood.runtime.engines.sessions import Bindings, OnnxExecutor, SessionBindings, session_options
 from draftwood.runtime.engines.static import OnnxStaticEngine, StaticEngine
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -133,7 +133,7 @@ class TappedBindings(SessionBindings):
         return texts
 
 
-class _Tapped(StagedEngine):
+class _Tapped(Engine):
     """An engine whose launches show their states; stands before the engine that it is."""
 
     taps: Taps

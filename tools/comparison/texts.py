@@ -12,14 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policy, policy_for, widest_gear
 from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, explain, logit_noise, told
 
 
 def check_texts(
-    engine: StagedEngine,
-    reference: StagedEngine,
+    engine: Engine,
+    reference: Engine,
     prompts: Mapping[str, Sequence[int]],
     options: Options,
     progress: Callable[[str], None] = lambda _: None,
@@ -45,8 +45,8 @@ def check_texts(
 
 
 def compare_texts(
-    engine: StagedEngine,
-    reference: StagedEngine,
+    engine: Engine,
+    reference: Engine,
     prompt: Sequence[int],
     options: Options,
     modes: Mapping[str, Policy],

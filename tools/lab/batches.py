@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from draftwood.errors import RequestError
 from draftwood.runtime.decoding import Decoding, Options, Result
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.step import Outcome
@@ -82,7 +82,7 @@ class Pass:
 
 
 def bench_batches(
-    engine: StagedEngine,
+    engine: Engine,
     prompts: Sequence[Prompt],
     options: Options,
     plain: Policies,
@@ -185,7 +185,7 @@ def _rate_alone(turns: Sequence[Turn]) -> float:
 
 
 def _report(
-    engine: StagedEngine, rounds: Sequence[tuple[list[Turn], dict[str, Pass]]], options: Options, texts: int
+    engine: Engine, rounds: Sequence[tuple[list[Turn], dict[str, Pass]]], options: Options, texts: int
 ) -> dict[str, Any]:
     """Rates in tokens a second; a speed-up is of one round."""
     differences = [

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from draftwood.runtime.decoding import Options, Result
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.tools.comparison.differences import TIES_PER_TOKEN, Difference, Noise, explain, noise_of
 from draftwood.tools.lab.conversations import turn_prompts
@@ -30,7 +30,7 @@ Turn = dict[str, Any]
 
 
 def bench(
-    engine: StagedEngine, prompts: Sequence[Prompt], options: Options, plain: Policies, speculative: Policies
+    engine: Engine, prompts: Sequence[Prompt], options: Options, plain: Policies, speculative: Policies
 ) -> dict[str, Any]:
     """Runs every turn both ways; see the report's keys in ``_report``."""
     ways = {PLAIN: Way(engine, plain), FAST: Way(engine, speculative)}

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftwood.runtime.decoding import Decoding, Result
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.opened import OpenedBundle
 from draftwood.runtime.trace import Trace
 from draftwood.tools.lab.conversations import Conversation, tokenizer_of
@@ -28,7 +28,7 @@ BEFORE = 8
 _PATIENCE_S = 600.0
 
 
-def bench_joining(engine: StagedEngine, prompts: Sequence[Prompt], texts: int) -> dict[str, Any]:
+def bench_joining(engine: Engine, prompts: Sequence[Prompt], texts: int) -> dict[str, Any]:
     """Both measurements: ``second_turn`` and ``long_prompt``."""
     context = engine.bundle.manifest.dims.context
     ids = _ids(engine, prompts, max(BEHIND, LONG) + FOLLOWING)
@@ -38,13 +38,13 @@ def bench_joining(engine: StagedEngine, prompts: Sequence[Prompt], texts: int) -
     }
 
 
-def _ids(engine: StagedEngine, prompts: Sequence[Prompt], count: int) -> list[int]:
+def _ids(engine: Engine, prompts: Sequence[Prompt], count: int) -> list[int]:
     """Tokens of the prompts, one behind another, over and over."""
     own = [token for prompt in prompts for token in Conversation(tokenizer_of(engine)).ask(prompt)]
     return (own * (count // len(own) + 1))[:count]
 
 
-def _second_turn(engine: StagedEngine, ids: Sequence[int], behind: int) -> dict[str, Any]:
+def _second_turn(engine: Engine, ids: Sequence[int], behind: int) -> dict[str, Any]:
     """Median seconds to the first token of a second turn."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     results = dict[bool, Result]()
@@ -67,7 +67,7 @@ def _second_turn(engine: StagedEngine, ids: Sequence[int], behind: int) -> dict[
     }
 
 
-def _long_prompt(engine: StagedEngine, ids: Sequence[int], length: int, texts: int) -> dict[str, Any]:
+def _long_prompt(engine: Engine, ids: Sequence[int], length: int, texts: int) -> dict[str, Any]:
     """The longest wait of texts that run plainly, in ms, while a prompt is read in launches between their steps."""
     model, trace = OpenedBundle(engine.bundle, engine, prefixes=False), Trace()
     room = engine.bundle.manifest.dims.context - BEFORE

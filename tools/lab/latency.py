@@ -23,7 +23,7 @@ from draftwood.errors import RequestError
 from draftwood.manifest import Gear
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policy, policy_for, widest_gear
 from draftwood.runtime.sharing import advance
 from draftwood.runtime.speculation.sequence import SequenceState
@@ -55,7 +55,7 @@ class Subject:
 
 
 def measure(
-    engine: StagedEngine,
+    engine: Engine,
     rows: Iterable[int],
     slots: Sequence[int],
     rounds: int | None = None,
@@ -109,7 +109,7 @@ class Times:
     hosts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def _subjects(engine: StagedEngine, rows: set[int], slots: int, texts: Sequence[int] = (1,)) -> list[Subject]:
+def _subjects(engine: Engine, rows: set[int], slots: int, texts: Sequence[int] = (1,)) -> list[Subject]:
     """The bundle's trees, one for each number of rows, and bushy ones of the other numbers, behind the same caches."""
     trees = {topology.rows: topology for topology, _ in engine.bundle.trees.values()}
     trees |= {count: bushy(count) for count in rows - trees.keys()}
@@ -167,7 +167,7 @@ def committed_path(topology: Topology) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _time(engine: StagedEngine, subjects: list[Subject], rounds: int, texts: Sequence[int] = (1,)) -> Times:
+def _time(engine: Engine, subjects: list[Subject], rounds: int, texts: Sequence[int] = (1,)) -> Times:
     times, prompt, order = Times(), _prompt(engine.bundle), random.Random(0)
     visits: list[Subject | int] = [*texts, *subjects]
     _visit_all(engine, visits, prompt, Times(), order)  # warm-up
@@ -184,7 +184,7 @@ def _time(engine: StagedEngine, subjects: list[Subject], rounds: int, texts: Seq
 
 
 def _visit_all(
-    engine: StagedEngine, visits: Sequence[Subject | int], prompt: list[int], times: Times, order: random.Random
+    engine: Engine, visits: Sequence[Subject | int], prompt: list[int], times: Times, order: random.Random
 ) -> None:
     """Every subject, and for each number of texts the host."""
     for visited in order.sample(visits, len(visits)):
@@ -194,7 +194,7 @@ def _visit_all(
             _visit(engine, visited, times)
 
 
-def _visit(engine: StagedEngine, subject: Subject, times: Times) -> None:
+def _visit(engine: Engine, subject: Subject, times: Times) -> None:
     """Some steps of one tree; the caches grow by what they commit and are rolled back by the next visit."""
     states, tree, drafter = subject.states, subject.tree, engine.bundle.manifest.drafter
     tokens, count, slots = np.random.default_rng(tree.rows), len(subject.states), subject.states[0].slots
@@ -225,13 +225,13 @@ def _prompt(bundle: Bundle) -> list[int]:
     return ids[: max(1, room)]
 
 
-def _host_seconds(engine: StagedEngine, prompt: list[int], texts: int) -> float:
+def _host_seconds(engine: Engine, prompt: list[int], texts: int) -> float:
     """What a step of real texts spends outside graphs: the mean of plain decoding's and the largest tree's."""
     policies = [policy_for(engine.bundle), policy_for(engine.bundle, widest_gear(engine.bundle))]
     return sum(_host_step_seconds(engine, prompt, policy, texts) for policy in policies) / len(policies)
 
 
-def _host_step_seconds(engine: StagedEngine, prompt: list[int], policy: Policy, texts: int) -> float:
+def _host_step_seconds(engine: Engine, prompt: list[int], policy: Policy, texts: int) -> float:
     options = Options(max_new_tokens=HOST_TOKENS, ignore_eos=True)
     going = [Decoding(engine, prompt[number % len(prompt) :], options, policy) for number in range(texts)]
     for text in going:

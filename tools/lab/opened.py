@@ -15,7 +15,7 @@ from draftwood.errors import RequestError
 from draftwood.planned import StepTime
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Options
-from draftwood.runtime.engines import Engine, StagedEngine, default_engine, open_engine
+from draftwood.runtime.engines import Engine, default_engine, open_engine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.policy import Policies, widest_gear
 from draftwood.runtime.speculation.sampling import Sampling
@@ -34,7 +34,7 @@ TUNE_SECONDS = 4.0
 class Opened:
     """An engine on one bundle, by its name ``runs``, with the step times that were measured on this machine."""
 
-    engine: StagedEngine
+    engine: Engine
     runs: str
     digest: str
     times: tuple[StepTime, ...]
@@ -87,7 +87,6 @@ class Lab:
             bundle = Bundle.open(Path(self.suite.bundles[name]))
             runs = self.suite.engine or default_engine(bundle)
             engine = open_engine(bundle, runs)
-            assert isinstance(engine, StagedEngine), "every engine of ours has a step's parts"
             self._open[name] = Opened(engine, runs, bundle_digest(bundle), self._times(engine, runs))
         return self._open[name]
 
@@ -138,7 +137,7 @@ class Lab:
         """Tells the user what is done now, where it is no measurement."""
         print(what, file=sys.stderr, flush=True)
 
-    def _times(self, engine: StagedEngine, runs: str) -> tuple[StepTime, ...]:
+    def _times(self, engine: Engine, runs: str) -> tuple[StepTime, ...]:
         """Kept in the user's cache: all tasks of a run, and of one that goes on, choose by one table."""
         threads = len(os.sched_getaffinity(0))
         kept = tuned_times(engine.bundle, runs, threads)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.manifest import Gear
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sampling import Sampling, draw
 from draftwood.runtime.speculation.sequence import SequenceState
-from draftwood.runtime.speculation.step import Outcome, Prefill
+from draftwood.runtime.speculation.step import Draft, Outcome, Parts, Prefill, TeacherOutput
 
 
-class Prefilled:
-    """An `Engine` for one prompt: ``start`` copies what a prefill has left, instead of running it."""
+class Prefilled(Engine):
+    """An engine for one prompt: a text begins with a copy of its caches; the engine ``behind`` does the rest."""
 
-    max_batch = 1
-    padded = False
-
-    def __init__(self, engine: StagedEngine, prompt_n: NDArray[np.int64], slots: int) -> None:
+    def __init__(self, engine: Engine, prompt_n: NDArray[np.int64], slots: int) -> None:
         self.bundle, self.behind = engine.bundle, engine
         self._filled = engine.begin(slots)
         # The engine's next step writes over its outputs.
@@ -35,14 +33,30 @@ class Prefilled:
             state.grow(slots)
         return state
 
-    def start(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Prefill:
-        """Draws the first token; the prompt is in the caches."""
+    def read(self, state: SequenceState, prompt_n: NDArray[np.int64]) -> Generator[None, None, Prefill]:
+        """Draws the first token in no launch; the prompt is in the caches."""
         state.root = draw(self._logits_V, state.sampling, state.length)
+        yield from ()
         return Prefill((state.root,), len(prompt_n))
 
+    @property
+    def parts(self) -> Parts[Any]:
+        return self.behind.parts
+
     def step(self, states: Sequence[SequenceState], gears: Sequence[Gear]) -> list[Outcome]:
-        """A step of the engine that prefilled."""
         return self.behind.step(states, gears)
+
+    def new_kv(self, slots: int) -> Any:
+        return self.behind.new_kv(slots)
+
+    def chunk(self, state: SequenceState, left: int) -> int:
+        return self.behind.chunk(state, left)
+
+    def append(self, state: SequenceState, chunk_n: NDArray[np.int64]) -> TeacherOutput:
+        return self.behind.append(state, chunk_n)
+
+    def verify(self, states: Sequence[SequenceState], drafts: Sequence[Draft]) -> list[TeacherOutput]:
+        return self.behind.verify(states, drafts)
 
     def close(self) -> None:
         """Nothing is open here."""

@@ -17,7 +17,8 @@ from draftwood.runtime.decoding import Decoding, Options, Result
 from draftwood.runtime.engines import Engine
 from draftwood.runtime.policy import Policies
 from draftwood.runtime.trace import Trace
-from draftwood.tools.comparison.differences import explain, logit_noise, staged
+from draftwood.tools.comparison.differences import explain, logit_noise
+from draftwood.tools.lab.prefilled import Prefilled
 
 PLAIN = "plain"
 
@@ -92,7 +93,8 @@ def measure(
     for name, own in texts.items():
         other = next((one.result for one in own if one.result.token_ids != plain.token_ids), None)
         if other is not None:
-            engine = staged(ways[name].engine)
+            engine = ways[name].engine
+            engine = engine.behind if isinstance(engine, Prefilled) else engine
             noise = logit_noise(engine, [*ids, *plain.token_ids])
             told = explain(engine, "", ids, plain.token_ids, other.token_ids, options, noise)
             found[name]["difference"] = asdict(told)

@@ -12,7 +12,7 @@ from draftwood.planned import StepTime
 
 if TYPE_CHECKING:
     from draftwood.manifest import Gear
-    from draftwood.runtime.engines import StagedEngine
+    from draftwood.runtime.engines import Engine
     from draftwood.runtime.speculation.sequence import SequenceState
     from draftwood.runtime.speculation.step import Draft
 
@@ -37,7 +37,7 @@ class Spent(NamedTuple):
 
 
 def time_step(
-    engine: StagedEngine,
+    engine: Engine,
     states: Sequence[SequenceState],
     gear: Gear | None,
     verified: Sequence[Draft] = (),
@@ -76,7 +76,7 @@ def in_rounds(visit: Callable[[], None], least: int, seconds: float) -> int:
     return rounds
 
 
-def time_gears(engine: StagedEngine, texts: Sequence[tuple[Gear, int]], seconds: float) -> dict[tuple[str, int], Spent]:
+def time_gears(engine: Engine, texts: Sequence[tuple[Gear, int]], seconds: float) -> dict[tuple[str, int], Spent]:
     """Medians for every gear behind a text of a length, gears in turns, so that a drift meets all of them."""
     caches = {key: filled(engine, *key) for key in sorted({(gear.slots, length) for gear, length in texts})}
     found: dict[tuple[str, int], list[Spent]] = {(gear.name, length): [] for gear, length in texts}
@@ -91,7 +91,7 @@ def time_gears(engine: StagedEngine, texts: Sequence[tuple[Gear, int]], seconds:
 
 
 def time_batches(
-    engine: StagedEngine, texts: Sequence[tuple[Gear, int]], count: int, seconds: float
+    engine: Engine, texts: Sequence[tuple[Gear, int]], count: int, seconds: float
 ) -> dict[tuple[str, int], float]:
     """Median microseconds for every gear of the steps that ``count`` texts of a length share: as a decoding takes
     them, commits and all, each behind the last one's."""
@@ -110,7 +110,7 @@ def time_batches(
     return {key: float(np.median(taken)) for key, taken in found.items()}
 
 
-def _batch_us(engine: StagedEngine, states: Sequence[SequenceState], gear: Gear, length: int) -> float:
+def _batch_us(engine: Engine, states: Sequence[SequenceState], gear: Gear, length: int) -> float:
     """One such step; texts that have no room for it go back to where they began."""
     if not all(state.kv.room(_rows(engine, gear)) for state in states):
         _go_back(states, length)
@@ -124,7 +124,7 @@ def _go_back(states: Sequence[SequenceState], length: int) -> None:
         state.rollback(length)
 
 
-def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
+def filled(engine: Engine, slots: int, length: int) -> SequenceState:
     """A text as it stands after a step: the drafter's caches hold all of it but the last rows."""
     state = engine.begin(slots)
     drafting = next((gear for gear in engine.bundle.manifest.gears if gear.slots == slots and gear.neural), None)
@@ -137,7 +137,7 @@ def filled(engine: StagedEngine, slots: int, length: int) -> SequenceState:
     return state
 
 
-def tune(engine: StagedEngine, seconds: float, batches: Sequence[int] = ()) -> list[StepTime]:
+def tune(engine: Engine, seconds: float, batches: Sequence[int] = ()) -> list[StepTime]:
     """What a step of every gear takes, behind texts of two lengths, measured for about ``seconds``; and as long for
     every number of texts in ``batches`` that share a launch."""
     texts = [(gear, length) for gear in engine.bundle.manifest.gears for length in _lengths(engine, gear)]
@@ -153,15 +153,15 @@ def tune(engine: StagedEngine, seconds: float, batches: Sequence[int] = ()) -> l
     ]
 
 
-def _rows(engine: StagedEngine, gear: Gear) -> int:
+def _rows(engine: Engine, gear: Gear) -> int:
     return next(tree.rows for tree in engine.bundle.manifest.trees if tree.name == gear.tree)
 
 
-def _lengths(engine: StagedEngine, gear: Gear) -> Sequence[int]:
+def _lengths(engine: Engine, gear: Gear) -> Sequence[int]:
     return sorted({max(1, int((gear.slots - 2 - _rows(engine, gear)) * place)) for place in PLACES})
 
 
-def _late(engine: StagedEngine) -> list[StepTime]:
+def _late(engine: Engine) -> list[StepTime]:
     """A step whose draft finds `LATE` tokens that its caches lack; none where the drafter has no caches."""
     manifest = engine.bundle.manifest
     gear = min((gear for gear in manifest.gears if gear.neural), key=lambda gear: gear.slots, default=None)

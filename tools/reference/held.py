@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwood.errors import InvariantError
 from draftwood.manifest import Gear
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.speculation.sequence import SequenceState
 from draftwood.runtime.speculation.step import Draft, Outcome, Parts, Taken
 from draftwood.trees import violations
@@ -48,7 +48,7 @@ class HeldParts:
         return self._parts.accept(states, drafts, verified)
 
 
-class Held(StagedEngine):
+class Held(Engine):
     """A reference engine; it says in every step's record how many invariants held."""
 
     @property

@@ -26,7 +26,7 @@ import draftwood
 from draftwood.errors import BusyError, NumericError, RequestError, UserError
 from draftwood.manifest import Gear
 from draftwood.runtime.decoding import Decoding
-from draftwood.runtime.engines import Engine, StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.sessions import share_threads
 from draftwood.runtime.opened import OpenedBundle, prompt_ids
 from draftwood.runtime.speculation.apart import ApartGrammar, ApartGrammars
@@ -308,7 +308,6 @@ def warm(model: OpenedBundle) -> None:
 
 def _warm_together(engine: Engine, gears: Sequence[Gear]) -> None:
     """Steps of several texts, of every number and gear that there are graphs for."""
-    assert isinstance(engine, StagedEngine)
     for texts, gear in product(engine.batches, gears):
         states = [engine.begin(gear.slots) for _ in range(texts)]
         for state in states:
@@ -318,7 +317,7 @@ def _warm_together(engine: Engine, gears: Sequence[Gear]) -> None:
 
 def open_rest(model: OpenedBundle) -> None:
     """Opens the graphs of several texts, where that is all they need, while the first clients are served already."""
-    if isinstance(model.engine, StagedEngine) and not model.engine.padded:
+    if not model.engine.padded:
         with contextlib.suppress(UserError):  # the bundle was closed; or a text that needs the graph is told
             model.engine.open_all()
 

@@ -13,7 +13,7 @@ from draftwood.errors import BundleError, RequestError
 from draftwood.manifest import BLOCK_SLOTS
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.decoding import Decoding, Options
-from draftwood.runtime.engines import StagedEngine, engine_names
+from draftwood.runtime.engines import Engine, engine_names
 from draftwood.runtime.engines.bitwise import BitwiseEngine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.policy import policy_for
@@ -44,7 +44,7 @@ def engine(bundles: dict[str, Bundle]) -> BitwiseEngine:
     return BitwiseEngine(bundles["medusa"], 1)
 
 
-def behind(engine: StagedEngine, text: NDArray[np.int64]) -> SequenceState:
+def behind(engine: Engine, text: NDArray[np.int64]) -> SequenceState:
     state = engine.begin(256)
     engine.prefill(state, text)
     return state
@@ -54,7 +54,7 @@ def bits(logits: NDArray[np.float32]) -> NDArray[np.int32]:
     return logits.copy().view(np.int32)
 
 
-def plain_rows(engine: StagedEngine, text: NDArray[np.int64], tokens: list[int]) -> NDArray[np.int32]:
+def plain_rows(engine: Engine, text: NDArray[np.int64], tokens: list[int]) -> NDArray[np.int32]:
     """Bits of plain decoding's logits at each of the tokens behind a text."""
     state, rows = behind(engine, text), []
     for token in tokens:
@@ -63,7 +63,7 @@ def plain_rows(engine: StagedEngine, text: NDArray[np.int64], tokens: list[int])
     return np.stack(rows)
 
 
-def differing(engine: StagedEngine, length: int, tree: TreeBuffers) -> list[int]:
+def differing(engine: Engine, length: int, tree: TreeBuffers) -> list[int]:
     """Rows of a tree behind a text that have other bits than plain decoding of their own path."""
     random = np.random.default_rng(length)
     text, tokens_T = random.integers(2, 300, length), random.integers(2, 300, tree.rows)

@@ -9,7 +9,7 @@ from msgspec import structs
 from draftwood.errors import InvariantError
 from draftwood.manifest import Dims, Drafter
 from draftwood.runtime.bundle import Bundle
-from draftwood.runtime.engines import StagedEngine
+from draftwood.runtime.engines import Engine
 from draftwood.runtime.engines.cpu import CpuEngine
 from draftwood.runtime.engines.static import OnnxStaticEngine
 from draftwood.runtime.speculation import drafting
@@ -30,14 +30,14 @@ CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module", params=[CpuEngine, OnnxStaticEngine], ids=["cpu", "static"])
-def engines(request: pytest.FixtureRequest, tiny_draft_bundles: dict[str, Path]) -> dict[str, StagedEngine]:
+def engines(request: pytest.FixtureRequest, tiny_draft_bundles: dict[str, Path]) -> dict[str, Engine]:
     return {kind: request.param(Bundle.open(folder)) for kind, folder in tiny_draft_bundles.items()}
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("kind", "tree"), CASES)
 def test_the_text_is_that_of_plain_decoding(
-    engines: dict[str, StagedEngine], prompt: list[int], kind: str, tree: str, sampling: Sampling
+    engines: dict[str, Engine], prompt: list[int], kind: str, tree: str, sampling: Sampling
 ) -> None:
     trace = Trace()
     plain = decoded(engines[kind], prompt, "plain-kv128", sampling=sampling)
@@ -50,9 +50,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("fasteagle", "planned"), ("eagle3", "planned"), ("eagle3", "budget")])
-def test_growing_and_the_context_limit(
-    engines: dict[str, StagedEngine], prompt: list[int], kind: str, tree: str
-) -> None:
+def test_growing_and_the_context_limit(engines: dict[str, Engine], prompt: list[int], kind: str, tree: str) -> None:
     """From one KV length to the next, then plainly where the tree no longer fits, to the very end."""
     trace = Trace()
     result = decoded(engines[kind], prompt, f"{tree}-kv128", trace, max_new_tokens=1000)
@@ -83,7 +81,7 @@ def test_the_static_engine_runs_static_graphs_alone(
         ran.clear()
 
 
-def committed(engine: StagedEngine, gear: str, prompt: list[int], steps: int) -> tuple[SequenceState, list[int]]:
+def committed(engine: Engine, gear: str, prompt: list[int], steps: int) -> tuple[SequenceState, list[int]]:
     """A text after some tree steps whose commits take every kind of path; its last token is the root."""
     chosen = engine.bundle.gear(gear)
     state = engine.begin(chosen.slots)
@@ -101,7 +99,7 @@ def committed(engine: StagedEngine, gear: str, prompt: list[int], steps: int) ->
 
 @pytest.mark.parametrize(("kind", "tree"), [("fasteagle", "planned"), ("eagle3", "planned"), ("eagle3", "budget")])
 def test_the_cache_is_that_of_the_accepted_text(
-    engines: dict[str, StagedEngine], prompt: list[int], kind: str, tree: str
+    engines: dict[str, Engine], prompt: list[int], kind: str, tree: str
 ) -> None:
     engine, gear = engines[kind], f"{tree}-kv128"
     state, text = committed(engine, gear, prompt, 8)
@@ -118,7 +116,7 @@ def test_the_cache_is_that_of_the_accepted_text(
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
-    engines: dict[str, StagedEngine], prompt: list[int], kind: str
+    engines: dict[str, Engine], prompt: list[int], kind: str
 ) -> None:
     """The networks themselves, over the whole text at once: none of the runtime's bookkeeping is shared."""
     import torch
@@ -154,7 +152,7 @@ def test_a_slot_holds_the_next_token_beside_the_features_of_its_own(
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_rows_that_wait_are_written_in_pieces(
-    engines: dict[str, StagedEngine], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Engine], prompt: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many rows wait, and whoever writes them, the next draft is the same."""
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
@@ -197,7 +195,7 @@ def test_a_cpus_draft_caches_grow_with_the_text(
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
 def test_a_draft_depends_on_its_root_and_on_nothing_drafted_before(
-    engines: dict[str, StagedEngine], prompt: list[int], kind: str
+    engines: dict[str, Engine], prompt: list[int], kind: str
 ) -> None:
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
     state = engine.begin(128)
@@ -217,7 +215,7 @@ def test_a_draft_depends_on_its_root_and_on_nothing_drafted_before(
 
 
 @pytest.mark.parametrize("kind", ["fasteagle", "eagle3"])
-def test_after_a_rollback_the_text_goes_on(engines: dict[str, StagedEngine], prompt: list[int], kind: str) -> None:
+def test_after_a_rollback_the_text_goes_on(engines: dict[str, Engine], prompt: list[int], kind: str) -> None:
     engine, gear = engines[kind], engines[kind].bundle.gear("planned-kv128")
     state, text = committed(engine, "planned-kv128", prompt, 5)
     for length in (len(text) - 2, len(prompt) - 3):
@@ -236,7 +234,7 @@ def test_after_a_rollback_the_text_goes_on(engines: dict[str, StagedEngine], pro
     assert np.array_equal(drafts[0].tokens_T, drafts[1].tokens_T)
 
 
-def test_a_budget_tree_is_sound_and_follows_the_context(engines: dict[str, StagedEngine], prompt: list[int]) -> None:
+def test_a_budget_tree_is_sound_and_follows_the_context(engines: dict[str, Engine], prompt: list[int]) -> None:
     engine = engines["eagle3"]
     gear, shapes = engine.bundle.gear("budget-kv128"), set()
     state = engine.begin(128)
