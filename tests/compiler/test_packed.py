@@ -209,7 +209,7 @@ def as_other(name: str, dtype: torch.dtype) -> Callable[[dict[str, Tensor]], obj
 WRONG = [
     ("gptq", {}, full("qzeros", -1), "qzeros: holds 15 in GPTQ v1, which stores zeros less one"),
     ("gptq", {"symmetric": True}, full("qzeros", 0x66666666), "qzeros: holds 6 to 6; expected 7 .v1. or 8 .v2. every"),
-    ("gptq", {}, moved, "g_idx: groups inputs out of their order; expected 32 behind each other"),
+    ("gptq", {}, moved, "g_idx: groups inputs out of their order; expected 32 consecutive ones"),
     ("gptq", {}, lambda t: t.update({f"{DOWN}.bias": torch.ones(64)}), "bias: is not all zeros"),
     ("awq", {}, lambda t: t.update({f"{DOWN}.bias": torch.ones(64)}), "bias: is not all zeros"),
     ("awq", {}, as_other("qweight", torch.int64), "qweight has dtype I64; expected I32 of AWQ gemm"),

@@ -94,7 +94,11 @@ def fused(mode: int) -> Callable[..., Tensor]:
 FLOAT_CASES: Cases = {
     "arithmetic": lambda x, y: (x + y, x - y, x * y, x / y, -x, x.abs()),
     "scalars": lambda x, y: (x + 2, x / 3),
-    "exponentials": lambda x, y: (x.exp(), (x.abs() + 0.1).log()),
+    "exponentials": lambda x, y: (x.exp(), (x.abs() + 0.1).log(), x.abs().log1p()),
+    "sums of products": lambda x, y: (
+        torch.ops.draftwood.multiply_add(x, x, y),
+        torch.ops.draftwood.add_scaled(x, y, 0.25),
+    ),
     "gates": lambda x, y: (x.sigmoid(), x.tanh(), F.silu(x)),
     "quotients": lambda x, y: x.div(y, rounding_mode="floor"),
     "bounds": lambda x, y: (x.minimum(y), x.maximum(y), x.clamp(-0.5, 0.5), x.clamp(min=0.1), y.clamp(max=0.1)),
