@@ -66,7 +66,7 @@ def test_every_step_runs_on_another_device(
 FACTORIES = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros"}
 # Where a step's operators are written; what a module is made of in ``__init__`` moves with it.
 STEPS = ("kernels", "compiler/steps", "compiler/teachers/block.py", "compiler/teachers/decoder.py", "compiler/drafters")
-HOST = {"__init__", "examples", "_tables", "rope_tables", "rope_frequencies"}  # outside a step, on the host
+HOST = {"__init__", "_places", "examples", "_tables", "rope_tables", "rope_frequencies"}  # outside a step, on the host
 HOST_FILES = ("checkpoint.py", "export.py", "training.py", "common/vocabulary.py")
 
 

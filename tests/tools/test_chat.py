@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
+            # Whoever starts the tests in the background has them ignore interrupts, and a child inherits that.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             env=os.environ | {"TERM": "dumb"},
         )
         os.close(theirs)

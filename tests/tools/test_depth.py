@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, save
 
 from draftwood.compiler.bundle.build import build
 from draftwood.compiler.bundle.request import BuildRequest
-from draftwood.compiler.onnx import lowering
-from draftwood.compiler.steps.step import Step
-from draftwood.compiler.steps.tracing import trace
-from draftwood.compiler.targets import onnx as onnx_target
 from draftwood.errors import BundleError
 from draftwood.runtime.bundle import Bundle
 from draftwood.runtime.engines.cpu import CpuEngine
@@ -31,22 +26,6 @@ LAYERS, SEEDS = 36, 3
 RAGGED = Topology.from_paths(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 
 
-_lower = lowering.lower_to_onnx
-
-
-def _lowered(step: Step, program: Any, spans: Any, weights: str, path: Path, several: Any) -> None:
-    """Of static graphs, each a trace of all layers, none is run here: they have ends alone."""
-    if step.dynamic:
-        _lower(step, program, spans, weights, path, several)
-        return
-    types = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
-    inputs, outputs = (
-        [helper.make_tensor_value_info(spec.name, types[spec.dtype], spec.shape) for spec in specs]
-        for specs in (step.signature.inputs, step.signature.outputs)
-    )
-    save(helper.make_model(helper.make_graph([], "empty", inputs, outputs)), path)
-
-
 @pytest.fixture(scope="module", params=["exact", "w8a8", "nbits"])
 def deep(
     request: pytest.FixtureRequest, save_tiny: Callable, kept: Callable, tmp_path_factory: pytest.TempPathFactory
@@ -56,10 +35,7 @@ def deep(
         save_packed(save_tiny(place, num_hidden_layers=LAYERS), place / "packed", "awq")
         trees = (("plain", Topology.plain()), ("ragged", Lookup(RAGGED.parents, RAGGED.ranks)))
         asked = BuildRequest(model=place / "packed", drafter=None, trees=trees, slots=(128,), precision=request.param)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(onnx_target, "trace", lambda step: trace(step) if step.dynamic else None)
-            patch.setattr(lowering, "lower_to_onnx", _lowered)
-            build(asked, folder)
+        build(asked, folder)
 
     return Bundle.open(kept(f"deep-{request.param}", make))
 
