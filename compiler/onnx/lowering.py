@@ -6,6 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,12 @@ def _anonymise(model: ir.Model, keep_shapes: bool) -> None:
 
 
 def _source(node: ir.Node) -> str:
-    """``@FILE:LINE`` of the package's last line in a node's trace, with ``/``; empty if there is none."""
-    trace = node.metadata_props.get("pkg.torch.onnx.stack_trace") or ""
+    """``@FILE:LINE`` of the package's own last line in a node's trace, with ``/``; nothing where there is none."""
+    return _last_line(node.metadata_props.get("pkg.torch.onnx.stack_trace") or "")
+
+
+@lru_cache(maxsize=4096)  # the nodes of all blocks have the same few traces
+def _last_line(trace: str) -> str:
     frames = [(Path(file), line) for file, line in re.findall(r'File "([^"]+)", line (\d+)', trace)]
     places = [
         f"@{file.relative_to(_PACKAGE).as_posix()}:{line}" for file, line in frames if file.is_relative_to(_PACKAGE)
