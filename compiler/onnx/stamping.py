@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
+from draftwood.compiler.onnx import bodies
 from draftwood.compiler.steps.step import Step
 from draftwood.compiler.teachers.decoder import Decoder
 from draftwood.kernels.onnxruntime_ops import MARKS
@@ -77,7 +78,7 @@ def shortened(decoder: Decoder) -> Short | None:
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """What two blocks have in common whose graphs differ in their weights alone."""
+    """Equal for two blocks whose graphs differ in their weights alone."""
     modules = tuple(
         (name, type(module), tuple(sorted((k, v) for k, v in vars(module).items() if isinstance(v, int | float | str))))
         for name, module in layer.named_modules()
@@ -120,10 +121,10 @@ class _Stamp:
         for node in graph:
             if self.place[node] == _AFTER:
                 self._after(node, passed)
-        outputs = self._outputs()
         new = ir.Graph(
-            list(self.inputs.values()), outputs, nodes=self.nodes, initializers=list(self.initializers.values()),
-            opset_imports={d: v for d, v in graph.opset_imports.items() if d != MARKS}, name=graph.name,
+            list(self.inputs.values()), self._outputs(), nodes=self.nodes, name=graph.name,
+            initializers=list(self.initializers.values()),
+            opset_imports={domain: version for domain, version in graph.opset_imports.items() if domain != MARKS},
         )  # fmt: skip
         model = ir.Model(new, ir_version=self.old.ir_version, producer_name=self.old.producer_name)
         RemoveUnusedNodesPass()(model)
@@ -161,12 +162,11 @@ class _Stamp:
                 for i in range(width)
             ]
         else:
+            outside = self._grown if any(value in self.joined for value in node.inputs) else self._value
             inputs = [
-                self._value(value, self.short.kept[owner], owner) if owner >= 0 else self._value(value)
+                self._value(value, self.short.kept[owner], owner) if owner >= 0 else outside(value)
                 for value, owner in zip(node.inputs, owners, strict=True)
             ]
-            if any(value in self.joined for value in node.inputs):
-                inputs = [self._grown(value) for value in node.inputs]
         self._put_outside(node, inputs, joins)
 
     def _put_outside(self, node: ir.Node, inputs: Sequence[ir.Value | None], joins: bool = False) -> None:
@@ -193,15 +193,6 @@ class _Stamp:
             inputs[1] = self._constant(np.array(number, np.int64), f"block.{number}")
         self._put(node, inputs, self.inside[number], f".{number}", number, at)
 
-    def _body(self, graph: ir.Graph, number: int, at: int) -> ir.Graph:
-        """The body of a loop, which reads values around it."""
-        body = graph.clone(allow_outer_scope_values=True)
-        for node in body.all_nodes():
-            for place, value in enumerate(node.inputs):
-                if value is not None and value.graph is self.old.graph:
-                    node.replace_input_with(place, self._value(value, number, at))
-        return body
-
     def _grown(self, value: ir.Value | None) -> ir.Value | None:
         """The new value of a constant with a part for each block, all alike: with one for each of all blocks."""
         producer = value.producer() if value is not None else None
@@ -222,12 +213,7 @@ class _Stamp:
         self, node: ir.Node, inputs: Sequence[ir.Value | None], values: dict[ir.Value, ir.Value | None], suffix: str,
         number: int = -1, at: int = -1,
     ) -> None:  # fmt: skip
-        attributes = [
-            ir.AttrGraph(one.name, self._body(one.as_graph(), number, at))
-            if one.type == ir.AttributeType.GRAPH
-            else one
-            for one in node.attributes.values()
-        ]
+        attributes = bodies.attributes(node, lambda value: self._value(value, number, at))
         new = ir.Node(
             node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), name=f"{node.name}{suffix}",
             metadata_props=dict(node.metadata_props),
@@ -246,8 +232,8 @@ class _Stamp:
         if value in self.outside:
             return self.outside[value]
         name = value.name or ""
-        if (found := _numbered(name)) is not None and value.producer() is None:
-            name = f"{found[1]}{number if number >= 0 else self.short.kept[int(found[2])]}{found[3]}"
+        if (parts := _numbered(name)) is not None and value.producer() is None:
+            name = f"{parts[1]}{number if number >= 0 else self.short.kept[int(parts[2])]}{parts[3]}"
         if value.is_graph_input():
             return self.inputs[name]
         assert value.producer() is None, f"{value.name}: a value of a block that is not asked for there"
@@ -277,7 +263,7 @@ class _Stamp:
         olds = {
             spec.name: value for spec, value in zip(self.traced.signature.outputs, self.old.graph.outputs, strict=True)
         }
-        found = []
+        outputs = []
         for spec in self.step.signature.outputs:
             numbered = _numbered(spec.name)
             number = int(numbered[2]) if numbered else -1
@@ -288,8 +274,8 @@ class _Stamp:
             new = self._value(old, number, at)
             assert new is not None
             new.name = spec.name
-            found.append(new)
-        return found
+            outputs.append(new)
+        return outputs
 
 
 def _numbered(name: str | None) -> re.Match[str] | None:
@@ -307,7 +293,7 @@ def _input(spec: TensorSignature, short: Short, olds: Mapping[str, ir.Value]) ->
 
 
 def _places(graph: ir.Graph, users: Mapping[ir.Value, Sequence[ir.Node]], blocks: int) -> dict[ir.Node, int]:
-    """Of every node its block in the short decoder, or whether it is shared by them or comes after them.
+    """Every node's block in the short decoder, or that all blocks share it, or that it comes after them.
 
     A mark belongs to the block that it opens. What only one block reads is that block's.
     """
@@ -317,8 +303,8 @@ def _places(graph: ir.Graph, users: Mapping[ir.Value, Sequence[ir.Node]], blocks
             number = node.attributes["number"].as_int()
             places[node] = number if number < blocks else _AFTER
             continue
-        found = set(_sources(node, places))
-        places[node] = _SHARED if not found else found.pop() if len(found) == 1 else _AFTER
+        sources = set(_sources(node, places))
+        places[node] = _SHARED if not sources else sources.pop() if len(sources) == 1 else _AFTER
     for node in reversed(graph):
         readers = {places[user] for value in node.outputs for user in users.get(value, ())}
         if places[node] == _SHARED and len(readers) == 1 and not any(value.is_graph_output() for value in node.outputs):
@@ -339,15 +325,7 @@ def _sources(node: ir.Node, places: Mapping[ir.Node, int]) -> Iterator[int]:
 
 def _reads(node: ir.Node) -> list[ir.Value]:
     """The values of its graph that a node reads, those in the bodies of its loops too."""
-    inside = [
-        value
-        for attribute in node.attributes.values()
-        if attribute.type == ir.AttributeType.GRAPH
-        for inner in attribute.as_graph().all_nodes()
-        for value in inner.inputs
-        if value is not None and value.graph is node.graph
-    ]
-    return [*(value for value in node.inputs if value is not None), *inside]
+    return [*(value for value in node.inputs if value is not None), *bodies.around(node)]
 
 
 def _users(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:

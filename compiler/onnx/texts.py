@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from draftwood.compiler.onnx import bodies
 from draftwood.manifest import StepSignature, text_name
 
 # Their second input is a weight that all rows are multiplied with, if they have one.
@@ -159,10 +160,7 @@ class _Repeated:
 
     def _node(self, node: ir.Node, outputs: Sequence[ir.Value], text: int | None) -> None:
         """A node for one text, or for all of them."""
-        attributes = [
-            ir.AttrGraph(a.name, self._inside(a.as_graph(), text)) if a.type == ir.AttributeType.GRAPH else a
-            for a in node.attributes.values()
-        ]
+        attributes = bodies.attributes(node, lambda value: self._read(value, text))
         self._made_of(node, [self._read(value, text) for value in node.inputs], outputs, text, attributes)
 
     def _made_of(
@@ -177,15 +175,6 @@ class _Repeated:
         attributes = list(node.attributes.values()) if attributes is None else attributes
         name = text_name("" if text is None else text, node.name or f"node.{len(self.nodes)}")
         self.nodes.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=name))
-
-    def _inside(self, graph: ir.Graph, text: int | None) -> ir.Graph:
-        """The body of a loop, which reads values around it."""
-        body = graph.clone(allow_outer_scope_values=True)
-        for node in body.all_nodes():
-            for place, value in enumerate(node.inputs):
-                if value in self.weights or value in self._apart or value in self._together:
-                    node.replace_input_with(place, self._read(value, text))
-        return body
 
 
 def _rows_behind(node: ir.Node, given: Sequence[ir.Value], axes: Sequence[int]) -> int | None:

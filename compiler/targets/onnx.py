@@ -56,9 +56,9 @@ class OnnxTarget(Target):
         modules = load_modules(file, lowering.config, lowering.drafter)
         types = lowering.precision.types
         shapes, sizes = lowering.shapes, lowering.shapes.sizes(types.activations)
-        steps = self._teacher_steps(lowering.shapes, modules[0], sizes)
+        steps = self._teacher_steps(shapes, modules[0], sizes)
         short = shortened(modules[0])
-        cut = self._teacher_steps(lowering.shapes, short.decoder, sizes) if short else []
+        cut = self._teacher_steps(shapes, short.decoder, sizes) if short else []
         shorts = {step.signature.name: ShortStep(short, step) for step in cut if short}
         drafts = [draft_steps(shapes, sizes, lowering.drafter, modules, static) for static in (False, True)]
         # A drafter without caches has the same step in both.
@@ -72,7 +72,7 @@ class OnnxTarget(Target):
             rest = spans, Path(WEIGHTS_FILE).name, path, several
             try:
                 lower_to_onnx(step, trace(traced.step if traced else step), *rest, traced)
-            except Unlike:
+            except Unlike:  # the trace of all blocks is right whatever they hold
                 lower_to_onnx(step, trace(step), *rest)
             signatures += [signature, *several]
         graphs = m.GraphSet(

@@ -207,7 +207,8 @@ def _steps(
     feed = shuffled(states.texts.index_W["length"], train_W, batch, seed, run.step)
     began, seconds, logged = time.monotonic(), run.seconds, []
     parameters = [parameter for parameter in run.drafter.parameters() if parameter.requires_grad]
-    while (share := length.share(run, team)) < 1:
+    share = length.share(run, team)
+    while share < 1:
         part = states.batch(next(feed)[team.rank :: team.size])
         count_I = (part.targets(run.drafter.levels) != NONE).sum(0)
         team.add_up([count_I])
@@ -218,7 +219,8 @@ def _steps(
         run.step += 1
         run.seconds = seconds + time.monotonic() - began
         logged.append({**sums, "contexts": count_I})
-        if run.step % log_every == 0 or length.share(run, team) >= 1:
+        share = length.share(run, team)
+        if run.step % log_every == 0 or share >= 1:
             yield {"step": run.step, **length.told(), **_means(logged, team), "seconds": round(run.seconds, 1)}
             logged = []
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
-from draftwood.compiler.device.table import DraftCost, whole_sizes
-from draftwood.compiler.drafters.dflash.network import DFlashConfig
+from draftwood.compiler.drafters.common.cost import BlockCost
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashCost(DraftCost):
+class DFlashCost(BlockCost):
     """One pass of the block through all layers; each layer also makes keys and values of the accepted rows."""
 
     kind: ClassVar[str] = "dflash"
-    levels: int
-    layers: int
-    vocabulary: int
     states: int = 5
     width: int = 16
 
@@ -34,18 +30,3 @@ class DFlashCost(DraftCost):
         ops.append(elementwise("last norm", rows * H, 4))
         ops += products("head", self.levels, H, self.vocabulary, HEAD in config.quantised)
         yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]
-
-    @classmethod
-    def of_sizes(cls, sizes: Sequence[str], teacher: TeacherConfig) -> DFlashCost | None:
-        if (numbers := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
-            return None
-        return DFlashCost(levels=numbers[0], layers=numbers[1], vocabulary=numbers[2])
-
-    @classmethod
-    def of_config(cls, config: DFlashConfig) -> DFlashCost:
-        return DFlashCost(
-            levels=config.levels,
-            layers=config.block.layers,
-            vocabulary=config.draft_vocabulary,
-            states=len(config.aux_layers),
-        )

@@ -8,20 +8,18 @@ from typing import ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, products, ranking
 from draftwood.compiler.device.steps import HEAD
-from draftwood.compiler.device.table import DraftCost, whole_sizes
+from draftwood.compiler.device.table import whole_sizes
+from draftwood.compiler.drafters.common.cost import BlockCost
 from draftwood.compiler.drafters.dflash.cost import DFlashCost
 from draftwood.compiler.drafters.dspark.network import DSparkConfig
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DSparkCost(DraftCost):
+class DSparkCost(BlockCost):
     """DFlash's pass, then a product of ``rank`` with the vocabulary for the ``widths`` best nodes of every level."""
 
     kind: ClassVar[str] = "dspark"
-    levels: int
-    layers: int
-    vocabulary: int
     rank: int = 256
     states: int = 5
     widths: tuple[int, ...] = (1, 4, 8, 16)
@@ -51,11 +49,5 @@ class DSparkCost(DraftCost):
         return DSparkCost(levels=levels, layers=layers, vocabulary=vocabulary, rank=rank)
 
     @classmethod
-    def of_config(cls, config: DSparkConfig) -> DSparkCost:
-        return DSparkCost(
-            levels=config.levels,
-            layers=config.block.layers,
-            vocabulary=config.draft_vocabulary,
-            rank=config.markov_rank,
-            states=len(config.aux_layers),
-        )
+    def more(cls, config: DSparkConfig) -> dict[str, int]:
+        return {"rank": config.markov_rank}

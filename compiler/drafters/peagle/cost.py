@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwood.compiler.device.operators import Op, copy, elementwise, matmul, products, ranking
 from draftwood.compiler.device.steps import HEAD, layer_ops
-from draftwood.compiler.device.table import DraftCost, whole_sizes
-from draftwood.compiler.drafters.peagle.network import PEagleConfig
+from draftwood.compiler.drafters.common.cost import BlockCost
 from draftwood.compiler.teachers.config import TeacherConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PEagleCost(DraftCost):
+class PEagleCost(BlockCost):
     """A pass over the accepted rows and one over the mask rows, both through all layers; one head serves all levels."""
 
     kind: ClassVar[str] = "peagle"
-    levels: int
-    layers: int
-    vocabulary: int
     states: int = 3
     width: int = 16
 
@@ -33,18 +29,3 @@ class PEagleCost(DraftCost):
         ops.append(elementwise("last norm", self.levels * H, 4))
         ops += products("head", self.levels, H, self.vocabulary, HEAD in config.quantised)
         yield self.levels, self.width, [*ops, *ranking(self.levels, self.vocabulary)]
-
-    @classmethod
-    def of_sizes(cls, sizes: Sequence[str], teacher: TeacherConfig) -> PEagleCost | None:
-        if (numbers := whole_sizes(sizes, (1, teacher.vocabulary))) is None:
-            return None
-        return PEagleCost(levels=numbers[0], layers=numbers[1], vocabulary=numbers[2])
-
-    @classmethod
-    def of_config(cls, config: PEagleConfig) -> PEagleCost:
-        return PEagleCost(
-            levels=config.levels,
-            layers=config.block.layers,
-            vocabulary=config.draft_vocabulary,
-            states=len(config.aux_layers),
-        )
